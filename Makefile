@@ -1,0 +1,34 @@
+# make train: everything from nothing to a trained model.   make test: the tests.   make check: format, lint, types, layers.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: train test check bench wheel clean
+
+train: $(READY)
+	$(BIN)/ddp-train $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python tests/benchmark/loop_overhead.py $(ARGS)
+
+# Installs into .venv, again only when what is installed has changed. The constraints pin torch's CPU build; on a GPU machine that has
+# torch already, `make train CONSTRAINTS=` keeps the one that pip finds.
+CONSTRAINTS ?= -c constraints.txt
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ddp_train needs Python 3.11 or newer; try: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

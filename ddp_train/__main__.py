@@ -1,0 +1,22 @@
+"""`ddp-train` and `python -m ddp_train`: the one way in, typed by a person or started by torchrun on every rank."""
+
+from __future__ import annotations
+
+import sys
+
+from ddp_train.devices import is_torchrun_worker
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    if is_torchrun_worker():
+        from ddp_train.worker import main_under_torchrun  # imports torch
+
+        sys.exit(main_under_torchrun())
+    from ddp_train import app
+
+    sys.exit(app.main())
+
+
+if __name__ == "__main__":
+    main()

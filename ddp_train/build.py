@@ -1,0 +1,164 @@
+"""Turn `_target_` nodes into components, in dependency order: data, model, objective, optimizer, scheduler.
+
+The only module that instantiates. Arguments that the config leaves null and that only the run knows are filled here: the data's facts
+in the model and the objective, `total_steps` in the scheduler, parameters in the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import hydra.utils
+import torch
+from hydra.errors import HydraException
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ddp_train.amp import Amp
+from ddp_train.config import LOADER_KEYS, BatchIdentity
+from ddp_train.data.dataset import as_source
+from ddp_train.data.loader import EvalLoader, TrainLoader, require_samples
+from ddp_train.data.order import SampleOrder
+from ddp_train.distributed import World
+from ddp_train.errors import ConfigError, UserError
+from ddp_train.interfaces import DataSource, MetricWriter, Objective, Strategy
+from ddp_train.objective.loss import as_objective
+from ddp_train.optimizer import parameter_groups
+from ddp_train.state import seed_all
+from ddp_train.target import accepts, locate
+
+
+@dataclass(kw_only=True)
+class Components:
+    """Everything that the loop works with."""
+
+    model: nn.Module  # as the config says; what is evaluated and saved
+    module: nn.Module  # the model as the strategy wraps it; what is trained
+    objective: Objective
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    amp: Amp
+    scaler: torch.amp.GradScaler
+    strategy: Strategy
+    train_loader: TrainLoader
+    eval_loader: EvalLoader | None
+    total_steps: int
+
+
+def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Components:
+    """Build the components of one run on this rank. Collective.
+
+    Raises:
+        UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
+    """
+    data, trainer = tree["data"], tree["trainer"]
+    with world.main_first():  # rank 0 downloads; the others find the files
+        train_source = _source(data, {}, key="data")
+        eval_source = _source(data, data["eval"], key="data.eval") if data["eval"] is not None else None
+    require_samples(train_source, key="data", at_least=batch.global_batch_size if data["drop_last"] else 1)
+    facts = train_source.facts
+    order = SampleOrder(
+        len(train_source), seed=tree["seed"], global_batch_size=min(batch.global_batch_size, len(train_source)), drop_last=data["drop_last"]
+    )
+    total_steps = _total_steps(trainer, order.steps_per_epoch)
+
+    eval_loader = None
+    if eval_source is not None:
+        eval_batch_size = data["eval_batch_size"] or data["micro_batch_size"]
+        eval_loader = EvalLoader(eval_source, rank=world.rank, world_size=world.size, batch_size=eval_batch_size)
+
+    seed_all(tree["seed"])  # the same initial weights on every rank, and for every number of ranks
+    model = instantiate(tree["model"], key="model", facts=facts)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
+    objective = as_objective(instantiate(tree["objective"], key="objective", facts=facts))
+    strategy: Strategy = instantiate(tree["strategy"], key="strategy")
+    module = strategy.prepare(model, world.device, world.size)
+    optimizer = _optimizer(tree["optimizer"], model)
+    scheduler = instantiate(tree["scheduler"], key="scheduler", facts={"total_steps": total_steps}, first=optimizer)
+    amp: Amp = instantiate(tree["amp"], key="amp")
+    seed_all(tree["seed"], rank=world.rank)  # from here on each rank draws its own (dropout)
+
+    return Components(
+        model=model,
+        module=module,
+        objective=objective,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        amp=amp,
+        scaler=amp.scaler(world.device),
+        strategy=strategy,
+        train_loader=TrainLoader(
+            train_source,
+            order,
+            rank=world.rank,
+            world_size=world.size,
+            grad_accum_steps=batch.grad_accum_steps,
+            num_workers=data["num_workers"],
+            pin_memory=world.device.type == "cuda",
+        ),
+        eval_loader=eval_loader,
+        total_steps=total_steps,
+    )
+
+
+def build_writers(nodes: Mapping[str, Any], **run_facts: Any) -> list[MetricWriter]:
+    """Build the metric writers of rank 0. An argument that a node leaves null takes the run's fact of the same name."""
+    return [instantiate(node, key=f"metrics.{name}", facts=run_facts) for name, node in nodes.items() if node]
+
+
+def instantiate(node: Mapping[str, Any], *, key: str, facts: Mapping[str, Any] | None = None, first: Any = None) -> Any:
+    """Create what a node names, after completing it with what only the run knows.
+
+    Args:
+        key: the node's config key, for errors.
+        facts: values for the arguments that the node leaves null.
+        first: a first positional argument (parameters, a model, an optimizer).
+
+    Raises:
+        UserError: its class raised; the message has the config key.
+    """
+    filled = {name: facts[name] for name, value in node.items() if value is None and facts and name in facts}
+    given = {name: value for name, value in node.items() if name not in filled}
+    try:
+        make = hydra.utils.instantiate({"_convert_": "all", **given, "_partial_": True})
+        return make(*([] if first is None else [first]), **filled)
+    except UserError:
+        raise
+    except HydraException as error:  # of a node inside this one
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise ConfigError(key=key, happened=_words(error)) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(key=key, happened=f"{node['_target_']}: {type(error).__name__}: {error}") from error
+
+
+def _source(data: Mapping[str, Any], changes: Mapping[str, Any] | None, *, key: str) -> DataSource:
+    node = {name: value for name, value in data.items() if name not in LOADER_KEYS}
+    return as_source(instantiate({**node, **(changes or {})}, key=key))
+
+
+def _optimizer(node: Mapping[str, Any], model: nn.Module) -> Optimizer:
+    """Complete the optimizer with the model, when it asks for one, or with parameter groups as torch's do."""
+    if accepts(locate(node["_target_"]), "model"):
+        return cast(Optimizer, instantiate(node, key="optimizer", first=model))
+    groups = parameter_groups(model, node.get("weight_decay"))
+    if not groups:
+        raise ConfigError(key="model", happened="the model has no parameter to train")
+    return cast(Optimizer, instantiate(node, key="optimizer", first=groups))
+
+
+def _total_steps(trainer: Mapping[str, Any], steps_per_epoch: int) -> int:
+    """Return the run's length in optimizer steps: max_steps or max_epochs, whichever ends first."""
+    by_epochs = trainer["max_epochs"] * steps_per_epoch if trainer["max_epochs"] is not None else None
+    limits = [limit for limit in (trainer["max_steps"], by_epochs) if limit is not None]
+    return int(min(limits))
+
+
+def _words(error: Exception) -> str:
+    """Return the cause in its own words; Hydra's wrapper around it says nothing that the key does not say."""
+    cause = error.__cause__
+    return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[0]

@@ -1,0 +1,418 @@
+"""The schema of our own sections, and the check that finds every problem before any process starts.
+
+`check` takes what Hydra composed and returns a `RunConfig`: resolved, typed, frozen. All problems come in one `ConfigErrors`.
+Every `_target_` is imported and its arguments bound against its signature, so this module imports no torch itself: the targets do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ddp_train import devices
+from ddp_train.errors import ConfigError
+from ddp_train.run_dir import sha256
+from ddp_train.target import check_target
+
+
+@dataclass
+class RootConfig:
+    """The keys of the root itself."""
+
+    name: str = "default"
+    seed: int = field(default=0, metadata={"min": 0})
+    resume: str = "auto"
+
+
+@dataclass
+class TrainerConfig:
+    """The section `trainer`."""
+
+    max_steps: int | None = field(default=None, metadata={"min": 1})
+    max_epochs: int | None = field(default=None, metadata={"min": 1})
+    global_batch_size: int | None = field(default=None, metadata={"min": 1})
+    grad_accum_steps: int | None = field(default=None, metadata={"min": 1})
+    clip_grad_norm: float | None = field(default=None, metadata={"above": 0})
+    log_every_steps: int = field(default=50, metadata={"min": 1})
+    evaluate_every_steps: int | None = field(default=None, metadata={"min": 1})
+
+
+@dataclass
+class CheckpointConfig:
+    """The section `checkpoint`."""
+
+    every_steps: int | None = field(default=None, metadata={"min": 1})
+    keep_last: int = field(default=2, metadata={"min": 1})
+
+
+@dataclass
+class ClusterConfig:
+    """The section `cluster`."""
+
+    launcher: str = field(default="local", metadata={"one_of": ("local", "torchrun")})
+    device: str = field(default="auto", metadata={"one_of": ("auto", "cpu", "cuda")})
+    nodes: int = field(default=1, metadata={"min": 1})
+    processes_per_node: int | None = field(default=None, metadata={"min": 1})
+    threads_per_process: int | None = field(default=None, metadata={"min": 1})
+    node_rank: int | None = field(default=None, metadata={"min": 0})
+    rendezvous_endpoint: str | None = None
+    rendezvous_id: str = "ddp_train"
+
+
+@dataclass
+class LoaderConfig:
+    """The keys of the section `data` that are ours; the others are arguments of its `_target_`."""
+
+    micro_batch_size: int = field(default=32, metadata={"min": 1})
+    eval_batch_size: int | None = field(default=None, metadata={"min": 1})
+    num_workers: int = field(default=0, metadata={"min": 0})
+    drop_last: bool = False
+    eval: dict[str, Any] | None = None
+
+
+SECTIONS: dict[str, type] = {"trainer": TrainerConfig, "checkpoint": CheckpointConfig, "cluster": ClusterConfig}
+TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
+LOADER_KEYS = tuple(item.name for item in dataclasses.fields(LoaderConfig))
+
+
+class ConfigErrors(Exception):
+    """Every problem of a configuration, to be shown together; exit code 2."""
+
+    def __init__(self, errors: Iterable[ConfigError]) -> None:
+        self.errors = list(errors)
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        count = len(self.errors)
+        title = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
+        return "\n\n".join([f"{title}; nothing was started.", *(str(error) for error in self.errors)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchIdentity:
+    """global batch = micro-batch x ranks x accumulation; ranks take b or b + 1 samples where it does not divide."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    grad_accum_steps: int
+    world_size: int
+
+    def __str__(self) -> str:
+        exact = self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size
+        sign = "=" if exact else "<="
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return (
+            f"global batch {self.global_batch_size} {sign} micro-batch {self.micro_batch_size} x {ranks}"
+            f" x accumulation {self.grad_accum_steps}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run's configuration: plain containers, everything resolved; what each rank receives."""
+
+    tree: dict[str, Any]
+    batch: BatchIdentity
+
+    def yaml(self) -> str:
+        """Return config.yaml."""
+        return OmegaConf.to_yaml(OmegaConf.create(self.tree))
+
+    def hash(self) -> str:
+        """Return the sha256 of config.yaml."""
+        return sha256(self.yaml())
+
+
+def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
+    """Resolve and check a composed config.
+
+    Args:
+        config: the job's config, without the `hydra` node.
+        hydra: the `hydra` node, whose names Hydra itself does not check.
+
+    Raises:
+        ConfigErrors: with every problem found.
+    """
+    errors: list[ConfigError] = []
+    if hydra is not None:
+        errors += _unknown_hydra_names(hydra)
+    tree = _resolve(config, "", errors)
+    errors += _unknown_root_names(tree)
+    sections = {name: _typed(schema, tree.get(name) or {}, name, errors) for name, schema in SECTIONS.items()}
+    data: dict[str, Any] = tree["data"] if isinstance(tree.get("data"), dict) else {}
+    sections["data"] = _typed(LoaderConfig, {key: data[key] for key in LOADER_KEYS if key in data}, "data", errors)
+    root = _typed(RootConfig, {key: tree[key] for key in ("name", "seed", "resume") if key in tree}, "", errors)
+    errors += _check_name(root.get("name", ""))
+    for node, key in _target_nodes(tree):
+        errors += check_target(node, key)
+    errors += [_missing_section(name) for name in TARGETS if name not in tree]
+    batch = None
+    if not any(_concerns_batch(error.key) for error in errors):
+        batch, batch_errors = _batch_identity(sections["trainer"], sections["data"], sections["cluster"])
+        errors += batch_errors
+        errors += _check_steps(tree, sections["trainer"])
+        errors += _check_device(tree, sections["cluster"])
+    if errors or batch is None:
+        raise ConfigErrors(errors)
+    tree.update(root)
+    for name, values in sections.items():
+        tree[name] = {**(tree.get(name) or {}), **values}
+    tree["trainer"] |= {"global_batch_size": batch.global_batch_size, "grad_accum_steps": batch.grad_accum_steps}
+    return RunConfig(tree=tree, batch=batch)
+
+
+def load(tree: dict[str, Any]) -> RunConfig:
+    """Check a frozen config again, on this machine: the global batch is kept, the accumulation follows the number of ranks here."""
+    tree = {**tree, "trainer": {**tree["trainer"], "grad_accum_steps": None}}
+    return check(OmegaConf.create(tree))
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Name the keys that differ between two resolved configs, leaving out those that do not change the results."""
+    left, right = (dict(_leaves({k: v for k, v in tree.items() if k not in ("cluster", "resume", "name")})) for tree in (ours, theirs))
+    left.pop("trainer.grad_accum_steps", None)
+    right.pop("trainer.grad_accum_steps", None)
+    return [
+        f"{key}: {right.get(key, '(absent)')} -> {left.get(key, '(absent)')}"
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key, "") != right.get(key, "")
+    ]
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the valid name most like the given one, or "" when none is close."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if not close and "." in name:  # the right name in the wrong section
+        close = [other for other in names if other.rpartition(".")[2] == name.rpartition(".")[2]][:1]
+    return close[0] if close else ""
+
+
+def keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the dotted names of every node and value below."""
+    return [key for key, _ in _nodes(config)]
+
+
+def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError]) -> dict[str, Any]:
+    """Turn a composed config into plain containers, collecting every value that cannot be had."""
+    plain: dict[str, Any] = {}
+    for key in map(str, node):
+        path = f"{prefix}{key}"
+        if OmegaConf.is_missing(node, key):
+            errors.append(ConfigError(key=path, happened="has no value yet (???)", fix=f"{path}=VALUE"))
+            continue
+        try:
+            value = node[key]
+            if isinstance(value, DictConfig):
+                plain[key] = _resolve(value, f"{path}.", errors)
+            else:
+                plain[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except OmegaConfBaseException as error:
+            errors.append(ConfigError(key=path, happened=str(error).splitlines()[0], expected="an interpolation that resolves"))
+    return plain
+
+
+def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any]:
+    """Merge values into a schema one by one, so that every wrong one is found; return all fields, typed."""
+    prefix = f"{section}." if section else ""
+    if not isinstance(values, Mapping):
+        errors.append(ConfigError(key=section, happened=f"is {values!r}", expected="a group of keys"))
+        return {}
+    typed = OmegaConf.structured(schema)
+    fields = {item.name: item for item in dataclasses.fields(schema)}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if name not in fields:
+            errors.append(_unknown(key, [f"{prefix}{other}" for other in fields]))
+            continue
+        try:
+            typed[name] = value
+        except OmegaConfBaseException:
+            kind = str(fields[name].type).replace(" | None", " or null")
+            errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=f"a value of type {kind}"))
+            continue
+        errors += _check_range(key, typed[name], fields[name].metadata)
+    plain = OmegaConf.to_container(typed)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> list[ConfigError]:
+    if value is None:
+        return []
+    if "min" in rule and value < rule["min"]:
+        return [ConfigError(key=key, happened=f"is {value}", expected=f"at least {rule['min']}")]
+    if "above" in rule and not value > rule["above"]:
+        return [ConfigError(key=key, happened=f"is {value}", expected=f"more than {rule['above']}, or null")]
+    if "one_of" in rule and value not in rule["one_of"]:
+        close = nearest(str(value), rule["one_of"])
+        return [
+            ConfigError(
+                key=key, happened=f"is {value!r}", expected=f"one of {', '.join(rule['one_of'])}", fix=f"{key}={close}" if close else ""
+            )
+        ]
+    return []
+
+
+def _unknown(key: str, valid: Iterable[str]) -> ConfigError:
+    close = nearest(key, valid)
+    return ConfigError(key=key, happened="is not a key of this configuration", fix=f"did you mean {close}?" if close else "")
+
+
+def _unknown_root_names(tree: Mapping[str, Any]) -> list[ConfigError]:
+    """Find misspelt sections. Other names are the user's own, for `${...}`; a YAML adds them without Hydra's asking."""
+    known = [*SECTIONS, *TARGETS, "metrics", *(item.name for item in dataclasses.fields(RootConfig))]
+    return [_unknown(name, known) for name in tree if name not in known and difflib.get_close_matches(name, known, n=1, cutoff=0.75)]
+
+
+def _unknown_hydra_names(hydra: DictConfig) -> list[ConfigError]:
+    """Find names below `hydra.` that Hydra accepts and never reads (facebookresearch/hydra issue 1457)."""
+    errors = []
+    for section, schema in (("", HydraConf), ("run.", RunDir), ("sweep.", SweepDir), ("job.", JobConf)):
+        known = [item.name for item in dataclasses.fields(schema)] + ["env"]  # `env` is a group of Hydra's own, without a field
+        node = OmegaConf.select(hydra, section.rstrip(".")) if section else hydra
+        given = [str(name) for name in node] if isinstance(node, DictConfig) else []
+        errors += [_unknown(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known]) for name in given if name not in known]
+    return errors
+
+
+def _missing_section(name: str) -> ConfigError:
+    return ConfigError(key=name, happened="the section is missing", fix=f"{name}=OPTION; `ddp-train --help` lists the options")
+
+
+def _check_name(name: Any) -> list[ConfigError]:
+    """Keep run folders below `outputs/`: the name becomes a part of their path."""
+    if isinstance(name, str) and name and name[0].isalnum() and all(char.isalnum() or char in "._-" for char in name) and len(name) <= 128:
+        return []
+    return [ConfigError(key="name", happened=f"is {name!r}", expected="letters, digits, '.', '_' and '-', a letter or digit first")]
+
+
+def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield every node that is instantiated, with its key; the data's evaluation split as the second node that it is."""
+    for name in (*TARGETS, "metrics"):
+        node = tree.get(name)
+        if not isinstance(node, dict):
+            continue
+        if name == "data":
+            changes = node.get("eval") or {}
+            node = {key: value for key, value in node.items() if key not in LOADER_KEYS}
+            if changes and isinstance(changes, dict) and "_target_" in node:
+                yield {**node, **changes}, "data.eval"
+        if name != "metrics" and "_target_" not in node:
+            yield {**node, "_target_": None}, name
+        for key, inner in _nodes({name: node}):
+            if isinstance(inner, dict) and "_target_" in inner:
+                yield inner, key
+
+
+def _nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, Mapping):
+            yield from _nodes(value, f"{prefix}{key}.")
+
+
+def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in _nodes(tree) if not isinstance(value, Mapping))
+
+
+def _concerns_batch(key: str) -> bool:
+    return key.split(".")[0] in ("trainer", "cluster") or key.removeprefix("data.") in LOADER_KEYS
+
+
+def _batch_identity(
+    trainer: Mapping[str, Any], data: Mapping[str, Any], cluster: Mapping[str, Any]
+) -> tuple[BatchIdentity | None, list[ConfigError]]:
+    """Derive whichever of the global batch size and the accumulation is not given; refuse a contradiction."""
+    world_size = cluster["nodes"] * devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
+    if devices.is_torchrun_worker():
+        world_size, started = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        if cluster["processes_per_node"] not in (None, started):
+            return None, [
+                ConfigError(
+                    key="cluster.processes_per_node",
+                    happened=f"is {cluster['processes_per_node']}, but torchrun started {started} processes on this node",
+                    fix=f"--nproc-per-node={cluster['processes_per_node']}, or leave the key out",
+                )
+            ]
+    micro, total, accumulation = data["micro_batch_size"], trainer["global_batch_size"], trainer["grad_accum_steps"]
+    if total is None:
+        accumulation = accumulation or 1
+        total = micro * world_size * accumulation
+    elif total < world_size:
+        return None, [
+            ConfigError(
+                key="trainer.global_batch_size",
+                happened=f"{total} is smaller than the world size {world_size}",
+                expected="at least one sample per rank",
+                fix=f"trainer.global_batch_size={world_size}, or fewer processes",
+            )
+        ]
+    elif accumulation is None:
+        accumulation = -(-total // (micro * world_size))
+    elif micro * world_size * accumulation != total:
+        return None, [
+            ConfigError(
+                key="trainer.global_batch_size",
+                happened=f"is {total}, but micro-batch {micro} x {world_size} ranks x accumulation {accumulation}"
+                f" = {micro * world_size * accumulation}",
+                expected="give trainer.global_batch_size or trainer.grad_accum_steps; the other is derived",
+                fix="trainer.grad_accum_steps=null",
+            )
+        ]
+    micro = min(micro, -(-total // (world_size * accumulation)))
+    return BatchIdentity(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size), []
+
+
+def _check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[ConfigError]:
+    """Check that the run ends, and that the scheduler's phases fit into it (by epochs, the worker checks when it knows the data)."""
+    if trainer["max_steps"] is None and trainer["max_epochs"] is None:
+        return [ConfigError(key="trainer.max_steps", happened="neither max_steps nor max_epochs is given", fix="trainer.max_steps=1000")]
+    scheduler = tree.get("scheduler")
+    if trainer["max_steps"] is None or not isinstance(scheduler, dict):
+        return []
+    phases = {name: scheduler[name] for name in ("warmup_steps", "decay_steps") if isinstance(scheduler.get(name), int)}
+    if sum(phases.values()) <= trainer["max_steps"]:
+        return []
+    return [
+        ConfigError(
+            key="scheduler.warmup_steps" if "warmup_steps" in phases else "scheduler.decay_steps",
+            happened=f"{' + '.join(f'{name} {value}' for name, value in phases.items())} is more than the run's {trainer['max_steps']} steps",
+            expected="a schedule that fits into trainer.max_steps",
+            fix=f"scheduler.warmup_steps={trainer['max_steps'] // 10}, or a longer run",
+        )
+    ]
+
+
+def _check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[ConfigError]:
+    errors = []
+    device = devices.resolve_device(cluster["device"])
+    if device == "cuda" and not devices.is_torchrun_worker() and cluster["nodes"] == 1:
+        gpus, wanted = devices.count_gpus(), devices.processes_per_node(cluster["processes_per_node"], "cuda")
+        if gpus < wanted:
+            errors.append(
+                ConfigError(
+                    key="cluster.processes_per_node" if gpus else "cluster.device",
+                    happened=f"{wanted} processes want a GPU each; this machine shows {gpus}",
+                    fix=f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu",
+                )
+            )
+    amp = tree.get("amp")
+    if device == "cpu" and isinstance(amp, dict) and amp.get("dtype") == "float16":
+        errors.append(
+            ConfigError(
+                key="amp",
+                happened="fp16 was chosen for a run on CPU, where it is slower than fp32 and overflows",
+                expected="amp=off or amp=bf16 on CPU",
+                fix="amp=bf16",
+            )
+        )
+    return errors

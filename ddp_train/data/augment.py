@@ -1,0 +1,65 @@
+"""Random changes of a batch of images, each decided by its sample's key alone.
+
+Pure functions over numpy arrays: sample i of the result depends on sample i and `keys[i]`, never on the rest of the batch, so
+that the number of ranks, workers or restarts changes nothing.
+Shapes: B samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import ArrayLike, NDArray
+
+Keys = NDArray[np.uint64]
+"""64 uniform random bits per sample, shape [B]."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_CROP_TOP, _CROP_LEFT, _FLIP = 0, 1, 2  # which independent draw of a key decides what
+
+
+def random_crop(images_BCHW: NDArray[Any], keys: Keys, *, padding: int, fill: ArrayLike) -> NDArray[Any]:
+    """Pad each side by `padding` pixels of `fill` (one value per channel) and cut a window of the old size at random."""
+    if padding == 0:
+        return images_BCHW
+    B, C, H, W = images_BCHW.shape
+    padded_BCHW = np.empty((B, C, H + 2 * padding, W + 2 * padding), images_BCHW.dtype)
+    padded_BCHW[:] = np.asarray(fill, images_BCHW.dtype)[:, None, None]
+    padded_BCHW[:, :, padding:-padding, padding:-padding] = images_BCHW
+    # A view of every possible window: no copy, so that the cut below is the only gather.
+    windows = sliding_window_view(padded_BCHW, (H, W), axis=(2, 3))
+    tops = random_integers(keys, _CROP_TOP, below=2 * padding + 1)
+    lefts = random_integers(keys, _CROP_LEFT, below=2 * padding + 1)
+    return np.ascontiguousarray(windows[np.arange(B), :, tops, lefts])
+
+
+def random_flip(images_BCHW: NDArray[Any], keys: Keys) -> NDArray[Any]:
+    """Mirror each image left to right with probability one half."""
+    is_flipped_B = random_integers(keys, _FLIP, below=2) == 1
+    flipped_BCHW = images_BCHW.copy()
+    flipped_BCHW[is_flipped_B] = images_BCHW[is_flipped_B, :, :, ::-1]
+    return flipped_BCHW
+
+
+def random_bits(keys: Keys, draw: int | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64 bits for each key; different draws of a key are independent. `keys` and `draw` broadcast.
+
+    Distinct keys give distinct bits in one draw, since every line is a bijection.
+
+    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (SplitMix64); constants of Stafford's Mix13.
+    """
+    offset = (np.asarray(draw, np.uint64) + np.asarray([1], np.uint64)) * _GOLDEN  # arrays wrap silently, scalars would warn
+    bits = np.asarray(keys + offset)
+    bits ^= bits >> np.uint64(30)
+    bits *= np.uint64(0xBF58476D1CE4E5B9)
+    bits ^= bits >> np.uint64(27)
+    bits *= np.uint64(0x94D049BB133111EB)
+    bits ^= bits >> np.uint64(31)
+    return bits
+
+
+def random_integers(keys: Keys, draw: int, *, below: int) -> NDArray[np.int64]:
+    """Return one integer in [0, below) for each key; `below` at most 2**32 (bias under below / 2**32)."""
+    return (((random_bits(keys, draw) >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.int64)

@@ -1,0 +1,115 @@
+"""A text file as sequences of characters, for small language models.
+
+Shapes: B samples, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import ArrayLike, NDArray
+
+from ddp_train.errors import ConfigError, DataError
+from ddp_train.interfaces import Indices
+
+_CHUNK_BYTES = 1 << 22
+
+
+class CharText:
+    """Windows of `context_length` tokens; a token is one byte, which in ASCII text is a character.
+
+    The vocabulary is the bytes that occur anywhere in the file, in order. The file is mapped, not loaded. As in nanoGPT, the split
+    "train" is the file's first part and "val" its last `val_fraction`. `batch` gives tokens [B, T] and, one further, targets [B, T].
+
+    Args:
+        path: any text file.
+        split: "train" or "val".
+        context_length: T.
+        stride: tokens from one window's start to the next; 1 is every window, `context_length` is every token once.
+        val_fraction: of the file, between 0 and 1.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        split: Literal["train", "val"] = "train",
+        *,
+        context_length: int = 64,
+        stride: int = 1,
+        val_fraction: float = 0.1,
+    ) -> None:
+        if split not in ("train", "val"):
+            raise ConfigError(key="data.split", happened=f"there is no split {split!r}", expected="train or val")
+        for name, value in {"context_length": context_length, "stride": stride}.items():
+            if value < 1:
+                raise ConfigError(key=f"data.{name}", happened=f"{value} is too small", expected="at least 1")
+        if not 0 < val_fraction < 1:
+            raise ConfigError(key="data.val_fraction", happened=f"{val_fraction} is no fraction", expected="between 0 and 1, as 0.1")
+        self._path, self._context_length, self._stride = Path(path), context_length, stride
+        text = _map_bytes(self._path)
+        val_start = int(len(text) * (1 - val_fraction))
+        self._start, self._end = (0, val_start) if split == "train" else (val_start, len(text))
+        if self._end - self._start < context_length + 1:
+            raise DataError(
+                key="data.path",
+                happened=f"the {split} split of {path} has {self._end - self._start} of the file's {len(text)} bytes",
+                expected=f"at least {context_length + 1}: a window of data.context_length={context_length} and the token after it",
+                fix="a longer file, or a shorter data.context_length",
+            )
+        self._vocabulary = np.flatnonzero(_count_bytes(text)).astype(np.uint8)
+        self._token_of_byte = np.zeros(256, np.int64)
+        self._token_of_byte[self._vocabulary] = np.arange(len(self._vocabulary))
+        self._map_windows()
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"vocab_size": len(self._vocabulary), "context_length": self._context_length, "bytes_per_token": 1.0}
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens [B, T] and targets [B, T], int64; window i starts at i * `stride`."""
+        windows = self._windows[indices]
+        tokens_BT = self._token_of_byte[windows[:, :-1]]
+        targets_BT = self._token_of_byte[windows[:, 1:]]
+        return torch.from_numpy(tokens_BT), torch.from_numpy(targets_BT)
+
+    def decode(self, tokens: ArrayLike) -> str:
+        """Return the text of a sequence of tokens; bytes that are no UTF-8 become the replacement character."""
+        text: bytes = self._vocabulary[np.asarray(tokens)].tobytes()
+        return text.decode("utf-8", errors="replace")
+
+    def _map_windows(self) -> None:
+        text = _map_bytes(self._path)[self._start : self._end]
+        self._windows = sliding_window_view(text, self._context_length + 1)[:: self._stride]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For data-loader workers that are started afresh: pickling a view would copy the whole text, once per position in a window.
+        return {name: value for name, value in self.__dict__.items() if name != "_windows"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map_windows()
+
+
+def _map_bytes(path: Path) -> NDArray[np.uint8]:
+    try:
+        return np.asarray(np.memmap(path, np.uint8, mode="r"))  # a plain view: the subclass makes every access slower
+    except OSError as error:
+        what = f"{path.absolute()} cannot be read: {error.strerror}"
+    except ValueError:  # nothing to map
+        what = f"{path.absolute()} is empty"
+    raise DataError(key="data.path", happened=what, expected="a text file", fix="data.path=FILE, relative to the folder you stand in")
+
+
+def _count_bytes(text: NDArray[np.uint8]) -> NDArray[np.int64]:
+    counts = np.zeros(256, np.int64)
+    for start in range(0, len(text), _CHUNK_BYTES):  # bincount widens its input eightfold
+        counts += np.bincount(text[start : start + _CHUNK_BYTES], minlength=256)
+    return counts

@@ -1,0 +1,130 @@
+"""CIFAR-10 from its official files, the binary version or the Python one; the binary one is downloaded when both are missing.
+
+Source: Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_train.data.download import RemoteFile, ensure_unpacked
+from ddp_train.data.image_array import ImageArray
+from ddp_train.errors import ConfigError, DataError
+
+_BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
+_BINARY_FOLDER, _PYTHON_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
+_PIXELS = 3 * 32 * 32  # the red plane, the green one, the blue one, each row by row
+_RECORD_BYTES = 1 + _PIXELS
+
+Batch = tuple[NDArray[np.uint8], NDArray[np.integer[Any]]]
+"""One file: pixels [N, 3072] and labels [N]."""
+
+
+class CIFAR10(ImageArray):
+    """Photographs of ten kinds of things: 50,000 for training, 10,000 for testing, 3 x 32 x 32.
+
+    Args:
+        root: folder with the official files, or with cifar-10-batches-bin or cifar-10-batches-py in it.
+        split: "train" or "test".
+        crop_padding: black pixels added to each side before a random crop; 0 is no crop.
+        flip: mirror half of the images left to right.
+    """
+
+    archive: ClassVar[RemoteFile] = RemoteFile(
+        url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    )
+
+    def __init__(self, root: str, split: Literal["train", "test"] = "train", *, crop_padding: int = 0, flip: bool = False) -> None:
+        if split not in _BATCHES:
+            raise ConfigError(key="data.split", happened=f"there is no split {split!r}", expected="train or test")
+        names = _BATCHES[split]
+        found = _find(Path(root), names)
+        if found is None:
+            ensure_unpacked(self.archive, Path(root), member=_BINARY_FOLDER)
+            found = Path(root, _BINARY_FOLDER), ".bin", _read_binary
+        folder, suffix, read = found
+        batches = [_checked(path, read(path)) for path in (folder / (name + suffix) for name in names)]
+        super().__init__(
+            np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32),
+            np.concatenate([labels for _, labels in batches]),
+            num_classes=10,
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2470, 0.2435, 0.2616),
+            crop_padding=crop_padding,
+            flip=flip,
+        )
+
+
+def _find(root: Path, names: list[str]) -> tuple[Path, str, Callable[[Path], Batch]] | None:
+    """Return the first folder that has any of the files, their suffix and how to read them."""
+    for folder, suffix, read in [
+        (root, ".bin", _read_binary),
+        (root / _BINARY_FOLDER, ".bin", _read_binary),
+        (root, "", _read_python),
+        (root / _PYTHON_FOLDER, "", _read_python),
+    ]:
+        if any((folder / (name + suffix)).is_file() for name in names):
+            return folder, suffix, read
+    return None
+
+
+def _read_binary(path: Path) -> Batch:
+    content = _read_bytes(path)
+    if len(content) % _RECORD_BYTES:
+        raise _damaged(path, f"has {len(content)} bytes", f"a multiple of {_RECORD_BYTES}: a label and 3 x 32 x 32 pixels per record")
+    records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD_BYTES)
+    return records[:, 1:], records[:, 0]
+
+
+def _read_python(path: Path) -> Batch:
+    content = _read_bytes(path)
+    try:
+        entries = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()  # bytes: Python 2 wrote the official files
+        by_name = {key.decode() if isinstance(key, bytes) else key: value for key, value in entries.items()}
+        pixels, labels = by_name["data"], np.asarray(by_name["labels"])
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise _damaged(path, f"cannot be read: {type(error).__name__}: {error}", "a pickle of data and labels, nothing else") from error
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(labels), _PIXELS):
+        found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
+        raise _damaged(path, f"has as data {found}", f"uint8 ({len(labels)}, {_PIXELS}), a row for each label")
+    return pixels, labels
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Rebuilds numpy arrays and plain containers; refuses every other name, so that a file of others executes nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
+            return getattr(np, name)
+        # The private module moved in numpy 2; the arrays' own reduction gives the function, wherever it lives.
+        if (module, name) in {("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")}:
+            return np.empty(0).__reduce__()[0]
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a data file")
+
+
+def _checked(path: Path, batch: Batch) -> Batch:
+    _, labels = batch
+    if len(labels) == 0:
+        raise _damaged(path, "is empty", "at least one image")
+    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1 or not 0 <= labels.min() <= labels.max() <= 9:
+        raise _damaged(path, f"has labels such as {labels.max()!s}", "whole numbers from 0 to 9")
+    return batch
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _damaged(path, f"cannot be read: {error.strerror}", "all files of the split side by side") from error
+
+
+def _damaged(path: Path, what: str, expected: str) -> DataError:
+    return DataError(key="data.root", happened=f"{path} {what}", expected=expected, fix=f"fetch the data set again into {path.parent}")

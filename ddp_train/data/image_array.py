@@ -1,0 +1,87 @@
+"""Images held as uint8, normalised a batch at a time: the base of MNIST, CIFAR-10 and image folders.
+
+Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ddp_train.data.augment import Keys, random_crop, random_flip
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Indices
+
+
+class ImagesNCHW(Protocol):
+    """What an array of images must offer; a numpy array does."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, indices: Indices, /) -> NDArray[np.uint8]: ...
+
+
+class ImageArray:
+    """Labelled images, normalised as (pixel / 255 - mean) / std, with optional random crops and flips in training.
+
+    Args:
+        images: uint8.
+        labels: 0 to `num_classes` - 1.
+        mean, std: one value per channel, on the scale where white is 1.
+        crop_padding: black pixels added to each side before a random crop to the old size; 0 is no crop.
+        flip: mirror half of the images left to right.
+    """
+
+    def __init__(
+        self,
+        images: ImagesNCHW,
+        labels: NDArray[np.integer[Any]],
+        *,
+        num_classes: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        crop_padding: int = 0,
+        flip: bool = False,
+    ) -> None:
+        _, C, H, W = images.shape
+        for name, values in {"mean": mean, "std": std}.items():
+            if len(values) != C:
+                raise ConfigError(key=f"data.{name}", happened=f"{len(values)} values", expected=f"one per channel: {C}")
+        if min(std) <= 0:
+            raise ConfigError(key="data.std", happened=f"{list(std)} is not positive", expected="standard deviations above 0")
+        if crop_padding < 0:
+            raise ConfigError(key="data.crop_padding", happened=f"{crop_padding} is negative", expected="pixels, 0 for no crop")
+        self._images, self._labels, self._image_shape = images, labels.astype(np.int64), (C, H, W)
+        self._num_classes, self._crop_padding, self._flip = num_classes, crop_padding, flip
+        # (pixel / 255 - mean) / std as one multiplication and one addition
+        means, stds = np.asarray(mean, np.float64), np.asarray(std, np.float64)
+        self._scale_C11 = torch.from_numpy((1 / (255 * stds)).astype(np.float32)).reshape(C, 1, 1)
+        self._black_C11 = torch.from_numpy((-means / stds).astype(np.float32)).reshape(C, 1, 1)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"image_shape": self._image_shape, "num_classes": self._num_classes}
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return normalised images [B, C, H, W] float32 and labels [B] int64."""
+        images_BCHW = torch.from_numpy(self._images[indices]).to(torch.float32)
+        images_BCHW.mul_(self._scale_C11).add_(self._black_C11)
+        return images_BCHW, torch.from_numpy(self._labels[indices])
+
+    def augment(self, batch: tuple[torch.Tensor, torch.Tensor], keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
+        """Crop and flip a batch of `batch()`, on the CPU, each image as its key says."""
+        images_BCHW, labels_B = batch
+        changed_BCHW = images_BCHW.numpy()
+        if self._crop_padding:  # the batch is normalised, so black is not 0
+            changed_BCHW = random_crop(changed_BCHW, keys, padding=self._crop_padding, fill=self._black_C11.flatten().numpy())
+        if self._flip:
+            changed_BCHW = random_flip(changed_BCHW, keys)
+        return torch.from_numpy(changed_BCHW), labels_B

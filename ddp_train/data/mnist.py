@@ -1,0 +1,86 @@
+"""MNIST and Fashion-MNIST from their official IDX files, downloaded when they are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_train.data.download import RemoteFile, ensure
+from ddp_train.data.idx import read_idx
+from ddp_train.data.image_array import ImageArray
+from ddp_train.errors import ConfigError, DataError
+
+_PREFIXES = {"train": "train", "test": "t10k"}
+_FOLDERS = ("", "raw", "MNIST/raw", "FashionMNIST/raw")  # the last three: how torchvision lays them out
+
+
+class MNIST(ImageArray):
+    """Handwritten digits: 60,000 for training, 10,000 for testing, 1 x 28 x 28.
+
+    Args:
+        root: folder with the four official files, gzip-compressed or not; the missing ones are downloaded into it.
+        split: "train" or "test".
+        crop_padding: black pixels added to each side before a random crop; 0 is no crop.
+        flip: mirror half of the images left to right.
+
+    Source: LeCun, Cortes, Burges; the mirror is the one that torchvision uses.
+    """
+
+    address: ClassVar[str] = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+    sha256: ClassVar[Mapping[str, str]] = {
+        "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    }
+    mean: ClassVar[float] = 0.1307
+    std: ClassVar[float] = 0.3081
+
+    def __init__(self, root: str, split: Literal["train", "test"] = "train", *, crop_padding: int = 0, flip: bool = False) -> None:
+        if split not in _PREFIXES:
+            raise ConfigError(key="data.split", happened=f"there is no split {split!r}", expected="train or test")
+        images_path, labels_path = self._find_files(Path(root), _PREFIXES[split])
+        images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
+        _check(images, images_path, labels, labels_path)
+        super().__init__(images[:, None], labels, num_classes=10, mean=[self.mean], std=[self.std], crop_padding=crop_padding, flip=flip)
+
+    def _find_files(self, root: Path, prefix: str) -> list[Path]:
+        names = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
+        ensure([RemoteFile(url=f"{self.address}{name}.gz", sha256=self.sha256[name]) for name in names if not _find(root, name)], root)
+        return [path for name in names if (path := _find(root, name))]
+
+
+class FashionMNIST(MNIST):
+    """Clothes in MNIST's format: 60,000 for training, 10,000 for testing, 1 x 28 x 28. Source: Xiao et al. 2017, arXiv:1708.07747."""
+
+    address: ClassVar[str] = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+    sha256: ClassVar[Mapping[str, str]] = {
+        "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    }
+    mean: ClassVar[float] = 0.2860
+    std: ClassVar[float] = 0.3530
+
+
+def _find(root: Path, name: str) -> Path | None:
+    candidates = [root / folder / (name + suffix) for folder in _FOLDERS for suffix in ("", ".gz")]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _check(images: NDArray[np.uint8], images_path: Path, labels: NDArray[np.uint8], labels_path: Path) -> None:
+    if len(images) != len(labels):
+        raise DataError(
+            key="data.root",
+            happened=f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels",
+            expected="the two files of one data set",
+            fix=f"delete both and fetch them again into {images_path.parent}",
+        )
+    if len(labels) == 0 or labels.max() > 9:
+        happened = f"{labels_path} has label {labels.max()}" if len(labels) else f"{labels_path} has no labels"
+        raise DataError(key="data.root", happened=happened, expected="labels from 0 to 9", fix=f"fetch {labels_path} again")

@@ -1,0 +1,48 @@
+"""What this machine has and what started us, read without importing torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CPU_PROCESSES = 2
+"""Processes on a machine without a GPU: enough to run the distributed code on a laptop."""
+
+
+def count_gpus() -> int:
+    """Return how many CUDA GPUs a process started now would see.
+
+    Workers check the number again with torch, which knows drivers and MIG; this one only decides how many of them to start.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        return names.index("-1") if "-1" in names else sum(1 for name in names if name)  # CUDA ignores all after -1
+    return sum(1 for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
+
+
+def resolve_device(device: str) -> str:
+    """Turn `auto` into `cuda` or `cpu`; other names stay."""
+    if device != "auto":
+        return device
+    return "cuda" if count_gpus() else "cpu"
+
+
+def processes_per_node(configured: int | None, device: str) -> int:
+    """Return how many processes one node runs: as configured, else one per GPU, else two on CPU."""
+    if configured is not None:
+        return configured
+    return max(1, count_gpus()) if resolve_device(device) == "cuda" else CPU_PROCESSES
+
+
+def cores() -> int:
+    """Return how many CPU cores this process may use (a container's or SLURM's share, not the machine's)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_torchrun_worker() -> bool:
+    """Tell whether a torchrun agent started this process.
+
+    RANK alone does not say so: a Kubernetes operator sets it for the whole pod.
+    """
+    return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ

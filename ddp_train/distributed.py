@@ -1,0 +1,126 @@
+"""The process group, as the rest of the code sees it: one `World` with a few collectives.
+
+World size 1 is no special case for the callers: every collective then returns what it was given.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_train.errors import UserError
+
+_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among the ranks of the run."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+    store: dist.Store | None = None  # None: a world of one without a rendezvous
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is global rank 0. Guards file writing only; a collective never stands under it."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """All-reduce by addition, in place. Collective."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, by rank, on every rank. Pickles: not for the hot path. Collective."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def from_main(self, value: Any) -> Any:
+        """Return rank 0's value on every rank. Pickles: not for the hot path. Collective."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. Collective."""
+        if self.size > 1:
+            dist.all_reduce(torch.zeros(1))  # on CPU: dist.barrier would use, and guess, a GPU
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Let rank 0 pass the block before the others enter it: it downloads, they find the files. Collective."""
+        if not self.is_main:
+            self.barrier()
+        yield
+        if self.is_main:
+            self.barrier()
+
+
+def alone(device: str = "cpu") -> World:
+    """Return a world of one process, without a process group."""
+    return World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device(device))
+
+
+def join_store() -> tuple[dist.Store, int, int]:
+    """Meet the other ranks' store as torchrun's environment says; return it with this rank and the world size."""
+    store, rank, size = next(dist.rendezvous("env://", timeout=_TIMEOUT))
+    return store, rank, size
+
+
+def open_world(store: dist.Store, rank: int, size: int, *, device: str) -> World:
+    """Open the process group and take this rank's device. Collective.
+
+    Args:
+        device: `cpu` or `cuda`; on `cuda` tensors on CPU can be reduced too (gloo beside NCCL).
+
+    Raises:
+        UserError: this node has fewer GPUs than processes.
+    """
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if device == "cuda":
+        if torch.cuda.device_count() < local_size:
+            raise UserError(
+                key="cluster.processes_per_node",
+                happened=f"{socket.gethostname()} runs {local_size} processes, but torch sees {torch.cuda.device_count()} GPUs",
+                expected="a GPU for every process",
+                fix="fewer processes, or cluster=cpu",
+            )
+        torch_device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(torch_device)
+    else:
+        torch_device = torch.device("cpu")
+    if size > 1:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            store=dist.PrefixStore("process_group", store),
+            rank=rank,
+            world_size=size,
+            timeout=_TIMEOUT,
+            device_id=torch_device if device == "cuda" else None,
+        )
+    return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)
+
+
+def close_world() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,97 @@
+"""environment.json: what the run ran on and with, so that a result can be explained later."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddp_train import __version__
+from ddp_train.distributed import World
+from ddp_train.errors import UserError
+from ddp_train.job import Job
+from ddp_train.run_dir import write_atomic, write_json
+
+_GIT_TIMEOUT_S = 10
+
+
+def record(job: Job, world: World) -> None:
+    """Write environment.json (and code.diff for a checkout with changes), after checking that all ranks agree. Collective.
+
+    A resumed run keeps the first file.
+
+    Raises:
+        UserError: a rank runs other code or another config than rank 0.
+    """
+    ranks = world.gather(_this_rank(job, world))
+    for rank, facts in enumerate(ranks):
+        for name in ("config_sha256", "ddp_train", "torch"):
+            if facts[name] != ranks[0][name]:
+                raise UserError(
+                    happened=f"rank {rank} on {facts['host']} has {name} {facts[name]}, rank 0 on {ranks[0]['host']} has {ranks[0][name]}",
+                    expected="the same on all ranks",
+                    fix="install the same versions on every node",
+                )
+    if not world.is_main or job.run_dir.environment.exists():
+        return
+    commit, diff = _code()
+    if diff:
+        write_atomic(job.run_dir.code_diff, diff)
+    write_json(
+        job.run_dir.environment,
+        {
+            "command": shlex.join(job.command),
+            "overrides": job.overrides,
+            "working_directory": os.getcwd(),
+            "config_sha256": job.config.hash(),
+            "batch": str(job.config.batch),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "git": {"commit": commit, "dirty": bool(diff)},
+            "ddp_train": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if world.device.type == "cuda" else None,
+            "platform": platform.platform(),
+            "world_size": world.size,
+            "hosts": sorted({facts["host"] for facts in ranks}),
+            "ranks": [{name: facts[name] for name in ("host", "device", "threads")} for facts in ranks],
+            "packages": {name: version for name, version in sorted((dist.name, dist.version) for dist in metadata.distributions())},
+        },
+    )
+
+
+def _this_rank(job: Job, world: World) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "host": socket.gethostname(),
+        "device": f"{world.device} ({name})",
+        "threads": torch.get_num_threads(),
+        "config_sha256": job.config.hash(),
+        "ddp_train": __version__,
+        "torch": torch.__version__,
+    }
+
+
+def _code() -> tuple[str | None, str]:
+    """Return the commit of the code that the user stands in, and what differs from it; (None, "") outside a checkout."""
+    commit = _git("rev-parse", "HEAD")
+    return (commit.strip(), _git("diff", "HEAD") or "") if commit else (None, "")
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, cwd=Path.cwd())
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError) as error:
+        print(f"git could not be asked: {error}", file=sys.stderr)
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,99 @@
+"""The seams on one screen: what a component must offer so that the loop can use it.
+
+Components meet here and nowhere else. They take plain keyword arguments and know nothing of Hydra, ranks or run folders.
+Shapes: B samples, C channels, H height, W width, T tokens, V vocabulary, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Batch = Any
+"""Tensors that share the leading dimension B, nested in tuples, lists or dicts; usually `(inputs, targets)`."""
+
+Indices = NDArray[np.int64]
+"""Positions in a data source, shape [B]."""
+
+Goal = Literal["min", "max"]
+
+
+@runtime_checkable
+class DataSource(Protocol):
+    """A finite collection of samples that are read by position, a whole batch at a time.
+
+    A `torch.utils.data.Dataset` needs none of this: `ddp_train/data/dataset.py` adapts it.
+    """
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What only the data knows: `image_shape` (C, H, W), `num_classes`, `vocab_size`, `context_length`, `bytes_per_token`.
+
+        An argument of the model or the objective that the config leaves null takes the fact of the same name.
+        """
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Indices) -> Batch:
+        """Return the samples at `indices`, in that order, stacked along a leading dimension B."""
+
+
+@runtime_checkable
+class Augmenting(Protocol):
+    """A data source that changes its training samples at random."""
+
+    def augment(self, batch: Batch, keys: NDArray[np.uint64]) -> Batch:
+        """Return the batch with sample i changed as `keys[i]` says: 64 uniform random bits, shape [B].
+
+        A key depends on (seed, epoch, sample index) alone, so a sample looks the same whatever the number of ranks, workers or restarts.
+        """
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What is minimised, and what is measured."""
+
+    goals: Mapping[str, Goal]
+    """The metrics that `metrics` returns, the headline one first, and which way is better."""
+
+    def weight(self, batch: Batch) -> int | Tensor:
+        """How many units (samples, tokens) the batch's loss sums over.
+
+        An int when the shapes alone tell, the same for every sample; else a tensor of shape [], which costs one small all-reduce a step.
+        """
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss summed over the batch's units, shape [], with gradient. One call of `model`, so that DDP sees one forward."""
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return what evaluation adds up over all samples: floats for sums, int64 for counts, each of shape []."""
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Turn the sums over the whole evaluation set into metrics."""
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """How the ranks hold the model together."""
+
+    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
+        """Return the module to train, on `device`. Collective."""
+
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which backward keeps gradients local (all micro-batches of a step but the last)."""
+
+
+@runtime_checkable
+class MetricWriter(Protocol):
+    """Where numbers go. Exists on global rank 0 only."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Take one line of metrics.jsonl: `split`, `step`, `epoch`, `samples`, `time` and the values."""
+
+    def close(self) -> None: ...

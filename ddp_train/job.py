@@ -1,0 +1,45 @@
+"""One job: what the composing process decides, and every rank receives unchanged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_train.config import BatchIdentity, RunConfig
+from ddp_train.run_dir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A frozen config and the folder claimed for it; travels between processes as JSON."""
+
+    config: RunConfig
+    run_dir: RunDir
+    command: list[str]
+    overrides: list[str]
+    checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "tree": self.config.tree,
+                "batch": asdict(self.config.batch),
+                "run_dir": str(self.run_dir.root),
+                "command": self.command,
+                "overrides": self.overrides,
+                "checkpoint": self.checkpoint,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        fields: dict[str, Any] = json.loads(text)
+        return cls(
+            config=RunConfig(tree=fields["tree"], batch=BatchIdentity(**fields["batch"])),
+            run_dir=RunDir(Path(fields["run_dir"])),
+            command=fields["command"],
+            overrides=fields["overrides"],
+            checkpoint=fields["checkpoint"],
+        )

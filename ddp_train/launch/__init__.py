@@ -1,0 +1,9 @@
+"""Where agents are started: one module per place. Imports no torch.
+
+`run` starts a job that is composed already; `join` starts this node's agent of a run that global rank 0 composes.
+"""
+
+from ddp_train.launch.local import run
+from ddp_train.launch.torchrun import join
+
+__all__ = ["join", "run"]

@@ -1,0 +1,25 @@
+"""This machine: one agent, one process per GPU, or two on CPU."""
+
+from __future__ import annotations
+
+from ddp_train import devices
+from ddp_train.job import Job
+from ddp_train.launch.agent_process import rank_environment, run_agent
+from ddp_train.run_dir import write_json
+
+
+def run(job: Job) -> int:
+    """Run a job on this machine to its end and return its exit code.
+
+    The agent finds a free port itself: any number of runs share a machine.
+    """
+    cluster = job.config.tree["cluster"]
+    processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
+    arguments = [f"--run-dir={job.run_dir.root}", "--standalone", f"--nproc-per-node={processes}"]
+    code = run_agent(
+        [*arguments, "-m", "ddp_train.worker"],
+        environment=rank_environment(processes, cluster["threads_per_process"]) | {"DDP_TRAIN_JOB": job.to_json()},
+    )
+    if code == 130 and not job.run_dir.result.exists():
+        write_json(job.run_dir.result, {"status": "interrupted"})
+    return code

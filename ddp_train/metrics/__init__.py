@@ -1,0 +1,1 @@
+"""Where numbers go: console, JSON lines, TensorBoard. On global rank 0 only."""

@@ -1,0 +1,54 @@
+"""TensorBoard: the same scalars, the config as text, and hyper-parameters for comparing runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from ddp_train.run_dir import RunDir
+
+_AXES = ("split", "step", "epoch", "samples", "time")
+
+
+class TensorBoard:
+    """Writes event files below the run folder's `tensorboard/`.
+
+    Args:
+        run_dir: the run folder.
+        config: the run's whole config; its leaves are the hyper-parameters.
+        step: the step that this attempt begins at; events after it are purged.
+    """
+
+    def __init__(self, run_dir: str, config: Mapping[str, Any], step: int = 0) -> None:
+        self._writer = SummaryWriter(str(RunDir(Path(run_dir)).tensorboard), purge_step=step + 1 if step else None, flush_secs=30)
+        self._config = config
+        self._last: dict[str, float] = {}
+        if step == 0:
+            self._writer.add_text("config", f"```\n{json.dumps(config, indent=2, default=str)}\n```")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write one record's values as scalars named `split/name`."""
+        for name, value in record.items():
+            if name not in _AXES:
+                self._writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
+                self._last[f"{record['split']}/{name}"] = value
+
+    def close(self) -> None:
+        """Write the hyper-parameters with the last values (SummaryWriter.add_hparams would open a second run), and close."""
+        metrics = {name: value for name, value in self._last.items() if name.startswith("eval/")}
+        for summary in hparams(dict(_leaves(self._config)), metrics):
+            self._writer._get_file_writer().add_summary(summary)
+        self._writer.close()
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, (bool, int, float, str)):
+            yield f"{prefix}{name}", value

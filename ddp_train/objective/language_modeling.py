@@ -1,0 +1,77 @@
+"""Language modelling: cross entropy of the next token, perplexity and bits per byte.
+
+Shapes: B samples, T tokens, V vocabulary. A batch is `(tokens, targets)`, both int64, shape [B, T]; targets are the tokens one place later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddp_train.batch import batch_size
+from ddp_train.interfaces import Batch, Goal
+
+# torch's own default, -100, would drop such targets from the loss but not from `weight`. No tokeniser has this one; a target that is
+# negative by mistake fails loudly.
+_IGNORE_NOTHING = -(2**31)
+
+
+class LanguageModeling:
+    """Minimise the cross entropy between a model's logits, shape [B, T, V], and the next tokens. Every token weighs the same.
+
+    Args:
+        ignore_index: target value that counts nowhere (padding); None: every target counts, and `weight` needs no all-reduce.
+        bytes_per_token: mean number of text bytes behind one token, for `bits_per_byte`; None: unknown, and the metric is absent.
+    """
+
+    def __init__(self, *, ignore_index: int | None = None, bytes_per_token: float | None = None) -> None:
+        self.ignore_index = ignore_index
+        self.bytes_per_token = bytes_per_token
+        self.goals: Mapping[str, Goal] = {"loss": "min", "perplexity": "min"}
+        if bytes_per_token is not None:
+            self.goals = {**self.goals, "bits_per_byte": "min"}
+
+    def weight(self, batch: Batch) -> int | Tensor:
+        """Return the number of targets that count: B * T, or with `ignore_index` an int64 tensor of shape []."""
+        _, targets_BT = batch
+        if self.ignore_index is None:
+            return int(targets_BT.numel())
+        count: Tensor = (targets_BT != self.ignore_index).sum()
+        return count
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the cross entropy in nats, summed over the targets that count, shape [], at least float32."""
+        losses_BT, _ = self._losses(model, batch, reduction="sum")
+        return losses_BT
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return `loss` (sum in nats, float64) and the counts `tokens` and `samples`; each of shape []."""
+        losses_N, targets_BT = self._losses(model, batch, reduction="none")
+        tokens = self.weight(batch)
+        return {
+            "loss": losses_N.sum(dtype=torch.float64),
+            # full(), not tensor(): that one copies from the host and waits.
+            "tokens": tokens if isinstance(tokens, Tensor) else torch.full((), tokens, dtype=torch.int64, device=targets_BT.device),
+            "samples": torch.full((), batch_size(batch), dtype=torch.int64, device=targets_BT.device),
+        }
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Return `loss` (mean nats per token), `perplexity` (its exponential) and, where the bytes are known, `bits_per_byte`."""
+        loss = totals["loss"] / totals["tokens"]
+        metrics = {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}  # exp overflows a float above 709
+        if self.bytes_per_token is not None:
+            metrics["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
+        return metrics
+
+    def _losses(self, model: nn.Module, batch: Batch, *, reduction: str) -> tuple[Tensor, Tensor]:
+        tokens_BT, targets_BT = batch
+        logits_BTV = model(tokens_BT)
+        if logits_BTV.dtype in (torch.float16, torch.bfloat16):  # a sum of exponentials over V in half precision loses too much
+            logits_BTV = logits_BTV.float()
+        ignore_index = _IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
+        losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction, ignore_index=ignore_index)
+        return losses, targets_BT

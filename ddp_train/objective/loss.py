@@ -1,0 +1,68 @@
+"""Use any loss function as an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.batch import batch_size
+from ddp_train.interfaces import Batch, Goal, Objective
+
+
+class LossObjective:
+    """Adapt a third-party loss to the objective's protocol. A batch is `(inputs, targets)`; every sample weighs the same.
+
+    Args:
+        loss_fn: `loss_fn(outputs, targets)` returns the mean over the batch's samples, shape [] (`reduction="mean"`). A loss that divides
+            by anything but B (class weights, ignored targets) is then not exactly independent of how the global batch is split.
+    """
+
+    def __init__(self, loss_fn: Callable[[Any, Any], Tensor]) -> None:
+        self.loss_fn = loss_fn
+        self.goals: Mapping[str, Goal] = {"loss": "min"}
+
+    def weight(self, batch: Batch) -> int:
+        """Return the number of samples."""
+        return batch_size(batch)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean loss times the number of samples, shape [].
+
+        Raises:
+            ValueError: the loss function returned something else than one number.
+        """
+        inputs, targets = batch
+        mean = self.loss_fn(model(inputs), targets)
+        if mean.ndim != 0:
+            raise ValueError(f"a loss function must return one number, the batch's mean (reduction='mean'); got shape {list(mean.shape)}")
+        return mean * batch_size(batch)
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return `loss` (sum, float64) and the count `samples`; each of shape []."""
+        loss = self.loss(model, batch)
+        return {"loss": loss.double(), "samples": torch.full((), batch_size(batch), dtype=torch.int64, device=loss.device)}
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Return `loss`, the mean over all samples."""
+        return {"loss": totals["loss"] / totals["samples"]}
+
+
+def as_objective(candidate: object) -> Objective:
+    """Return an objective as it is, and a bare loss function inside a `LossObjective`.
+
+    Raises:
+        TypeError: it is neither, or an objective that lacks a part of the protocol.
+    """
+    # `weight` alone says nothing: nn.CrossEntropyLoss has one too, its class weights.
+    if hasattr(candidate, "loss") or hasattr(candidate, "score"):
+        missing = [name for name in ("goals", "weight", "loss", "score", "metrics") if not hasattr(candidate, name)]
+        if missing:
+            raise TypeError(f"the objective {type(candidate).__name__} lacks {', '.join(missing)} (ddp_train/interfaces.py, Objective)")
+        return candidate  # type: ignore[return-value]
+    if callable(candidate) and not isinstance(candidate, type):
+        return LossObjective(candidate)
+    kind = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
+    raise TypeError(f"an objective has `score` and `loss` (ddp_train/interfaces.py) or is a function loss_fn(outputs, targets); got {kind}")

@@ -1,0 +1,166 @@
+"""Which parameters are decayed, and Muon. All other optimizers are torch's own, named in conf/optimizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float | None) -> list[dict[str, Any]]:
+    """Sort a model's parameters into those that are decayed, with two or more dimensions, and the biases and norm weights that are not.
+
+    Frozen parameters are left out; tied ones come once. A group that would be empty is left out.
+
+    Args:
+        model: after the strategy has prepared it.
+        weight_decay: of the first group; None: the optimizer has no such argument, and all parameters share one group.
+
+    Returns:
+        Groups for the first argument of a torch optimizer.
+
+    Raises:
+        ConfigError: the model has no parameter to train.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ConfigError(
+            key="model", happened="no parameter is to be trained", expected="at least one with requires_grad", fix="unfreeze a layer"
+        )
+    if weight_decay is None:
+        return [{"params": parameters}]
+    return _split_by_decay(parameters, weight_decay)
+
+
+def muon(
+    model: nn.Module,
+    *,
+    lr: float = 0.02,
+    momentum: float = 0.95,
+    weight_decay: float = 0.1,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    adjust_lr_fn: str = "original",
+    adamw_lr: float = 3e-4,
+    adamw_betas: tuple[float, float] = (0.9, 0.95),
+    adamw_eps: float = 1e-8,
+    adamw_weight_decay: float = 0.1,
+    adamw_fused: bool = True,
+    head_names: Sequence[str] = ("head", "lm_head", "classifier"),
+) -> MuonAdamW:
+    """Train hidden weight matrices with Muon, and everything else with AdamW.
+
+    AdamW gets the embeddings (and what is tied to them), the output head, convolution kernels, biases and normalisations.
+
+    Args:
+        model: after the strategy has prepared it.
+        lr: peak learning rate of the matrices.
+        momentum: of the matrices' averaged gradient, in [0, 1).
+        weight_decay: of the matrices.
+        nesterov: look ahead by one momentum step.
+        ns_steps: Newton-Schulz iterations that make the update orthogonal, below 100.
+        adjust_lr_fn: scale a matrix's rate by its shape: "original" or "match_rms_adamw", with which AdamW's own lr and decay fit.
+        adamw_lr: peak learning rate of everything else.
+        adamw_betas: decay of the running averages of gradient and squared gradient.
+        adamw_eps: added to the denominator.
+        adamw_weight_decay: of embeddings, head and kernels; biases and normalisations have none.
+        adamw_fused: one kernel for all parameters.
+        head_names: last part of the output layer's module name.
+
+    Raises:
+        ConfigError: the model has no hidden weight matrix, or no parameter to train.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; Liu et al. 2025, arXiv:2502.16982 ("match_rms_adamw").
+    """
+    elsewhere = {
+        id(parameter)
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or name.rpartition(".")[2] in head_names
+        for parameter in module.parameters()
+    }
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.ndim == 2 and id(parameter) not in elsewhere]
+    if not matrices:
+        raise ConfigError(
+            key="optimizer", happened="the model has no hidden weight matrix for Muon", expected="linear layers", fix="optimizer=adamw"
+        )
+    taken = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in parameters if id(parameter) not in taken]
+    # The split goes by names and shapes; where it is wrong (a head with an unknown name), these two numbers are where one sees it.
+    log.info("Muon trains %d matrices with %.1f M weights, AdamW %d tensors with %.1f M", *_size(matrices), *_size(others))
+    parts: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(
+            matrices,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            ns_steps=ns_steps,
+            adjust_lr_fn=adjust_lr_fn,
+        )
+    ]
+    if others:
+        groups = _split_by_decay(others, adamw_weight_decay)
+        beta1, beta2 = adamw_betas
+        parts.append(torch.optim.AdamW(groups, lr=adamw_lr, betas=(beta1, beta2), eps=adamw_eps, fused=adamw_fused))
+    return MuonAdamW(*parts)
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Several torch optimizers for different parameters behind one interface.
+
+    The groups and the state of the parts are this optimizer's own: schedulers, gradient scalers and checkpoints see one ordinary optimizer.
+
+    Args:
+        parts: their order is part of the state's format.
+    """
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self._parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], defaults={})
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step with every part; returns the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_parts": self._parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # also the end of load_state_dict, which makes new groups and a new state
+        self._share()
+
+    def _share(self) -> None:
+        """Let the parts work on this optimizer's groups and state."""
+        start = 0
+        for part in self._parts:
+            stop = start + len(part.param_groups)
+            part.param_groups, part.state = self.param_groups[start:stop], self.state
+            start = stop
+
+
+def _split_by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
+    others = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _size(parameters: Sequence[Tensor]) -> tuple[int, float]:
+    """Number of tensors, and of weights in millions."""
+    return len(parameters), sum(parameter.numel() for parameter in parameters) / 1e6

@@ -1,0 +1,155 @@
+"""Every path of a run, and the exclusive claim to its folder.
+
+    config.yaml  .hydra/  environment.json  metrics.jsonl  tensorboard/  logs/  checkpoints/  failure.json  result.json
+
+Imports no torch: the composing process claims the folder and writes the config before any rank exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_train.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The paths below one run folder."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def code_diff(self) -> Path:
+        return self.root / "code.diff"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def failure(self) -> Path:
+        return self.root / "failure.json"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank_{rank:05d}.log"
+
+    def agent_log(self, node_rank: int) -> Path:
+        """Where torch's agent complains; not there when it has nothing to say."""
+        return self.logs / f"agent_{node_rank:05d}.log"
+
+    def shown(self) -> str:
+        """Return the path as a person would type it: relative to where they stand, when it lies below."""
+        return str(self.root.relative_to(Path.cwd())) if self.root.is_relative_to(Path.cwd()) else str(self.root)
+
+
+def claim_new(wanted: Path) -> Path:
+    """Create `wanted`, or `wanted_1`, `wanted_2`, ... and return the one that is ours alone.
+
+    `mkdir` without `exist_ok` is atomic, so two runs started in the same second get two folders.
+    """
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for attempt in range(10_000):
+        folder = wanted if attempt == 0 else wanted.with_name(f"{wanted.name}_{attempt}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise ConfigError(key="hydra.run.dir", happened=f"{wanted} and 9,999 folders after it exist", fix="choose another name")
+
+
+def claim_given(folder: Path, *, key: str) -> Path:
+    """Create the folder that the user named, or take it over when it is empty.
+
+    Raises:
+        ConfigError: it holds something. Nothing is ever written over.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+        return folder
+    except FileExistsError:
+        pass
+    if folder.is_dir() and not any(folder.iterdir()):
+        try:
+            (folder / ".hydra").mkdir()  # the atomic claim to a folder that was there already
+            return folder
+        except FileExistsError:
+            pass
+    raise ConfigError(
+        key=key,
+        happened=f"{folder} exists and is not an empty folder",
+        expected="a new or an empty folder; nothing is written over",
+        fix=f"another {key}, or `ddp-train resume {folder}` when it is a run to continue",
+    )
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file that is either all there or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o640)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write one JSON object, atomically."""
+    write_atomic(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def create_json(path: Path, content: Mapping[str, Any]) -> bool:
+    """Write one JSON object unless the file is there; tell whether it was written. Of many ranks exactly one succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    write_json(temporary, content)
+    try:
+        os.link(temporary, path)  # unlike rename, link refuses to replace
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sha256(text: str) -> str:
+    """Return the hash that names a config."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,158 @@
+"""The learning rate of every step, as a factor of the optimizer's own.
+
+Steps count from 0: the first optimizer step uses `factor(0)`, the last one `factor(total_steps - 1)`; `Schedule.step` is called after each.
+Warm-up rises in equal parts from `1 / (warmup_steps + 1)`, so that no step is wasted at rate 0; step `warmup_steps` is the first at peak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ddp_train.errors import ConfigError
+
+
+class Schedule(LRScheduler):
+    """Set each parameter group's rate to its initial one times `factor(step)`.
+
+    Differs from torch's LambdaLR in two ways. Its state is one counter, so that a checkpoint holds no function, and a rate changed between
+    stop and resume counts. And `step` does not warn when the optimizer has not stepped: float16 that overflows in the first step skips it.
+
+    Args:
+        optimizer: its groups' `lr` are the peaks.
+        factor: of the number of steps taken.
+    """
+
+    def __init__(self, optimizer: Optimizer, factor: Callable[[int], float]) -> None:
+        self.factor = factor
+        super().__init__(optimizer)  # notes the initial rates and calls step() once: last_epoch becomes 0
+
+    def step(self, epoch: int | None = None) -> None:
+        """Move on by one optimizer step (`epoch` is torch's deprecated argument, and not used)."""
+        self.last_epoch += 1
+        self._apply()
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Return the rates of the current step, one for each group."""
+        factor = self.factor(self.last_epoch)
+        return [initial * factor for initial in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps taken."""
+        return {"last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue after that many steps. The optimizer's state may be loaded before or after."""
+        self.last_epoch = state_dict["last_epoch"]
+        self._apply()
+
+    def _apply(self) -> None:
+        self._last_lr = self.get_lr()
+        for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            if isinstance(group["lr"], Tensor):  # a capturable optimizer's graph reads this very tensor
+                group["lr"].fill_(float(lr))
+            else:
+                group["lr"] = lr
+
+
+def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> Schedule:
+    """Stay at the peak after the warm-up."""
+    return Schedule(optimizer, lambda step: _warmup(step, warmup_steps))
+
+
+def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.1) -> Schedule:
+    """Fall along half a cosine from the peak to `final_ratio` of it.
+
+    Raises:
+        ConfigError: the warm-up is longer than the run.
+
+    Source: Loshchilov & Hutter 2016, arXiv:1608.03983 (SGDR, without restarts).
+    """
+    _check_fits(total_steps, warmup_steps=warmup_steps)
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return _warmup(step, warmup_steps)
+        progress = _progress(step, first=warmup_steps, last=total_steps - 1)
+        return final_ratio + (1 - final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    return Schedule(optimizer, factor)
+
+
+def warmup_linear(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.0) -> Schedule:
+    """Fall in a straight line from the peak to `final_ratio` of it.
+
+    Raises:
+        ConfigError: the warm-up is longer than the run.
+
+    Source: Devlin et al. 2018, arXiv:1810.04805, appendix A.2 (BERT).
+    """
+    _check_fits(total_steps, warmup_steps=warmup_steps)
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return _warmup(step, warmup_steps)
+        return 1 - (1 - final_ratio) * _progress(step, first=warmup_steps, last=total_steps - 1)
+
+    return Schedule(optimizer, factor)
+
+
+def warmup_stable_decay(
+    optimizer: Optimizer, total_steps: int, *, warmup_steps: int, decay_steps: int, final_ratio: float = 0.0
+) -> Schedule:
+    """Stay at the peak, and fall in a straight line to `final_ratio` of it during the last `decay_steps`.
+
+    Unlike with a cosine, a checkpoint from the stable part can start a run of any other length.
+
+    Raises:
+        ConfigError: warm-up and decay together are longer than the run.
+
+    Source: Hu et al. 2024, arXiv:2404.06395 (MiniCPM, WSD; its decay is exponential);
+        Haegele et al. 2024, arXiv:2405.18392 (linear cooldown).
+    """
+    _check_fits(total_steps, warmup_steps=warmup_steps, decay_steps=decay_steps)
+
+    def factor(step: int) -> float:
+        if step < total_steps - decay_steps:
+            return _warmup(step, warmup_steps)
+        return 1 - (1 - final_ratio) * _progress(step, first=total_steps - decay_steps - 1, last=total_steps - 1)
+
+    return Schedule(optimizer, factor)
+
+
+def step(optimizer: Optimizer, *, step_size: int, gamma: float = 0.1) -> Schedule:
+    """Multiply the rate by `gamma` every `step_size` optimizer steps.
+
+    Raises:
+        ConfigError: `step_size` is not positive.
+    """
+    if step_size < 1:
+        raise ConfigError(
+            key="scheduler.step_size", happened=f"{step_size} is no period", expected="at least 1 step", fix="scheduler.step_size=1000"
+        )
+    return Schedule(optimizer, lambda step: gamma ** (step // step_size))
+
+
+def _warmup(step: int, warmup_steps: int) -> float:
+    return min(1.0, (step + 1) / (warmup_steps + 1))
+
+
+def _progress(step: int, *, first: int, last: int) -> float:
+    """How far `step` is on the way from `first` to `last`, at most 1: the scheduler also steps once after the last optimizer step."""
+    return min(1.0, (step - first) / max(1, last - first))
+
+
+def _check_fits(total_steps: int, *, warmup_steps: int, decay_steps: int = 0) -> None:
+    if warmup_steps + decay_steps > total_steps:
+        decay = f" + decay {decay_steps}" if decay_steps else ""
+        raise ConfigError(
+            key="scheduler.warmup_steps",
+            happened=f"warm-up {warmup_steps}{decay} steps are more than the run's {total_steps}",
+            expected="together at most the number of optimizer steps",
+            fix=f"scheduler.warmup_steps={max(0, min(warmup_steps, total_steps - decay_steps))}, or a longer run (trainer.max_steps)",
+        )

@@ -1,0 +1,62 @@
+"""What a run is, apart from tensors of components: its position, its best values, and its random streams."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass
+class TrainState:
+    """The position of a run. The data's position is one integer: how many samples were trained on, over all ranks and epochs."""
+
+    step: int = 0
+    samples: int = 0
+    best: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> {"value", "step"}
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.samples, self.best = state["step"], state["samples"], state["best"]
+
+
+def seed_all(seed: int, *, rank: int | None = None) -> None:
+    """Seed python, numpy and torch on every device.
+
+    Args:
+        rank: give each rank a stream of its own (dropout). None: the same stream on all ranks (initial weights).
+    """
+    if rank is not None:
+        seed = int(np.random.SeedSequence([seed, rank + 1]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return this rank's random streams as tensors and plain values, which load without executing anything."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    assert name == "MT19937"
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)),
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put this rank's random streams back."""
+    random.setstate(state["python"])
+    keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,1 @@
+"""Strategies: how the ranks hold the model together."""

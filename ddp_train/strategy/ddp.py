@@ -1,0 +1,72 @@
+"""Data parallelism with a full copy of the model on every rank."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_train.errors import ConfigError
+
+
+class DDP:
+    """Average gradients over the ranks while backward still runs. One rank alone trains the plain model.
+
+    Args:
+        gradient_as_bucket_view: gradients live inside the communication buckets; saves one copy of them in memory.
+        static_graph: promise that every step uses the same parameters in the same order; torch then looks for unused ones once. Not with
+            gradient accumulation: see `no_sync`.
+        find_unused_parameters: search the graph after each forward for parameters without gradient; costs time in every step.
+        bucket_cap_mb: size of a bucket in MiB; smaller ones start earlier, larger ones use the network better.
+
+    Source: Li et al. 2020, arXiv:2006.15704.
+    """
+
+    def __init__(
+        self,
+        *,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        find_unused_parameters: bool = False,
+        bucket_cap_mb: float = 25,
+    ) -> None:
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.static_graph = static_graph
+        self.find_unused_parameters = find_unused_parameters
+        self.bucket_cap_mb = bucket_cap_mb
+        self._nothing_to_skip: AbstractContextManager[None] = nullcontext()
+
+    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
+        """Move the model to `device` and, where there are other ranks, give all of them rank 0's weights. Collective."""
+        model = model.to(device)
+        if world_size == 1:
+            return model
+        return DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            static_graph=self.static_graph,
+            find_unused_parameters=self.find_unused_parameters,
+            bucket_cap_mb=self.bucket_cap_mb,
+        )
+
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which backward keeps gradients local. Forward must be inside, too.
+
+        Raises:
+            ConfigError: `static_graph` is on. torch then fails an internal assertion in the first backward (torch issue 143580, still so in
+                2.13), and where it does not, stops all-reducing from the second step on (torch pull request 187732).
+        """
+        if not isinstance(module, DistributedDataParallel):
+            return self._nothing_to_skip
+        if self.static_graph:
+            raise ConfigError(
+                key="strategy.static_graph",
+                happened="it is true, and the step accumulates several micro-batches",
+                expected="one of the two: torch reduces wrong gradients otherwise (pytorch issue 143580)",
+                fix="strategy.static_graph=false, or trainer.grad_accum_steps=1",
+            )
+        context: AbstractContextManager[None] = module.no_sync()
+        return context

@@ -1,0 +1,80 @@
+"""What a person reads at the start and at the end of a run, on rank 0."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddp_train.build import Components
+from ddp_train.distributed import World
+from ddp_train.job import Job
+from ddp_train.state import TrainState
+
+
+def opening(job: Job, world: World) -> str:
+    """Say what begins and where it lies."""
+    return "\n".join(
+        [
+            f"run      {job.run_dir.shown()}",
+            f"ranks    {world.size} on {world.device.type}",
+            f"batch    {job.config.batch}",
+        ]
+    )
+
+
+def plan(components: Components, state: TrainState) -> str:
+    """Say how long the run is, and where it begins."""
+    order = components.train_loader.order
+    parameters = sum(parameter.numel() for parameter in components.model.parameters() if parameter.requires_grad)
+    lines = [
+        f"model    {type(components.model).__name__}, {parameters:,} parameters",
+        f"steps    {components.total_steps} ({order.steps_per_epoch} per epoch of {order.epoch_size:,} samples)",
+    ]
+    if state.step:
+        lines.append(f"resumed  after step {state.step}, {state.samples:,} samples")
+    return "\n".join(lines)
+
+
+def closing(job: Job, result: Mapping[str, Any]) -> str:
+    """Say what was reached, where it lies, and what to try next."""
+    reached = [f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in result["metrics"]["last"].items() if _is_shown(name)]
+    folder, command, tools = job.run_dir.shown(), _command("ddp-train"), _command("tensorboard")
+    repeated = " ".join(text for text in job.overrides if not text.startswith("hydra."))
+    return "\n".join(
+        [
+            "",
+            f"Done: {result['step']} steps, {result['samples']:,} samples in {result['seconds']:.1f} s",
+            *reached,
+            f"  run folder           {folder}",
+            "",
+            "Try next:",
+            f"  {tools} --logdir {_outputs(folder)}",
+            f"  {' '.join([command, repeated, 'trainer.grad_accum_steps=4']).replace('  ', ' ')}",
+            f"  {' '.join([command, repeated, '-m optimizer.lr=0.003,0.001']).replace('  ', ' ')}",
+        ]
+    )
+
+
+def _is_shown(name: str) -> bool:
+    return name == "train/loss" or name.startswith("eval/")
+
+
+def _best(result: Mapping[str, Any], name: str) -> str:
+    best = result["metrics"]["best"].get(name)
+    return f"  (best {best['value']:.4f} at step {best['step']})" if best else ""
+
+
+def _command(name: str) -> str:
+    """Return a command of ours as this user can type it: its name when it is on the path, else where it lies."""
+    own = Path(sys.executable).with_name(name)
+    if shutil.which(name) == str(own):
+        return name
+    return os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)
+
+
+def _outputs(folder: str) -> str:
+    return folder.split(os.sep)[0] if not os.path.isabs(folder) else str(Path(folder).parent)

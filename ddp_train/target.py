@@ -1,0 +1,140 @@
+"""Check a `_target_` node against the thing it names: importable, and called with arguments that it takes.
+
+A node's schema is its class's signature, so a third-party class is checked as ours are, before any process starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddp_train.errors import ConfigError
+
+DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
+"""What Hydra's instantiate reads itself."""
+
+
+def locate(path: str) -> Any:
+    """Import the object that a dotted path names.
+
+    Raises:
+        ImportError: a module does not exist or does not have the name; the message says which, with the nearest name there is.
+    """
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        module_name = ".".join(parts[:length])
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+                raise  # the module exists; something that it imports does not
+            continue
+        for name in parts[length:]:
+            if not hasattr(found, name):
+                close = difflib.get_close_matches(name, dir(found), n=1)
+                hint = f"; did you mean {'.'.join(parts[: parts.index(name)])}.{close[0]}?" if close else ""
+                raise ImportError(f"{module_name} has no {name!r}{hint}")
+            found = getattr(found, name)
+        return found
+    raise ImportError(f"there is no module {parts[0]!r} here (looked in the current folder and in the installed packages)")
+
+
+def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
+    """Return what is wrong with one node (not with the nodes inside it).
+
+    Arguments that are filled at run time count as given: the first one of a `_partial_` node (parameters, model, optimizer), and
+    whatever the config leaves null.
+    """
+    path = node.get("_target_")
+    if not isinstance(path, str) or not path:
+        return [ConfigError(key=f"{key}._target_", happened=f"is {path!r}", expected="the dotted path of a class or function")]
+    try:
+        target = locate(path)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        return [ConfigError(key=f"{key}._target_", happened=f"cannot import {path}: {type(error).__name__}: {error}")]
+    if not callable(target):
+        return [ConfigError(key=f"{key}._target_", happened=f"{path} is not a class or function")]
+    try:
+        parameters = dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # some C extensions have no signature
+        return []
+    return _check_arguments(node, key, path, target, parameters)
+
+
+def _check_arguments(
+    node: Mapping[str, Any], key: str, path: str, target: Callable[..., Any], parameters: dict[str, inspect.Parameter]
+) -> list[ConfigError]:
+    errors = []
+    given = {name: value for name, value in node.items() if name not in DIRECTIVES}
+    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
+    named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
+    for name in given:
+        if name not in named and not takes_any:
+            close = difflib.get_close_matches(name, named, n=1)
+            errors.append(
+                ConfigError(
+                    key=f"{key}.{name}",
+                    happened=f"{path} has no argument {name!r}",
+                    expected=f"{', '.join(named)}" if named else "no argument",
+                    fix=f"did you mean {key}.{close[0]}?" if close and close[0] not in given else f"remove it: ~{key}.{name}",
+                )
+            )
+    positional = len(node.get("_args_") or ()) + (1 if node.get("_partial_") else 0)
+    for position, name in enumerate(named):
+        if parameters[name].default is inspect.Parameter.empty and name not in given and position >= positional:
+            errors.append(ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}=VALUE"))
+    hints = _hints(target)
+    for name, value in given.items():
+        if name in hints and not _fits(value, hints[name]):
+            errors.append(ConfigError(key=f"{key}.{name}", happened=f"is {value!r}", expected=f"a value of type {_spell(hints[name])}"))
+    return errors
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except Exception:  # names that exist only for type checkers, and worse: then types are not checked
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Tell whether a plain YAML value may be passed for a hint; in doubt it may. Null may stand for a fact of the data."""
+    if value is None or isinstance(value, (Mapping, list)):
+        return True
+    members = _members(hint)
+    if not all(member in (int, float, bool, str, type(None), complex) or _is_tensor(member) for member in members):
+        return True
+    if isinstance(value, bool):
+        return bool in members
+    if isinstance(value, int):
+        return int in members or float in members
+    return type(value) in members
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+
+
+def _is_tensor(member: Any) -> bool:
+    return getattr(member, "__name__", "") == "Tensor"
+
+
+def _spell(hint: Any) -> str:
+    return " or ".join(_spell_one(member) for member in _members(hint) if not _is_tensor(member))
+
+
+def _spell_one(member: Any) -> str:
+    return "null" if member is type(None) else str(getattr(member, "__name__", member))
+
+
+def accepts(target: Callable[..., Any], name: str) -> bool:
+    """Tell whether a callable has an argument of this name."""
+    try:
+        return name in inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,258 @@
+"""The loop: train, train_step, evaluate.
+
+Ordinary code that is meant to be read and owned. Between two log steps nothing here waits for the device, and no collective runs
+beside DDP's own (one small all-reduce a step when the objective's weights depend on the batch's content).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.batch import batch_size
+from ddp_train.build import Components
+from ddp_train.data.loader import EvalLoader, MicroBatch
+from ddp_train.distributed import World
+from ddp_train.errors import NonFiniteLossError
+from ddp_train.interfaces import Batch, Objective
+from ddp_train.state import TrainState
+
+Record = dict[str, Any]
+"""One line of metrics.jsonl."""
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """What `train` needs beside the components: how often to do what, and whom to tell."""
+
+    log_every_steps: int
+    evaluate_every_steps: int | None  # None: at the end of every epoch
+    checkpoint_every_steps: int | None  # None: at the end only
+    clip_grad_norm: float | None
+    write: Callable[[Record], None]  # rank 0 writes, the others drop it
+    save: Callable[[], None]  # collective
+    last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
+
+
+class Window:
+    """What happened since the last log step. The loss stays on the device until the next one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # over this rank's units
+        self.weight: float | Tensor = 0.0  # over all ranks
+        self.steps = self.samples = 0
+        self.data_wait_s = 0.0
+        self.started = time.perf_counter()
+
+    def leave_out(self, since: float) -> None:
+        """Take the time since `since` (an evaluation, a save) out of the time per step."""
+        self.started += time.perf_counter() - since
+
+
+def train(components: Components, state: TrainState, world: World, loop: Loop) -> None:
+    """Train from `state` to the last step. Collective.
+
+    Raises:
+        NonFiniteLossError: the loss was NaN or infinite; all ranks raise at the same log step.
+    """
+    loader = components.train_loader
+    stream = loader.micro_batches(state.samples)
+    components.module.train()
+    window = Window(world.device)
+    while state.step < components.total_steps:
+        started = time.perf_counter()
+        batch = loader.order.batch_at(state.samples)
+        micro_batches = list(islice(stream, loader.grad_accum_steps))
+        window.data_wait_s += time.perf_counter() - started
+
+        grad_norm = train_step(components, micro_batches, world, window, global_batch_size=batch.size, clip_grad_norm=loop.clip_grad_norm)
+        state.step += 1
+        state.samples += batch.size
+        is_last = state.step == components.total_steps
+
+        if state.step % loop.log_every_steps == 0 or is_last:
+            _log(components, state, world, loop, window, grad_norm)
+            window = Window(world.device)
+        components.optimizer.zero_grad(set_to_none=True)  # here, because the log step may have read the gradients
+
+        ends_period = state.step % loop.evaluate_every_steps == 0 if loop.evaluate_every_steps else batch.stop == loader.order.epoch_size
+        if is_last or ends_period:
+            started = time.perf_counter()
+            _evaluate(components, state, world, loop)
+            window.leave_out(started)
+        if is_last or (loop.checkpoint_every_steps and state.step % loop.checkpoint_every_steps == 0):
+            started = time.perf_counter()
+            loop.save()
+            window.leave_out(started)
+
+
+def train_step(
+    components: Components,
+    micro_batches: Sequence[MicroBatch],
+    world: World,
+    window: Window,
+    *,
+    global_batch_size: int,
+    clip_grad_norm: float | None,
+) -> Tensor | None:
+    """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
+
+    Gradients are all-reduced once, in the last micro-batch's backward, and are the exact weighted mean over the global batch: every
+    loss is a sum, divided by the weight of the whole batch. They are left in place for the log step to read.
+
+    Returns:
+        Gradient norm before clipping, L2 over all parameters, shape [], not synchronised; None when nothing is clipped.
+
+    Source: Li et al. 2020, arXiv:2006.15704 (DDP; skipping synchronisation while accumulating).
+    """
+    total_weight = _total_weight(components.objective, micro_batches, world, global_batch_size=global_batch_size)
+    scale = world.size / total_weight  # DDP takes the mean over the ranks; the sum over them is wanted
+    for micro_batch in micro_batches[:-1]:
+        with components.strategy.no_sync(components.module):
+            _accumulate(components, micro_batch, world, window, scale)
+    _accumulate(components, micro_batches[-1], world, window, scale)
+
+    grad_norm = None
+    if clip_grad_norm is not None:
+        components.scaler.unscale_(components.optimizer)
+        grad_norm = nn.utils.clip_grad_norm_(components.module.parameters(), clip_grad_norm)
+    components.scaler.step(components.optimizer)
+    components.scaler.update()
+    components.scheduler.step()
+    window.weight += total_weight
+    window.steps += 1
+    window.samples += global_batch_size
+    return grad_norm
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, objective: Objective, loader: EvalLoader, world: World, *, autocast: Any) -> dict[str, float]:
+    """Evaluate on every sample exactly once and return the metrics, the same on every rank. Collective.
+
+    There is no collective inside the loop, so unequal shares cannot hang; counts are added as integers and sums in float64.
+
+    Args:
+        model: the bare model: a forward through DDP would wait for the other ranks.
+        autocast: the context to run forward in.
+    """
+    was_training = model.training
+    model.eval()
+    totals: dict[str, Tensor] = {}
+    for micro_batch in loader:
+        with autocast:
+            scores = objective.score(model, to_device(micro_batch.batch, world.device))
+        for name, value in scores.items():
+            value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
+            totals[name] = totals.get(name, torch.zeros_like(value)) + (value if micro_batch.counts else 0)
+    model.train(was_training)
+    sums: dict[str, float] = {}
+    for is_float in (True, False):
+        names = [name for name, value in totals.items() if value.is_floating_point() == is_float]
+        if names:
+            sums |= zip(names, world.sum(torch.stack([totals[name] for name in names])).tolist(), strict=True)
+    return objective.metrics(sums)
+
+
+def settle(components: Components, world: World) -> None:
+    """Bring DDP into the state that it has after its first steps, before a checkpoint is loaded. Collective.
+
+    DDP rebuilds its buckets after the first backward, and where an element lies in a bucket decides the order in which the ranks' values
+    are added. Without this, a resumed run on three or more ranks differs from one that never stopped in the last bits. Parameters are
+    not touched; buffers and random streams are, so it comes before loading. Twice, because a static graph takes two.
+    """
+    if world.size == 1:
+        return
+    micro_batch = components.train_loader.peek()
+    for _ in range(2):
+        with components.amp.autocast(world.device):
+            loss = components.objective.loss(components.module, to_device(micro_batch.batch, world.device))
+        loss.backward()
+    components.optimizer.zero_grad(set_to_none=True)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move every tensor of a batch, without waiting for the copy."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, Mapping):
+        return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def _accumulate(components: Components, micro_batch: MicroBatch, world: World, window: Window, scale: float | Tensor) -> None:
+    """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
+    batch = to_device(micro_batch.batch, world.device)
+    with components.amp.autocast(world.device):
+        loss_sum = components.objective.loss(components.module, batch)
+    if not micro_batch.counts:
+        loss_sum = loss_sum * 0.0
+    components.scaler.scale(loss_sum * scale).backward()
+    window.loss_sum += loss_sum.detach()
+
+
+def _total_weight(objective: Objective, micro_batches: Sequence[MicroBatch], world: World, *, global_batch_size: int) -> float | Tensor:
+    """Return the weight of the whole global batch: known from its shape, or summed over the ranks."""
+    first = objective.weight(micro_batches[0].batch)
+    if isinstance(first, int):
+        return first / batch_size(micro_batches[0].batch) * global_batch_size
+    weights = [objective.weight(micro_batch.batch) for micro_batch in micro_batches if micro_batch.counts]
+    total = torch.stack(
+        [torch.as_tensor(weight, dtype=torch.float64) for weight in weights] or [torch.zeros((), dtype=torch.float64)]
+    ).sum()
+    return world.sum(total).to(world.device, non_blocking=True)  # reduced on the CPU: the device is not waited for
+
+
+def _log(components: Components, state: TrainState, world: World, loop: Loop, window: Window, grad_norm: Tensor | None) -> None:
+    """Read the device once, reduce once, and write one record. Collective."""
+    loss = world.sum(window.loss_sum.clone()).item() / float(window.weight)
+    elapsed = time.perf_counter() - window.started
+    if not math.isfinite(loss):
+        raise NonFiniteLossError(
+            key="optimizer.lr",
+            happened=f"the training loss is {loss}, some time in the {window.steps} steps up to step {state.step}",
+            expected="a finite loss",
+            fix="a smaller optimizer.lr, trainer.clip_grad_norm=1.0, or amp=off to see whether precision is the cause",
+        )
+    if grad_norm is None:
+        gradients = [parameter.grad for parameter in components.module.parameters() if parameter.grad is not None]
+        grad_norm = nn.utils.get_total_norm(gradients)  # the scaler has left them unscaled
+    values = {
+        "loss": loss,
+        "lr": float(components.scheduler.get_last_lr()[0]),
+        "grad_norm": float(grad_norm),
+        "samples_per_s": window.samples / elapsed,
+        "step_ms": 1e3 * elapsed / window.steps,
+        "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
+    }
+    _write(components, state, loop, "train", values)
+
+
+def _evaluate(components: Components, state: TrainState, world: World, loop: Loop) -> None:
+    if components.eval_loader is None:
+        return
+    metrics = evaluate(
+        components.model, components.objective, components.eval_loader, world, autocast=components.amp.autocast(world.device)
+    )
+    for name, goal in components.objective.goals.items():
+        if name in metrics and math.isfinite(metrics[name]):
+            best = state.best.get(f"eval/{name}")
+            if best is None or (metrics[name] > best["value"] if goal == "max" else metrics[name] < best["value"]):
+                state.best[f"eval/{name}"] = {"value": metrics[name], "step": state.step}
+    _write(components, state, loop, "eval", metrics)
+
+
+def _write(components: Components, state: TrainState, loop: Loop, split: str, values: Mapping[str, float]) -> None:
+    epoch = round(state.samples / components.train_loader.order.epoch_size, 4)
+    loop.last |= {f"{split}/{name}": value for name, value in values.items()}
+    loop.write({"split": split, "step": state.step, "epoch": epoch, "samples": state.samples, "time": time.time(), **values})

@@ -1,0 +1,200 @@
+"""What each rank does: process group -> the same config on every rank -> seed -> build -> resume -> train -> result.
+
+A worker serves one job (`ddp-train`) or, under `torchrun -m ddp_train`, all that global rank 0 composes: rank 0 announces each one in
+the store, the other ranks follow.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from torch.distributed import Store
+
+from ddp_train import checkpoint, environment, failure, summary
+from ddp_train.app import run as compose_and_run
+from ddp_train.build import Components, build, build_writers
+from ddp_train.devices import resolve_device
+from ddp_train.distributed import World, close_world, join_store, open_world
+from ddp_train.errors import UserError
+from ddp_train.interfaces import MetricWriter
+from ddp_train.job import Job
+from ddp_train.log import open_rank_log
+from ddp_train.process import die_with_parent
+from ddp_train.run_dir import write_json
+from ddp_train.state import TrainState, seed_all
+from ddp_train.trainer import Loop, Record, settle, train
+
+logger = logging.getLogger(__name__)
+
+_FAILED = 1
+
+
+def main() -> int:
+    """Serve the one job that `ddp-train` composed. Every rank runs this."""
+    die_with_parent()
+    sys.path.insert(0, os.getcwd())
+    return _Group().run(Job.from_json(os.environ["DDP_TRAIN_JOB"]))
+
+
+def main_under_torchrun() -> int:
+    """Serve what the command line asks for: global rank 0 lets Hydra compose, the other ranks compose nothing."""
+    die_with_parent()
+    group = _Group()
+    if group.rank != 0:
+        return group.follow()
+    try:
+        return compose_and_run(group.lead)
+    finally:
+        group.end()
+
+
+class _Group:
+    """The ranks that torchrun started, as seen from one of them."""
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
+        self._world: World | None = None
+        self._announced = 0
+        self.rank = int(os.environ["RANK"])
+
+    def lead(self, job: Job) -> int:
+        """Announce a job to the other ranks and run it with them (rank 0)."""
+        self._jobs().set(self._next_key(), job.to_json())
+        return self.run(job)
+
+    def follow(self) -> int:
+        """Run every job that rank 0 announces, until it announces the end (other ranks)."""
+        while text := self._jobs().get(self._next_key()).decode():
+            code = self.run(Job.from_json(text))
+            if code:
+                return code
+        return 0
+
+    def end(self) -> None:
+        """Tell the other ranks that no job comes any more (rank 0)."""
+        self._jobs().set(self._next_key(), "")
+        if self._world is not None:
+            close_world()
+
+    def run(self, job: Job) -> int:
+        """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
+        state = TrainState()
+        terminal = open_rank_log(job.run_dir, self.rank)
+        started = time.monotonic()
+        try:
+            if self._world is None:
+                store, rank, size = self._meet()
+                self._world = open_world(store, rank, size, device=resolve_device(job.config.tree["cluster"]["device"]))
+            run_job(job, self._world, state)
+        except Exception as error:
+            logger.exception("rank %d failed", self.rank)
+            has_begun = self._world is not None and state.step > 0
+            found = failure.from_exception(error, rank=self.rank, step=state.step if has_begun else None)
+            if found.record(job.run_dir, seconds=time.monotonic() - started):
+                print(found.screen(job.run_dir), file=terminal, flush=True)
+            terminal.flush()
+            os._exit(_FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
+        return 0
+
+    def _meet(self) -> tuple[Store, int, int]:
+        store, rank, size = join_store()
+        self._store = store
+        return store, rank, size
+
+    def _jobs(self) -> Store:
+        if self._store is None:
+            self._meet()
+        assert self._store is not None
+        return self._store
+
+    def _next_key(self) -> str:
+        self._announced += 1
+        return f"ddp_train/job/{self._announced}"
+
+
+def run_job(job: Job, world: World, state: TrainState) -> None:
+    """Run one job to its end; result.json has what came of it. Collective.
+
+    Args:
+        state: advanced in place, so that a caller can say how far a failed run got.
+    """
+    started = time.monotonic()
+    tree, run_dir = job.config.tree, job.run_dir
+    environment.record(job, world)
+    if world.is_main:
+        print(summary.opening(job, world), flush=True)
+    components = build(tree, job.config.batch, world)
+    _resume(job, components, state, world)
+    if world.is_main:
+        print(summary.plan(components, state), flush=True)
+    if state.step >= components.total_steps:
+        return  # completed before; its result stays
+    if world.is_main:  # of an earlier attempt: a run that looks done must be done
+        run_dir.result.unlink(missing_ok=True)
+        run_dir.failure.unlink(missing_ok=True)
+    writers = (
+        build_writers(tree["metrics"], run_dir=str(run_dir.root), config=tree, step=state.step, total_steps=components.total_steps)
+        if world.is_main
+        else []
+    )
+    loop = Loop(
+        log_every_steps=tree["trainer"]["log_every_steps"],
+        evaluate_every_steps=tree["trainer"]["evaluate_every_steps"],
+        checkpoint_every_steps=tree["checkpoint"]["every_steps"],
+        clip_grad_norm=tree["trainer"]["clip_grad_norm"],
+        write=lambda record: _write(writers, record),
+        save=lambda: checkpoint.save(
+            run_dir.checkpoints, components, state, world, keep_last=tree["checkpoint"]["keep_last"], config_hash=job.config.hash()
+        ),
+    )
+    train(components, state, world, loop)
+    world.barrier()  # every rank is through: only now it is completed
+    result = {
+        "status": "completed",
+        "step": state.step,
+        "epoch": round(state.samples / components.train_loader.order.epoch_size, 4),
+        "samples": state.samples,
+        "metrics": {"last": loop.last, "best": state.best},
+        "seconds": round(time.monotonic() - started, 3),
+    }
+    if world.is_main:
+        for writer in writers:
+            writer.close()
+        write_json(run_dir.result, result)
+        print(summary.closing(job, result), flush=True)
+
+
+def _write(writers: list[MetricWriter], record: Record) -> None:
+    for writer in writers:
+        writer.write(record)
+    logger.info("%s", record)
+
+
+def _resume(job: Job, components: Components, state: TrainState, world: World) -> None:
+    """Continue from the given or the newest good checkpoint, if there is one. Rank 0 chooses. Collective."""
+    chosen = world.from_main(_choose_checkpoint(job) if world.is_main else None)
+    if chosen is None:
+        return
+    settle(components, world)
+    if not checkpoint.load(chosen, components, state, world):
+        seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+
+
+def _choose_checkpoint(job: Job) -> Path | None:
+    if job.checkpoint is not None:
+        given = Path(job.checkpoint)
+        if problem := checkpoint.verify(given):
+            raise UserError(key="resume", happened=f"{given}: {problem}", expected="a checkpoint that is complete and undamaged")
+        return given
+    found, refused = checkpoint.newest_good(job.run_dir.checkpoints)
+    for line in refused:
+        print(line, flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
