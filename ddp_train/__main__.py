@@ -10,9 +10,9 @@ from ddp_train.devices import is_torchrun_worker
 def main() -> None:
     """Run the command line and exit with its code."""
     if is_torchrun_worker():
-        from ddp_train.worker import main_under_torchrun  # imports torch
+        from ddp_train import worker  # imports torch
 
-        sys.exit(main_under_torchrun())
+        sys.exit(worker.main())
     from ddp_train import app
 
     sys.exit(app.main())

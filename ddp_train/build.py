@@ -1,7 +1,7 @@
 """Turn `_target_` nodes into components, in dependency order: data, model, objective, optimizer, scheduler.
 
-The only module that instantiates. Arguments that the config leaves null and that only the run knows are filled here: the data's facts
-in the model and the objective, `total_steps` in the scheduler, parameters in the optimizer.
+The only module that instantiates. What only the run knows is filled in here: arguments that are `auto` take the data's facts (model,
+objective), the number of steps (scheduler) or the run's folder (metrics) by their names; the optimizer gets the parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddp_train.interfaces import DataSource, MetricWriter, Objective, Strategy
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
 from ddp_train.state import seed_all
-from ddp_train.target import accepts, locate
+from ddp_train.target import AUTO, accepts, locate
 
 
 @dataclass(kw_only=True)
@@ -106,7 +106,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
 
 
 def build_writers(nodes: Mapping[str, Any], **run_facts: Any) -> list[MetricWriter]:
-    """Build the metric writers of rank 0. An argument that a node leaves null takes the run's fact of the same name."""
+    """Build the metric writers of rank 0. An argument that is `auto` takes the run's fact of the same name."""
     return [instantiate(node, key=f"metrics.{name}", facts=run_facts) for name, node in nodes.items() if node]
 
 
@@ -115,14 +115,15 @@ def instantiate(node: Mapping[str, Any], *, key: str, facts: Mapping[str, Any] |
 
     Args:
         key: the node's config key, for errors.
-        facts: values for the arguments that the node leaves null.
+        facts: values for the arguments that are `auto`; without one, the argument's own default is used.
         first: a first positional argument (parameters, a model, an optimizer).
 
     Raises:
         UserError: its class raised; the message has the config key.
     """
-    filled = {name: facts[name] for name, value in node.items() if value is None and facts and name in facts}
-    given = {name: value for name, value in node.items() if name not in filled}
+    automatic = [name for name, value in node.items() if value == AUTO]
+    filled = {name: facts[name] for name in automatic if facts and name in facts}
+    given = {name: value for name, value in node.items() if name not in automatic}
     try:
         make = hydra.utils.instantiate({"_convert_": "all", **given, "_partial_": True})
         return make(*([] if first is None else [first]), **filled)

@@ -95,7 +95,7 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     groups = loader.get_group_options("", results_filter=None)
     good: list[str] = []
     for override in values:
-        if not override.is_add() and override.key_or_group not in valid and not override.key_or_group.startswith("hydra."):
+        if not override.is_add() and override.key_or_group not in valid:
             errors.append(_unknown(override.key_or_group, [*valid, *groups]))
         else:
             good.append(_one(override))

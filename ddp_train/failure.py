@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from ddp_train.errors import UserError
 from ddp_train.run_dir import RunDir, create_json, write_json
 
-_FRAMES_SHOWN = 12
+_FRAMES_SHOWN = 8
+_PASSING_ON = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Failure:
     rank: int
     host: str
     pid: int
-    step: int | None  # None: before the first step
+    step: int | None  # steps taken before it; None: not known
     error: str  # the exception's type, or the signal
     message: str
     key: str  # the config key to look at, "" where unknown
@@ -38,7 +39,9 @@ class Failure:
             run_dir.result,
             {
                 "status": "failed",
-                "step": self.step or 0,
+                "step": self.step,
+                "epoch": None,
+                "samples": None,
                 "metrics": {},
                 "seconds": round(seconds, 3),
                 "error": f"{self.error}: {self.message}",
@@ -48,10 +51,10 @@ class Failure:
 
     def screen(self, run_dir: RunDir) -> str:
         """Return what the user reads; the log of the rank has the rest."""
-        where = "before the first step" if self.step is None else f"in step {self.step + 1}"
+        where = "" if self.step is None else f", in step {self.step + 1}"
         lines = [
             "",
-            f"The run failed: rank {self.rank} on {self.host} (pid {self.pid}), {where}",
+            f"The run failed: rank {self.rank} on {self.host} (pid {self.pid}){where}",
             "",
             *(self.traceback.rstrip().splitlines() or self.message.splitlines()),
             "",
@@ -99,8 +102,7 @@ def load(run_dir: RunDir) -> Failure | None:
 
 
 def _format(error: BaseException) -> str:
-    """Format the last frames: the first ones are ours and the same in every run. The rank's log has them all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    head = [f"  ... {len(frames) - _FRAMES_SHOWN} outer frames are in the log\n"] if len(frames) > _FRAMES_SHOWN else []
+    """Format the frames that say something, not those in which torch passes a call on. The rank's log has them all."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.endswith(_PASSING_ON)]
     lines = traceback.format_list(frames[-_FRAMES_SHOWN:]) + traceback.format_exception_only(error)
-    return "".join(["Traceback (most recent call last):\n", *head, *lines])
+    return "".join(["Traceback (most recent call last, shortened):\n", *lines])

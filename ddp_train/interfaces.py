@@ -35,7 +35,7 @@ class DataSource(Protocol):
     def facts(self) -> Mapping[str, Any]:
         """What only the data knows: `image_shape` (C, H, W), `num_classes`, `vocab_size`, `context_length`, `bytes_per_token`.
 
-        An argument of the model or the objective that the config leaves null takes the fact of the same name.
+        An argument of the model or the objective that is `auto` in the config takes the fact of the same name.
         """
 
     def __len__(self) -> int: ...

@@ -10,6 +10,9 @@ from typing import Any
 from ddp_train.config import BatchIdentity, RunConfig
 from ddp_train.run_dir import RunDir
 
+JOB_VARIABLE = "DDP_TRAIN_JOB"
+"""The environment variable in which an agent's ranks find the job that was composed for them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

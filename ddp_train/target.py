@@ -15,6 +15,9 @@ from typing import Any
 
 from ddp_train.errors import ConfigError
 
+AUTO = "auto"
+"""Stands for a value that only the run knows (build.py fills it in)."""
+
 DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 """What Hydra's instantiate reads itself."""
 
@@ -47,8 +50,8 @@ def locate(path: str) -> Any:
 def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     """Return what is wrong with one node (not with the nodes inside it).
 
-    Arguments that are filled at run time count as given: the first one of a `_partial_` node (parameters, model, optimizer), and
-    whatever the config leaves null.
+    Arguments that are filled at run time count as given: the first one of a `_partial_` node (parameters, model, optimizer), and those
+    that are `auto`.
     """
     path = node.get("_target_")
     if not isinstance(path, str) or not path:
@@ -103,14 +106,16 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Tell whether a plain YAML value may be passed for a hint; in doubt it may. Null may stand for a fact of the data."""
-    if value is None or isinstance(value, (Mapping, list)):
+    """Tell whether a plain YAML value may be passed for a hint; in doubt it may."""
+    if value == AUTO or isinstance(value, (Mapping, list)):
         return True
     members = _members(hint)
     if not all(member in (int, float, bool, str, type(None), complex) or _is_tensor(member) for member in members):
         return True
     if isinstance(value, bool):
         return bool in members
+    if value is None:
+        return type(None) in members
     if isinstance(value, int):
         return int in members or float in members
     return type(value) in members

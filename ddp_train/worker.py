@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from torch.distributed import Store
+from torch.distributed import DistError, Store
 
 from ddp_train import checkpoint, environment, failure, summary
 from ddp_train.app import run as compose_and_run
@@ -21,7 +21,7 @@ from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, close_world, join_store, open_world
 from ddp_train.errors import UserError
 from ddp_train.interfaces import MetricWriter
-from ddp_train.job import Job
+from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import open_rank_log
 from ddp_train.process import die_with_parent
 from ddp_train.run_dir import write_json
@@ -31,19 +31,18 @@ from ddp_train.trainer import Loop, Record, settle, train
 logger = logging.getLogger(__name__)
 
 _FAILED = 1
+_PEER_REPORTS_S = 5.0
 
 
 def main() -> int:
-    """Serve the one job that `ddp-train` composed. Every rank runs this."""
-    die_with_parent()
-    sys.path.insert(0, os.getcwd())
-    return _Group().run(Job.from_json(os.environ["DDP_TRAIN_JOB"]))
+    """Serve the one job that `ddp-train` composed, or else what the command line asks for. Every rank runs this.
 
-
-def main_under_torchrun() -> int:
-    """Serve what the command line asks for: global rank 0 lets Hydra compose, the other ranks compose nothing."""
+    Global rank 0 alone lets Hydra compose; the other ranks compose nothing.
+    """
     die_with_parent()
     group = _Group()
+    if JOB_VARIABLE in os.environ:
+        return group.run(Job.from_json(os.environ[JOB_VARIABLE]))
     if group.rank != 0:
         return group.follow()
     try:
@@ -92,8 +91,9 @@ class _Group:
             run_job(job, self._world, state)
         except Exception as error:
             logger.exception("rank %d failed", self.rank)
-            has_begun = self._world is not None and state.step > 0
-            found = failure.from_exception(error, rank=self.rank, step=state.step if has_begun else None)
+            if _comes_from_a_peer(error):
+                time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
+            found = failure.from_exception(error, rank=self.rank, step=state.step or None)
             if found.record(job.run_dir, seconds=time.monotonic() - started):
                 print(found.screen(job.run_dir), file=terminal, flush=True)
             terminal.flush()
@@ -114,6 +114,11 @@ class _Group:
     def _next_key(self) -> str:
         self._announced += 1
         return f"ddp_train/job/{self._announced}"
+
+
+def _comes_from_a_peer(error: Exception) -> bool:
+    """Tell whether a collective failed because another rank went away: then this rank is not the one to blame."""
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
 def run_job(job: Job, world: World, state: TrainState) -> None:
@@ -194,7 +199,3 @@ def _choose_checkpoint(job: Job) -> Path | None:
     for line in refused:
         print(line, flush=True)
     return found
-
-
-if __name__ == "__main__":
-    sys.exit(main())

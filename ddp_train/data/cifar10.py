@@ -92,9 +92,9 @@ def _read_python(path: Path) -> Batch:
         pixels, labels = by_name["data"], np.asarray(by_name["labels"])
     except Exception as error:  # a damaged pickle raises nearly anything
         raise _damaged(path, f"cannot be read: {type(error).__name__}: {error}", "a pickle of data and labels, nothing else") from error
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (len(labels), _PIXELS):
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (labels.size, _PIXELS):
         found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
-        raise _damaged(path, f"has as data {found}", f"uint8 ({len(labels)}, {_PIXELS}), a row for each label")
+        raise _damaged(path, f"has as data {found}", f"uint8 ({labels.size}, {_PIXELS}), a row for each label")
     return pixels, labels
 
 
@@ -112,10 +112,12 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 def _checked(path: Path, batch: Batch) -> Batch:
     _, labels = batch
-    if len(labels) == 0:
+    if labels.size == 0:
         raise _damaged(path, "is empty", "at least one image")
-    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1 or not 0 <= labels.min() <= labels.max() <= 9:
-        raise _damaged(path, f"has labels such as {labels.max()!s}", "whole numbers from 0 to 9")
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise _damaged(path, f"has labels {labels.dtype} {labels.shape}", "one whole number per image")
+    if labels.min() < 0 or labels.max() > 9:
+        raise _damaged(path, f"has labels from {labels.min()} to {labels.max()}", "0 to 9")
     return batch
 
 

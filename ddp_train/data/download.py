@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +81,8 @@ def download(url: str, path: Path, sha256: str) -> None:
     except (OSError, http.client.HTTPException) as error:
         raise DataError(key="data.root", happened=f"{url} cannot be downloaded: {_reason(error)}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have come to be
+            part.unlink()
 
 
 def _fetch_missing(targets: list[tuple[RemoteFile, Path]], folder: Path, *, fetch: Callable[[RemoteFile, Path], None]) -> None:
@@ -161,5 +162,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    reason = getattr(error, "reason", error)  # a URLError wraps the cause
-    return str(getattr(reason, "strerror", None) or reason or type(reason).__name__)
+    cause = getattr(error, "reason", error)  # a URLError wraps it
+    if isinstance(cause, OSError) and cause.strerror:
+        return f"{cause.strerror}: {cause.filename}" if cause.filename else cause.strerror
+    return str(cause) or type(cause).__name__

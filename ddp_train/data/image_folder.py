@@ -79,7 +79,7 @@ class _ImageFiles:
     """Files that read like an array uint8 [N, C, H, W], decoded at each access."""
 
     def __init__(self, paths: list[str], *, channels: int, image_size: int | None) -> None:
-        self._pillow = _import_pillow()
+        _import_pillow()  # now, not at the first batch
         self._paths, self._mode, self._image_size = paths, _MODES[channels], image_size
         H, W = (image_size, image_size) if image_size else self._decode(0).shape[1:]
         self.shape = (len(paths), channels, H, W)
@@ -94,7 +94,7 @@ class _ImageFiles:
         return images_BCHW
 
     def decode_all(self) -> NDArray[np.uint8]:
-        """Return all images; threads help, because Pillow decodes outside the interpreter's lock."""
+        """Return all images. Threads help with large ones, which Pillow decodes outside the interpreter's lock."""
         images = np.empty(self.shape, np.uint8)
         chunks = np.array_split(np.arange(len(self._paths)), -(-len(self._paths) // _CHUNK_FILES))
 
@@ -107,15 +107,15 @@ class _ImageFiles:
         return images
 
     def _decode(self, index: int) -> NDArray[np.uint8]:
-        path, size = self._paths[index], self._image_size
+        pillow, path, size = _import_pillow(), self._paths[index], self._image_size
         try:
-            with self._pillow.open(path) as image:
+            with pillow.open(path) as image:
                 if size:
                     image.draft(None, (size, size))  # lets a large JPEG be decoded at a fraction, never below the size
                 pixels = image.convert(self._mode)
             if size and pixels.size != (size, size):
                 scale = size / min(pixels.size)
-                resized = pixels.resize([max(size, round(side * scale)) for side in pixels.size], self._pillow.Resampling.BILINEAR)
+                resized = pixels.resize([max(size, round(side * scale)) for side in pixels.size], pillow.Resampling.BILINEAR)
                 left, top = (resized.width - size) // 2, (resized.height - size) // 2
                 pixels = resized.crop((left, top, left + size, top + size))
             array = np.asarray(pixels, np.uint8).reshape(pixels.height, pixels.width, -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_train import devices
-from ddp_train.job import Job
+from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.run_dir import write_json
 
@@ -17,8 +17,8 @@ def run(job: Job) -> int:
     processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
     arguments = [f"--run-dir={job.run_dir.root}", "--standalone", f"--nproc-per-node={processes}"]
     code = run_agent(
-        [*arguments, "-m", "ddp_train.worker"],
-        environment=rank_environment(processes, cluster["threads_per_process"]) | {"DDP_TRAIN_JOB": job.to_json()},
+        [*arguments, "-m", "ddp_train"],
+        environment=rank_environment(processes, cluster["threads_per_process"]) | {JOB_VARIABLE: job.to_json()},
     )
     if code == 130 and not job.run_dir.result.exists():
         write_json(job.run_dir.result, {"status": "interrupted"})

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+import torch
+from data_files import random_images
+
+from ddp_train.data.image_array import ImageArray
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Augmenting, DataSource
+
+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
+
+
+def source(**changes):
+    arguments = {"num_classes": 10, "mean": MEAN, "std": STD} | changes
+    return ImageArray(random_images(20, 3, 8), np.arange(20, dtype=np.uint8) % 10, **arguments)
+
+
+def keys_of(count):
+    return np.random.default_rng(0).integers(0, 2**64, count, np.uint64)
+
+
+def test_it_is_a_data_source_that_augments():
+    assert isinstance(source(), DataSource)
+    assert isinstance(source(), Augmenting)
+
+
+def test_facts_tell_the_shape_and_the_classes():
+    assert source().facts == {"image_shape": (3, 8, 8), "num_classes": 10}
+    assert len(source()) == 20
+
+
+def test_images_are_normalised_per_channel():
+    images, labels = source().batch(np.asarray([3, 11, 3]))
+    expected = (random_images(20, 3, 8)[[3, 11, 3]] / 255 - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
+    assert images.dtype == torch.float32
+    assert images.is_contiguous()
+    np.testing.assert_allclose(images.numpy(), expected, atol=1e-6)
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [3, 1, 3]
+
+
+def test_an_image_is_the_same_in_every_batch():
+    whole, _ = source().batch(np.arange(20))
+    assert torch.equal(torch.cat([source().batch(np.asarray([i]))[0] for i in range(20)]), whole)
+
+
+def test_fetching_changes_nothing_in_memory():
+    data = source()
+    first = data.batch(np.arange(20))[0].clone()
+    data.batch(np.arange(20))[0].zero_()
+    assert torch.equal(data.batch(np.arange(20))[0], first)
+
+
+def test_padding_is_black_after_normalisation():
+    data = ImageArray(np.full((40, 3, 4, 4), 255, np.uint8), np.zeros(40, np.uint8), num_classes=1, mean=MEAN, std=STD, crop_padding=3)
+    images, _ = data.augment(data.batch(np.arange(40)), keys_of(40))
+    for channel in range(3):
+        found = np.unique(images[:, channel].numpy())
+        np.testing.assert_allclose(found, [-MEAN[channel] / STD[channel], (1 - MEAN[channel]) / STD[channel]], rtol=1e-5)
+
+
+def test_augmenting_a_normalised_batch_equals_normalising_an_augmented_one():
+    data = source(crop_padding=2, flip=True)
+    plain = ImageArray(random_images(20, 3, 8), np.arange(20), num_classes=20, mean=[0] * 3, std=[1 / 255] * 3, crop_padding=2, flip=True)
+    images, _ = data.augment(data.batch(np.arange(20)), keys_of(20))
+    pixels, _ = plain.augment(plain.batch(np.arange(20)), keys_of(20))
+    expected = (pixels.double() / 255 - torch.tensor(MEAN).reshape(3, 1, 1)) / torch.tensor(STD).reshape(3, 1, 1)
+    torch.testing.assert_close(images.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_without_crop_and_flip_a_batch_is_left_alone():
+    batch = source().batch(np.arange(4))
+    assert torch.equal(source().augment(batch, keys_of(4))[0], batch[0])
+
+
+@pytest.mark.parametrize("changes", [{"crop_padding": -1}, {"mean": [0.5]}, {"std": [1.0, 0.0, 1.0]}])
+def test_a_senseless_argument_is_named(changes):
+    with pytest.raises(ConfigError, match=f"data.{next(iter(changes))}"):
+        source(**changes)
