@@ -186,7 +186,7 @@ def _resume(arguments: list[str], run_job: RunJob) -> int:
             config=checked,
             run_dir=run_dir,
             command=list(sys.argv),
-            overrides=overrides,
+            overrides=[*OmegaConf.load(folder / ".hydra" / "overrides.yaml"), *overrides],
             checkpoint=str(path.absolute()) if (path / "manifest.json").exists() else None,
         )
     )

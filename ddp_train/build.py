@@ -60,6 +60,8 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
         eval_source = _source(data, data["eval"], key="data.eval") if data["eval"] is not None else None
     require_samples(train_source, key="data", at_least=batch.global_batch_size if data["drop_last"] else 1)
     facts = train_source.facts
+    if eval_source is not None:
+        _require_same_facts(facts, eval_source.facts)
     order = SampleOrder(
         len(train_source), seed=tree["seed"], global_batch_size=min(batch.global_batch_size, len(train_source)), drop_last=data["drop_last"]
     )
@@ -74,7 +76,9 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     model = instantiate(tree["model"], key="model", facts=facts)
     if not isinstance(model, nn.Module):
         raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
-    objective = as_objective(instantiate(tree["objective"], key="objective", facts=facts))
+    objective = instantiate(tree["objective"], key="objective", facts=facts)
+    if isinstance(objective, nn.Module):  # a loss with weights of its own
+        objective = objective.to(world.device)
     strategy: Strategy = instantiate(tree["strategy"], key="strategy")
     module = strategy.prepare(model, world.device, world.size)
     optimizer = _optimizer(tree["optimizer"], model)
@@ -85,7 +89,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     return Components(
         model=model,
         module=module,
-        objective=objective,
+        objective=as_objective(objective),
         optimizer=optimizer,
         scheduler=scheduler,
         amp=amp,
@@ -140,6 +144,17 @@ def instantiate(node: Mapping[str, Any], *, key: str, facts: Mapping[str, Any] |
 def _source(data: Mapping[str, Any], changes: Mapping[str, Any] | None, *, key: str) -> DataSource:
     node = {name: value for name, value in data.items() if name not in LOADER_KEYS}
     return as_source(instantiate({**node, **(changes or {})}, key=key))
+
+
+def _require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
+    """Refuse splits of two kinds: a class folder that one of them lacks would shift the labels without a word."""
+    for name in train.keys() & evaluation.keys():
+        if train[name] != evaluation[name]:
+            raise ConfigError(
+                key="data.eval",
+                happened=f"the evaluation split has {name} {evaluation[name]}, the training split {train[name]}",
+                expected="the same in both",
+            )
 
 
 def _optimizer(node: Mapping[str, Any], model: nn.Module) -> Optimizer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,6 +43,12 @@ class World:
         if self.size > 1:
             dist.all_reduce(values)
         return values
+
+    def copy_from_main(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite tensors with rank 0's, in place. Collective."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, by rank, on every rank. Pickles: not for the hot path. Collective."""

@@ -136,12 +136,14 @@ def train_step(
 def evaluate(model: nn.Module, objective: Objective, loader: EvalLoader, world: World, *, autocast: Any) -> dict[str, float]:
     """Evaluate on every sample exactly once and return the metrics, the same on every rank. Collective.
 
-    There is no collective inside the loop, so unequal shares cannot hang; counts are added as integers and sums in float64.
+    There is no collective inside the loop, so unequal shares cannot hang; counts are added as integers and sums in float64. Before it, all
+    ranks take rank 0's buffers: each has updated its own BatchNorm averages since the last synchronised forward.
 
     Args:
         model: the bare model: a forward through DDP would wait for the other ranks.
         autocast: the context to run forward in.
     """
+    world.copy_from_main(model.buffers())
     was_training = model.training
     model.eval()
     totals: dict[str, Tensor] = {}

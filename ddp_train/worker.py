@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 
 from torch.distributed import DistError, Store
@@ -40,6 +41,8 @@ def main() -> int:
     Global rank 0 alone lets Hydra compose; the other ranks compose nothing.
     """
     die_with_parent()
+    # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     group = _Group()
     if JOB_VARIABLE in os.environ:
         return group.run(Job.from_json(os.environ[JOB_VARIABLE]))

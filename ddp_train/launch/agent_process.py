@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from types import FrameType
@@ -16,27 +15,36 @@ _INTERRUPTED = 130
 
 
 def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
-    """Run `python -m ddp_train.agent ARGUMENTS` to its end and return its exit code (130 after Ctrl-C).
+    """Run an agent to its end and return its exit code (130 after Ctrl-C).
 
-    The agent is in its own session: Ctrl-C on the terminal reaches us alone, and we tell the agent once.
+    The agent is forked, not started anew: checking the config has imported torch already, which takes a second. This process has no other
+    thread, so that a fork is safe; the ranks are started as fresh interpreters by the agent.
+
+    Args:
+        arguments: as for `python -m ddp_train.agent`.
+        environment: what the ranks' environment has beside this process's own.
     """
-    command = [sys.executable, "-m", "ddp_train.agent", *arguments]
-    agent = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    agent = os.fork()
+    if agent == 0:
+        _become_agent(arguments, environment)
     interrupted = False
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
         interrupted = interrupted or number == signal.SIGINT
-        agent.send_signal(signal.SIGTERM)
+        os.kill(agent, signal.SIGTERM)
 
     before: dict[int, Any] = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        code = agent.wait()
+        _, status = os.waitpid(agent, 0)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     if interrupted:
         return _INTERRUPTED
+    code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
@@ -44,3 +52,22 @@ def rank_environment(processes: int, threads_per_process: int | None) -> dict[st
     """Return what every rank's environment needs before torch starts: threads that share the cores instead of fighting for them."""
     threads = threads_per_process or max(1, devices.cores() // processes)
     return {"OMP_NUM_THREADS": str(threads)} if threads_per_process or "OMP_NUM_THREADS" not in os.environ else {}
+
+
+def _become_agent(arguments: list[str], environment: Mapping[str, str]) -> None:
+    """Turn this forked process into an agent; never returns."""
+    code = 1
+    try:
+        os.setsid()  # Ctrl-C on the terminal reaches the parent alone, which tells us once
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.update(environment)
+        from ddp_train import agent  # imports torch: in this process only
+
+        code = agent.main(arguments)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -3,12 +3,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from data_files import TEXT, write_text
 
 from ddp_train.data import char_text
 from ddp_train.data.char_text import CharText
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import DataSource
+from tests.unit.data_files import TEXT, write_text
 
 
 def test_it_is_a_data_source_with_facts(tmp_path):

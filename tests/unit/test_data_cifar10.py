@@ -4,11 +4,11 @@ import pickletools
 import numpy as np
 import pytest
 import torch
-from data_files import random_images, serve, sha256, write_cifar_binary, write_cifar_python, write_pickle, write_tar
 
 from ddp_train.data.cifar10 import CIFAR10
 from ddp_train.data.download import RemoteFile
 from ddp_train.errors import ConfigError, DataError
+from tests.unit.data_files import random_images, serve, sha256, write_cifar_binary, write_cifar_python, write_pickle, write_tar
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,11 @@ import tarfile
 import threading
 
 import pytest
-from data_files import serve, sha256, write_tar
 
 from ddp_train.data import download as module
 from ddp_train.data.download import RemoteFile, download, ensure, ensure_unpacked
 from ddp_train.errors import DataError
+from tests.unit.data_files import serve, sha256, write_tar
 
 CONTENT = b"some data" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -2,10 +2,10 @@ import gzip
 
 import numpy as np
 import pytest
-from data_files import idx_bytes, random_images, write_idx
 
 from ddp_train.data.idx import read_idx
 from ddp_train.errors import DataError
+from tests.unit.data_files import idx_bytes, random_images, write_idx
 
 IMAGES = random_images(5, 1, 4)[:, 0]
 

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 import torch
-from data_files import random_images
 
 from ddp_train.data.image_array import ImageArray
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Augmenting, DataSource
+from tests.unit.data_files import random_images
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
 

@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 import torch
-from data_files import write_image_tree
 
 from ddp_train.data.image_folder import ImageFolder
 from ddp_train.errors import ConfigError, DataError
+from tests.unit.data_files import write_image_tree
 
 Image = pytest.importorskip("PIL.Image")
 

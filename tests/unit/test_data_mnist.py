@@ -4,10 +4,10 @@ import time
 import numpy as np
 import pytest
 import torch
-from data_files import random_images, serve, sha256, write_idx, write_mnist
 
 from ddp_train.data.mnist import MNIST, FashionMNIST
 from ddp_train.errors import ConfigError, DataError
+from tests.unit.data_files import random_images, serve, sha256, write_idx, write_mnist
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@ import time
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # sets an environment variable when first imported (by optimizers): here, before the guard of conftest looks
 from torch import nn
 
 from ddp_train.data.synthetic_images import SyntheticImages

@@ -1,0 +1,218 @@
+"""The configuration: every file composes and fits its class; every mistake is found before anything starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from ddp_train import app, config, target
+from ddp_train.errors import ConfigError
+from ddp_train.job import Job
+
+OPTIONS = sorted(
+    f"{path.parent.name}={path.stem}" for path in app.CONF.glob("*/*.yaml") if path.parent.name not in ("experiment", "cluster")
+)
+EXPERIMENTS = sorted(path.stem for path in app.CONF.glob("experiment/*.yaml"))
+FITTING = {  # what an option of one group needs of the others
+    "data=char_text": ["model=gpt", "objective=language_modeling"],
+    "model=gpt": ["data=char_text", "objective=language_modeling"],
+    "objective=language_modeling": ["data=char_text", "model=gpt"],
+    "amp=fp16": ["cluster.device=cuda", "cluster.nodes=2"],  # two nodes: this machine's GPUs are not asked for
+    "scheduler=warmup_stable_decay": ["trainer.max_steps=5000"],
+}
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(app.CONF), version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+def checked(*overrides: str) -> config.RunConfig:
+    return config.check(composed(*overrides))
+
+
+def problems(*overrides: str) -> list[ConfigError]:
+    with pytest.raises(config.ConfigErrors) as raised:
+        checked(*overrides)
+    return raised.value.errors
+
+
+def command_line(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> tuple[int, list[Job]]:
+    """Run the command line in this process up to the point where a job would start; return the exit code and the jobs."""
+    jobs: list[Job] = []
+
+    def run_job(job: Job) -> int:
+        jobs.append(job)
+        return 0
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["ddp-train", *arguments])
+    return app.run(run_job), jobs
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_composes_and_fits_its_class(option: str) -> None:
+    assert checked(option, *FITTING.get(option, [])).tree["name"] == "default"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_and_names_itself(experiment: str) -> None:
+    assert checked(f"experiment={experiment}").tree["name"] == experiment
+
+
+@pytest.mark.parametrize("path", sorted(app.CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(app.CONF)))
+def test_every_yaml_says_what_it_is_and_explains_every_value(path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if line.strip() and line != "# @package _global_"]
+    assert lines[0].startswith("# "), "the first line says what this is and when to use it"
+    if path.parent.name in ("experiment", "conf"):
+        return
+    owned = "\n".join(lines).split("\ndefaults:")[0].splitlines()
+    for line in owned:
+        is_value = ":" in line and not line.lstrip().startswith(("#", "_target_", "eval:", "-"))
+        if is_value and not line.startswith("  "):
+            assert "#" in line, f"no comment: {line}"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_shows_its_command(experiment: str) -> None:
+    assert f"ddp-train experiment={experiment}" in (app.CONF / "experiment" / f"{experiment}.yaml").read_text()
+
+
+def test_the_batch_identity_is_derived_either_way() -> None:
+    cpu = ["cluster=cpu", "cluster.processes_per_node=4", "data.micro_batch_size=8"]
+    assert str(checked(*cpu).batch) == "global batch 32 = micro-batch 8 x 4 ranks x accumulation 1"
+    assert checked(*cpu, "trainer.grad_accum_steps=3").batch.global_batch_size == 96
+    assert checked(*cpu, "trainer.global_batch_size=64").batch.grad_accum_steps == 2
+    ragged = checked(*cpu, "trainer.global_batch_size=70").batch
+    assert str(ragged) == "global batch 70 <= micro-batch 6 x 4 ranks x accumulation 3"
+    assert checked(*cpu).tree["trainer"]["global_batch_size"] == 32  # recorded, so that resuming on other ranks keeps it
+
+
+def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> None:
+    frozen = checked("cluster=cpu", "trainer.grad_accum_steps=2").tree
+    frozen["cluster"]["processes_per_node"] = 1
+    assert str(config.load(frozen).batch) == "global batch 128 = micro-batch 32 x 1 rank x accumulation 4"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "said"),
+    [
+        (["data.micro_batch_size=0"], "data.micro_batch_size", "at least 1"),
+        (["trainer.max_steps=abc"], "trainer.max_steps", "int or null"),
+        (["trainer.clip_grad_norm=0"], "trainer.clip_grad_norm", "more than 0"),
+        (["trainer.max_epochs=null"], "trainer.max_steps", "neither max_steps nor max_epochs"),
+        (["optimizer.lr=fast"], "optimizer.lr", "a value of type float"),
+        (["model._target_=torch.nn.Lineaar"], "model._target_", "did you mean torch.nn.Linear?"),
+        (["model._target_=no_such_package.Model"], "model._target_", "no module 'no_such_package'"),
+        (["+model.widht=3", "~model.width"], "model.widht", "did you mean model.width?"),
+        (["~model.num_classes"], "model.num_classes", "needs this argument"),
+        (["+trainer.max_stepz=3"], "trainer.max_stepz", "did you mean trainer.max_steps?"),
+        (["trainer.global_batch_size=64", "trainer.grad_accum_steps=4", "cluster=cpu"], "trainer.global_batch_size", "the other is derived"),
+        (["trainer.global_batch_size=1", "cluster=cpu"], "trainer.global_batch_size", "smaller than the world size 2"),
+        (["trainer.max_steps=10", "scheduler.warmup_steps=20"], "scheduler.warmup_steps", "more than the run's 10 steps"),
+        (["amp=fp16", "cluster=cpu"], "amp", "amp=bf16"),
+        (["cluster.device=cuda", "cluster.processes_per_node=99"], "cluster", "want a GPU each"),
+        (["cluster.device=gpu"], "cluster.device", "one of auto, cpu, cuda"),
+        (["name=../escape"], "name", "letters, digits"),
+        (["+traner.max_steps=3"], "traner", "did you mean trainer?"),
+        (["data.root=${nowhere}", "data=mnist"], "data.root", "Interpolation key 'nowhere' not found"),
+        (["seed=???"], "seed", "has no value yet"),
+        (["~strategy"], "strategy", "the section is missing"),
+    ],
+)
+def test_a_mistake_is_named_with_its_key_and_its_fix(overrides: list[str], key: str, said: str) -> None:
+    found = problems(*overrides)
+    assert [error for error in found if error.key.startswith(key) and said in str(error)], "\n".join(map(str, found))
+
+
+def test_all_mistakes_are_found_at_once() -> None:
+    found = problems("data.micro_batch_size=0", "optimizer.lr=fast", "amp=fp16", "cluster=cpu", "+checkpoint.evry_steps=1", "name=a/b")
+    assert {"data.micro_batch_size", "optimizer.lr", "checkpoint.evry_steps", "name"} <= {error.key for error in found}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trainer.max_stepz=3"], "trainer.max_stepz: is not a key of this configuration\n  fix: did you mean trainer.max_steps?"),
+        (["model=convet"], "model: has no option 'convet'"),
+        (["hydra.ouput_subdir=x"], "did you mean hydra.output_subdir?"),
+        (["optimizer.lr="], "optimizer.lr"),
+        (["=3"], "problem"),
+        (["resume=nowhere"], "resume: nowhere is no run folder and no checkpoint"),
+        (["--config-dir=nowhere"], "nowhere"),
+        (["~model.nothing"], "model.nothing"),
+        (["amp=off,bf16"], "amp"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    code, jobs = command_line(monkeypatch, tmp_path, *arguments)
+    assert (code, jobs) == (2, [])
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "nothing was started" in shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_mistakes_of_one_command_line_are_shown_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["trainer.max_stepz=3", "model=convet", "optimizer.lr=abc", "hydra.ouput_subdir=x", "trainer.max_steps=abc"]
+    assert command_line(monkeypatch, tmp_path, *arguments)[0] == 2
+    assert "5 problems in the configuration" in capsys.readouterr().err
+
+
+def test_a_job_carries_the_frozen_config_and_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, jobs = command_line(monkeypatch, tmp_path, "optimizer.lr=0.5", "hydra.run.dir=here", "cluster=cpu")
+    assert code == 0
+    (job,) = jobs
+    assert job.run_dir.root == tmp_path / "here"
+    assert Job.from_json(job.to_json()) == job
+    assert job.run_dir.config.read_text() == job.config.yaml()
+    assert "${" not in job.config.yaml()
+
+
+def test_nothing_is_written_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("years of work")
+    assert command_line(monkeypatch, tmp_path, "hydra.run.dir=full")[0] == 2
+    assert "nothing is written over" in capsys.readouterr().err
+    assert command_line(monkeypatch, tmp_path, "hydra.run.dir=run", "seed=1")[0] == 0
+    assert command_line(monkeypatch, tmp_path, "hydra.run.dir=run", "seed=2")[0] == 2
+    assert "seed: 1 -> 2" in capsys.readouterr().err
+    assert command_line(monkeypatch, tmp_path, "hydra.run.dir=run", "seed=1", "resume=never")[0] == 2
+    assert command_line(monkeypatch, tmp_path, "hydra.run.dir=run", "seed=1")[0] == 0  # resume=auto
+
+
+def test_hydras_own_options_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "my_conf" / "model").mkdir(parents=True)
+    (tmp_path / "my_conf" / "model" / "wide.yaml").write_text("defaults: [mlp]\nwidth: 999\n")
+    for arguments in (["--config-dir=my_conf"], [f"hydra.searchpath=[file://{tmp_path}/my_conf]"]):
+        _, jobs = command_line(monkeypatch, tmp_path, *arguments, "model=wide", "+anything.of.mine=3")
+        assert jobs[0].config.tree["model"]["width"] == 999
+        assert jobs[0].config.tree["anything"] == {"of": {"mine": 3}}
+    (tmp_path / "my_conf" / "other.yaml").write_text("defaults: [config, _self_]\nseed: 77\n")
+    _, jobs = command_line(monkeypatch, tmp_path, "--config-dir=my_conf", "--config-name=other")
+    assert jobs[0].config.tree["seed"] == 77
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-sc", "query=bash"]])
+def test_asking_hydra_imports_no_torch(tmp_path: Path, arguments: list[str]) -> None:
+    code = f"import sys; sys.argv[1:] = {arguments!r}\nfrom ddp_train import app\ncode = app.main()\nassert 'torch' not in sys.modules\nsys.exit(code)"
+    environment = {**os.environ, "COMP_LINE": "ddp-train mod", "COMP_POINT": "13"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "model" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_class_without_a_readable_signature_is_left_to_itself() -> None:
+    assert target.check_target({"_target_": "builtins.dict", "anything": 1}, "model") == []
+

@@ -1,0 +1,152 @@
+"""Fixtures: the command line as users type it, and a guard against tests that leave something behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+FEW = ["data.num_samples=640", "data.eval.num_samples=101", "trainer.log_every_steps=1", "~metrics.tensorboard"]
+TINY = ["model=mlp", "model.width=16", *FEW]
+"""A run of seconds: a small model on few synthetic images."""
+TINY_CONVNET = ["model=convnet", "model.width=4", *FEW]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+@dataclass(frozen=True)
+class Project:
+    """An empty folder in which a user stands."""
+
+    folder: Path
+
+    def command(self, *arguments: str, torchrun: list[str] | None = None) -> list[str]:
+        if torchrun is None:
+            return [sys.executable, "-m", "ddp_train", *arguments]
+        return [sys.executable, "-m", "torch.distributed.run", *torchrun, "-m", "ddp_train", *arguments]
+
+    def start(self, *arguments: str, torchrun: list[str] | None = None, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start `ddp-train ARGUMENTS`, or the same under torchrun, and do not wait."""
+        return subprocess.Popen(
+            self.command(*arguments, torchrun=torchrun),
+            cwd=self.folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, torchrun: list[str] | None = None, env: dict[str, str] | None = None, timeout: float = 120) -> Finished:
+        """Run it to its end."""
+        process = self.start(*arguments, torchrun=torchrun, env=env)
+        return finish(process, timeout=timeout)
+
+    def runs(self) -> list[Path]:
+        """Return all run folders."""
+        return sorted(path.parent for path in self.folder.glob("outputs/**/config.yaml") if path.parent.name != ".hydra")
+
+    def the_run(self) -> Path:
+        """Return the only run folder."""
+        found = self.runs()
+        assert len(found) == 1, f"one run folder expected, found {found}"
+        return found[0]
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+
+def finish(process: subprocess.Popen[str], *, timeout: float = 120) -> Finished:
+    """Wait for a started command; kill it when it hangs."""
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        stdout, stderr = process.communicate()
+        pytest.fail(f"still running after {timeout} s\n{stdout}\n{stderr}")
+    return Finished(process.returncode, stdout, stderr)
+
+
+def metrics(run: Path, split: str | None = None) -> list[dict[str, Any]]:
+    """Return the records of a run's metrics.jsonl."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if split in (None, record["split"])]
+
+
+def our_processes(folder: Path) -> list[str]:
+    """Return the command lines of live processes that stand in `folder`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve() == folder.resolve():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue  # it has just ended, or is not ours
+    return [line for line in found if line]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """Give an empty folder, and check afterwards that no process of ours is left in it."""
+    yield Project(tmp_path)
+    left = our_processes(tmp_path)
+    assert not left, f"processes left behind: {left}"
+
+
+@pytest.fixture
+def data_folder() -> Callable[[str], Path]:
+    """Find a real data set below $DDP_TRAIN_DATA, or skip."""
+
+    def find(name: str) -> Path:
+        root = os.environ.get("DDP_TRAIN_DATA", "")
+        path = Path(root) / name
+        if not root or not path.exists():
+            pytest.skip(f"needs the real data set {name}: set DDP_TRAIN_DATA to the folder that holds it")
+        return path
+
+    return find
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fail a test that leaks environment variables, threads or a process group."""
+    environment, threads = dict(os.environ), set(threading.enumerate())
+    yield
+    not_ours = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")  # torch sets the second when it builds its first optimizer
+    before, after = ({name: value for name, value in each.items() if name not in not_ours} for each in (environment, os.environ))
+    assert after == before
+    assert not dist.is_initialized()
+    assert not [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

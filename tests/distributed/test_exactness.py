@@ -1,0 +1,116 @@
+"""The same experiment on any number of processes; stopped and resumed as if it never stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY, TINY_CONVNET, Project, finish, metrics
+
+pytestmark = pytest.mark.distributed
+
+
+def losses(run: Path, split: str = "train") -> list[tuple[int, float]]:
+    return [(record["step"], record["loss"]) for record in metrics(run, split)]
+
+
+def test_the_same_global_batch_gives_the_same_run_on_one_two_and_four_processes(project: Project) -> None:
+    for world_size, accumulation in ((1, 4), (2, 2), (4, 1)):
+        done = project.run(
+            *TINY_CONVNET,
+            "trainer.max_steps=25",  # 640 samples are 20 steps: into the second epoch
+            "data.micro_batch_size=8",
+            f"trainer.grad_accum_steps={accumulation}",
+            "trainer.clip_grad_norm=1.0",
+            "trainer.evaluate_every_steps=10",
+            "cluster=cpu",
+            f"cluster.processes_per_node={world_size}",
+            f"hydra.run.dir=outputs/{world_size}",
+        )
+        assert done.returncode == 0, done.output
+        assert f"global batch 32 = micro-batch 8 x {world_size} rank" in done.stdout
+    alone, *others = (project.folder / "outputs" / str(world_size) for world_size in (1, 2, 4))
+    for other in others:
+        for mine, theirs in zip(metrics(alone), metrics(other), strict=True):
+            assert (mine["split"], mine["step"], mine["samples"], mine["epoch"]) == tuple(
+                theirs[name] for name in ("split", "step", "samples", "epoch")
+            )
+            assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-5)
+            assert theirs.get("grad_norm") == pytest.approx(mine.get("grad_norm"), rel=1e-4)
+            assert theirs.get("accuracy") == mine.get("accuracy")  # counts: equal to the bit
+
+
+def test_three_processes_that_divide_nothing_give_the_same_run_as_one(project: Project) -> None:
+    for world_size in (1, 3):
+        done = project.run(
+            *TINY,
+            "data.num_samples=101",
+            "trainer.max_epochs=3",
+            "trainer.global_batch_size=32",  # 101 = 3 x 32 + 5; three ranks take 11, 11 and 10, then 2, 2 and 1
+            "data.micro_batch_size=8",
+            "cluster=cpu",
+            f"cluster.processes_per_node={world_size}",
+            f"hydra.run.dir=outputs/{world_size}",
+        )
+        assert done.returncode == 0, done.output
+    for mine, theirs in zip(*(metrics(project.folder / "outputs" / str(size)) for size in (1, 3)), strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-5)
+        assert theirs.get("accuracy") == mine.get("accuracy")
+
+
+def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped(project: Project) -> None:
+    """Three ranks, because two cannot show a difference in the order of a sum; dropout and workers, because they have state."""
+    command = [*TINY_CONVNET, "model.dropout=0.2", "data.num_workers=1", "cluster=cpu"]
+    command += ["cluster.processes_per_node=3", "trainer.max_steps=60", "checkpoint.every_steps=7", "trainer.evaluate_every_steps=10"]
+    whole = project.run(*command, "hydra.run.dir=outputs/whole")
+    assert whole.returncode == 0, whole.output
+
+    stopped = project.folder / "outputs" / "stopped"
+    process = project.start(*command, "hydra.run.dir=outputs/stopped")
+    wait_for(lambda: len(list((stopped / "checkpoints").glob("step_*/COMPLETE"))) >= 2)
+    process.send_signal(signal.SIGKILL)
+    finish(process)
+    assert not (stopped / "result.json").exists()
+
+    resumed = project.run(*command, "hydra.run.dir=outputs/stopped")  # resume=auto: the same command again
+    assert resumed.returncode == 0, resumed.output
+    assert "resumed  after step" in resumed.stdout
+    assert losses(stopped) == losses(project.folder / "outputs" / "whole")
+    assert losses(stopped, "eval") == losses(project.folder / "outputs" / "whole", "eval")
+    assert json.loads((stopped / "result.json").read_text())["status"] == "completed"
+    assert not list(stopped.glob("checkpoints/.partial*"))
+
+    again = project.run("resume", "outputs/stopped")
+    assert again.returncode == 0, again.output
+    assert json.loads((stopped / "result.json").read_text())["step"] == 60
+
+    longer = project.run("resume", "outputs/stopped", "trainer.max_steps=62", "cluster.processes_per_node=2")
+    assert longer.returncode == 0, longer.output
+    assert [step for step, _ in losses(stopped)] == list(range(1, 63))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(project: Project) -> None:
+    command = [*TINY, "cluster=cpu", "checkpoint.every_steps=2", "hydra.run.dir=outputs/run"]
+    assert project.run(*command, "trainer.max_steps=6").returncode == 0
+    run = project.the_run()
+    damaged = run / "checkpoints/step_00000006/shared.pt"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    done = project.run("resume", "outputs/run", "trainer.max_steps=8")
+    assert done.returncode == 0, done.output
+    assert "checkpoint step_00000006 is not used: shared.pt is damaged" in done.stdout
+    assert "resumed  after step 4" in done.stdout
+    assert [step for step, _ in losses(run)] == list(range(1, 9))
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)

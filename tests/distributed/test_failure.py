@@ -1,0 +1,124 @@
+"""What goes wrong on a rank ends the run within seconds, with one screen, exit code 1, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY, Project, metrics
+from tests.unit.data_files import write_cifar_binary, write_mnist
+
+pytestmark = pytest.mark.distributed
+
+FRAGILE = """
+import os, signal
+from torch import nn
+
+class Fragile(nn.Module):
+    def __init__(self, num_classes, fault):
+        super().__init__()
+        self.fault, self.calls = fault, 0
+        self.map = nn.Linear(3 * 16 * 16, num_classes)
+    def forward(self, images):
+        self.calls += 1
+        if self.calls == 3 and os.environ["RANK"] == "1":
+            if self.fault == "raise":
+                raise ValueError("the third forward of rank 1")
+            if self.fault == "nan":
+                return self.map(images.flatten(1)) * float("nan")
+            os.kill(os.getpid(), getattr(signal, self.fault))
+        return self.map(images.flatten(1))
+"""
+USE_FRAGILE = ["model._target_=fragile.Fragile", "~model.image_shape", "~model.width", "~model.depth", "cluster=cpu", "cluster.processes_per_node=3"]
+
+
+def screens(output: str) -> int:
+    return output.count("The run failed: ")
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "said"),
+    [
+        ("raise", "ValueError", "the third forward of rank 1"),
+        ("SIGKILL", "SIGKILL", "ended by SIGKILL"),
+        ("SIGSEGV", "SIGSEGV", "ended by SIGSEGV"),
+        ("nan", "NonFiniteLossError", "the training loss is nan"),
+    ],
+)
+def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fault: str, error: str, said: str) -> None:
+    project.write("fragile.py", FRAGILE)
+    started = time.monotonic()
+    done = project.run("model=mlp", *USE_FRAGILE, f"+model.fault={fault}", "trainer.max_steps=500", "trainer.log_every_steps=1")
+    assert time.monotonic() - started < 60  # not the minutes of a collective's time-out
+    assert done.returncode == 1, done.output
+    assert screens(done.output) == 1, done.output
+    assert said in done.output
+    run = project.the_run()
+    failure = json.loads((run / "failure.json").read_text())
+    assert failure["error"] == error
+    if fault != "nan":  # which is every rank's, after the sum
+        assert failure["rank"] == 1
+        assert f"rank 1 on {failure['host']} (pid {failure['pid']})" in done.output
+    if fault == "raise":
+        assert 'in forward\n    raise ValueError("the third forward of rank 1")' in done.output
+        assert "in step 3" in done.output
+    assert json.loads((run / "result.json").read_text())["status"] == "failed"
+    assert "ChildFailedError" not in done.output
+    assert (run / "logs/rank_00001.log").exists()
+
+
+def test_under_torchrun_the_failing_rank_shows_its_own_screen(project: Project) -> None:
+    project.write("fragile.py", FRAGILE)
+    done = project.run("model=mlp", *USE_FRAGILE[:4], "+model.fault=raise", torchrun=["--standalone", "--nproc-per-node=2"])
+    assert done.returncode == 1
+    assert screens(done.output) == 1
+    assert "the third forward of rank 1" in done.output
+
+
+def corrupt_idx(folder: Path) -> list[str]:
+    write_mnist(folder, compress=False)
+    path = folder / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-100])
+    return ["data=mnist", f"data.root={folder}"]
+
+
+def truncated_cifar(folder: Path) -> list[str]:
+    write_cifar_binary(folder)
+    path = folder / "data_batch_3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    return ["data=cifar10", f"data.root={folder}"]
+
+
+def empty_text(folder: Path) -> list[str]:
+    folder.mkdir()
+    (folder / "empty.txt").touch()
+    return ["data=char_text", "model=gpt", "objective=language_modeling", f"data.path={folder}/empty.txt"]
+
+
+def missing_file(folder: Path) -> list[str]:
+    return ["data=char_text", "model=gpt", "objective=language_modeling", f"data.path={folder}/nowhere.txt"]
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (corrupt_idx, "train-images-idx3-ubyte"),
+        (truncated_cifar, "data_batch_3.bin"),
+        (empty_text, "empty.txt"),
+        (missing_file, "nowhere.txt"),
+    ],
+)
+def test_bad_data_is_named_without_a_traceback(project: Project, make: object, named: str) -> None:
+    assert callable(make)
+    done = project.run(*make(project.folder / "bad"), "cluster=cpu")
+    assert done.returncode == 1, done.output
+    assert screens(done.output) == 1, done.output
+    assert named in done.output
+    assert "fix:" in done.output
+    assert "Traceback" not in done.output
+    run = project.the_run()
+    assert json.loads((run / "result.json").read_text())["status"] == "failed"
+    assert not (run / "metrics.jsonl").exists() or metrics(run) == []

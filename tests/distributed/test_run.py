@@ -1,0 +1,139 @@
+"""One run, whichever way it is started: one folder, the same files, the same numbers."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import TINY, Project, finish, metrics
+
+pytestmark = pytest.mark.distributed
+
+FILES = [
+    ".hydra/config.yaml",
+    ".hydra/hydra.yaml",
+    ".hydra/overrides.yaml",
+    "checkpoints/step_00000004/COMPLETE",
+    "checkpoints/step_00000004/manifest.json",
+    "checkpoints/step_00000004/rank_*.pt",
+    "checkpoints/step_00000004/shared.pt",
+    "config.yaml",
+    "environment.json",
+    "logs/rank_*.log",
+    "metrics.jsonl",
+    "result.json",
+    "tensorboard/events.*",
+]
+SHORT = [override for override in TINY if override != "~metrics.tensorboard"] + ["trainer.max_steps=4"]
+
+
+def files(run: Path, world_size: int) -> list[str]:
+    """Return the files of a run, the ones that each rank has folded into one name."""
+    names = [str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()]
+    for pattern in ("logs/rank_{:05d}.log", "checkpoints/step_00000004/rank_{:05d}.pt"):
+        ranks = [pattern.format(rank) for rank in range(world_size)]
+        assert set(ranks) <= set(names)
+        names = [name for name in names if name not in ranks] + [pattern.replace("{:05d}", "*")]
+    return sorted("tensorboard/events.*" if name.startswith("tensorboard/") else name for name in names)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("by_torchrun", [False, True])
+def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Project, by_torchrun: bool, world_size: int) -> None:
+    if by_torchrun:
+        done = project.run(*SHORT, torchrun=["--standalone", f"--nproc-per-node={world_size}"])
+    else:
+        done = project.run(*SHORT, "cluster=cpu", f"cluster.processes_per_node={world_size}")
+    assert done.returncode == 0, done.output
+    run = project.the_run()
+    assert files(run, world_size) == FILES
+    result = json.loads((run / "result.json").read_text())
+    assert (result["status"], result["step"], result["samples"]) == ("completed", 4, 4 * 32 * world_size)
+    assert {"eval/accuracy", "eval/loss", "train/loss"} <= result["metrics"]["last"].keys()
+    assert result["metrics"]["best"]["eval/accuracy"]["step"] == 4
+    environment = json.loads((run / "environment.json").read_text())
+    assert (environment["world_size"], len(environment["ranks"])) == (world_size, world_size)
+    assert f"global batch {32 * world_size} = micro-batch 32 x {world_size} ranks x accumulation 1" in done.stdout
+    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["global_batch_size"] == 32 * world_size
+    assert "Done: 4 steps" in done.stdout
+    assert done.stdout.count("  ddp-train ") + done.stdout.count("/ddp-train ") >= 2  # commands to try next
+
+
+def test_two_runs_of_the_same_second_get_two_folders(project: Project) -> None:
+    started = [project.start(*TINY, "trainer.max_steps=2", "cluster=cpu", "hydra.run.dir=outputs/same") for _ in range(1)]
+    started += [project.start(*TINY, "trainer.max_steps=2", "cluster=cpu", "+unused=${now:%S}") for _ in range(2)]
+    assert [finish(process).returncode for process in started] == [0, 0, 0]
+    runs = project.runs()
+    assert len(runs) == 3
+    assert all((run / "result.json").exists() for run in runs)
+
+
+def test_two_machines_by_hand_that_start_seconds_apart_share_one_run(project: Project, free_port: int) -> None:
+    command = [*TINY, "trainer.max_steps=3", "cluster=torchrun", "cluster.device=cpu", "cluster.nodes=2", "cluster.processes_per_node=1"]
+    command += [f"cluster.rendezvous_endpoint=127.0.0.1:{free_port}"]
+    first = project.start(*command, "cluster.node_rank=0")
+    time.sleep(4)
+    second = project.start(*command, "cluster.node_rank=1")
+    assert [finish(process).returncode for process in (first, second)] == [0, 0]
+    run = project.the_run()
+    assert json.loads((run / "environment.json").read_text())["world_size"] == 2
+    assert [record["step"] for record in metrics(run, "train")] == [1, 2, 3]
+
+
+def test_a_sweep_runs_every_combination_as_a_job_of_two_ranks(project: Project) -> None:
+    done = project.run("-m", *TINY, "trainer.max_steps=2", "cluster=cpu", "optimizer.lr=0.1,0.01", timeout=200)
+    assert done.returncode == 0, done.output
+    runs = project.runs()
+    assert [run.name for run in runs] == ["0", "1"]
+    assert [yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["lr"] for run in runs] == [0.1, 0.01]
+    assert all((run / "logs/rank_00001.log").exists() and (run / ".hydra/overrides.yaml").exists() for run in runs)
+
+
+def test_a_sweep_under_torchrun_uses_one_group_of_ranks(project: Project) -> None:
+    done = project.run("-m", *TINY, "trainer.max_steps=2", "seed=1,1", torchrun=["--standalone", "--nproc-per-node=2"])
+    assert done.returncode == 0, done.output
+    first, second = project.runs()
+    assert first.parent == second.parent
+    losses = [[record["loss"] for record in metrics(run, "train")] for run in (first, second)]
+    assert losses[0] == losses[1]  # nothing of the first job is left in the second
+
+
+def test_components_from_the_users_own_folder_work_from_the_command_line(project: Project) -> None:
+    project.write(
+        "mine/parts.py",
+        """
+import torch
+from torch import nn
+
+class Points(torch.utils.data.Dataset):
+    def __init__(self, n, shift=0):
+        generator = torch.Generator().manual_seed(shift)
+        self.x = torch.randn(n, 4, generator=generator)
+    def __len__(self):
+        return len(self.x)
+    def __getitem__(self, i):
+        return self.x[i], self.x[i].sum(0, keepdim=True)
+
+class Line(nn.Module):
+    def __init__(self, inputs):
+        super().__init__()
+        self.map = nn.Linear(inputs, 1)
+    def forward(self, x):
+        return self.map(x)
+""",
+    )
+    done = project.run(
+        *["data._target_=mine.parts.Points", "~data.num_samples", "~data.split", "~data.image_size", "~data.channels"],
+        *["~data.num_classes", "~data.noise", "~data.seed", "+data.n=256", "~data.eval", "+data.eval.n=50", "+data.eval.shift=1"],
+        *["model._target_=mine.parts.Line", "~model.image_shape", "~model.num_classes", "~model.width", "~model.dropout", "+model.inputs=4"],
+        *["objective._target_=torch.nn.MSELoss", "~objective.label_smoothing"],
+        *["optimizer._target_=torch.optim.Adagrad", "~optimizer.betas", "~optimizer.fused", "optimizer.lr=0.3", "optimizer.weight_decay=0"],
+        *["scheduler._target_=torch.optim.lr_scheduler.ExponentialLR", "~scheduler.warmup_steps", "~scheduler.total_steps"],
+        *["~scheduler.final_ratio", "+scheduler.gamma=0.99", "trainer.max_epochs=20", "cluster=cpu", "data.num_workers=1"],
+    )
+    assert done.returncode == 0, done.output
+    assert metrics(project.the_run(), "eval")[-1]["loss"] < 0.05

@@ -1,0 +1,119 @@
+"""Micro-batches: the union over the ranks is the global batch, whatever the split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ddp_train.data.loader import EvalLoader, TrainLoader
+from ddp_train.data.order import SampleOrder
+from ddp_train.interfaces import Indices
+
+
+class Numbers:
+    """Sample i is the number i."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: Indices) -> Tensor:
+        return torch.from_numpy(indices.copy())
+
+
+class Marked(Numbers):
+    """Numbers, with the augmentation's key beside each."""
+
+    def augment(self, batch: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        return torch.stack([batch, torch.from_numpy(keys.astype(np.int64))], dim=1)
+
+
+def step_ids(length: int, *, world_size: int, parts: int, batch: int, steps: int, samples: int = 0, workers: int = 0) -> list[list[int]]:
+    """Return the sample ids of each global batch, as the ranks together read them."""
+    streams = [
+        TrainLoader(
+            Numbers(length),
+            SampleOrder(length, seed=1, global_batch_size=batch, drop_last=False),
+            rank=rank,
+            world_size=world_size,
+            grad_accum_steps=parts,
+            num_workers=workers,
+            pin_memory=False,
+        ).micro_batches(samples)
+        for rank in range(world_size)
+    ]
+    found = []
+    for _ in range(steps):
+        micro_batches = [micro_batch for stream in streams for micro_batch in islice(stream, parts)]
+        found.append([int(value) for micro_batch in micro_batches if micro_batch.counts for value in micro_batch.batch])
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_the_ranks_together_read_the_same_batches_whatever_their_number(world_size: int, parts: int) -> None:
+    alone = step_ids(101, world_size=1, parts=1, batch=24, steps=12)  # 101 = 4 x 24 + 5: the fifth batch of an epoch has 5
+    assert step_ids(101, world_size=world_size, parts=parts, batch=24, steps=12) == alone
+    assert sorted(sum(alone[:5], [])) == list(range(101))
+
+
+def test_any_position_can_be_entered_with_another_number_of_ranks() -> None:
+    whole = step_ids(101, world_size=2, parts=2, batch=24, steps=12)
+    assert step_ids(101, world_size=3, parts=1, batch=24, steps=5, samples=101 + 48) == whole[7:]
+
+
+def test_workers_that_read_ahead_do_not_change_what_is_read() -> None:
+    assert step_ids(64, world_size=1, parts=2, batch=16, steps=3, workers=2) == step_ids(64, world_size=1, parts=2, batch=16, steps=3)
+
+
+def test_a_rank_without_a_sample_gets_a_stand_in() -> None:
+    loader = TrainLoader(
+        Numbers(3),
+        SampleOrder(3, seed=0, global_batch_size=3, drop_last=False),
+        rank=4,
+        world_size=5,
+        grad_accum_steps=1,
+        num_workers=0,
+        pin_memory=False,
+    )
+    micro_batch = next(loader.micro_batches(0))
+    assert not micro_batch.counts
+    assert len(micro_batch.batch) == 1
+
+
+def test_augmentation_is_keyed_by_epoch_and_sample_not_by_batch() -> None:
+    def keys(world_size: int) -> dict[int, int]:
+        found = {}
+        for rank in range(world_size):
+            order = SampleOrder(40, seed=0, global_batch_size=10, drop_last=False)
+            loader = TrainLoader(
+                Marked(40), order, rank=rank, world_size=world_size, grad_accum_steps=1, num_workers=0, pin_memory=False
+            )
+            for micro_batch in islice(loader.micro_batches(0), 4):
+                found.update(micro_batch.batch.tolist())
+        return found
+
+    assert keys(1) == keys(3)
+    assert len(keys(1)) == 40
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7, 12])
+def test_evaluation_reads_every_sample_once(world_size: int) -> None:
+    found: list[int] = []
+    for rank in range(world_size):
+        for micro_batch in EvalLoader(Numbers(10), rank=rank, world_size=world_size, batch_size=3):
+            found += micro_batch.batch.tolist() if micro_batch.counts else []
+    assert found == list(range(10))
