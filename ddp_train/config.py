@@ -280,7 +280,9 @@ def _unknown_hydra_names(hydra: DictConfig) -> list[ConfigError]:
         known = [item.name for item in dataclasses.fields(schema)] + ["env"]  # `env` is a group of Hydra's own, without a field
         node = OmegaConf.select(hydra, section.rstrip(".")) if section else hydra
         given = [str(name) for name in node] if isinstance(node, DictConfig) else []
-        errors += [_unknown(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known]) for name in given if name not in known]
+        errors += [
+            _unknown(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known]) for name in given if name not in known
+        ]
     return errors
 
 
@@ -385,7 +387,7 @@ def _check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Co
     return [
         ConfigError(
             key="scheduler.warmup_steps" if "warmup_steps" in phases else "scheduler.decay_steps",
-            happened=f"{' + '.join(f'{name} {value}' for name, value in phases.items())} is more than the run's {trainer['max_steps']} steps",
+            happened=f"{' + '.join(f'{name} {value}' for name, value in phases.items())}: more than the run's {trainer['max_steps']} steps",
             expected="a schedule that fits into trainer.max_steps",
             fix=f"scheduler.warmup_steps={trainer['max_steps'] // 10}, or a longer run",
         )

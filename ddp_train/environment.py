@@ -65,7 +65,7 @@ def record(job: Job, world: World) -> None:
             "world_size": world.size,
             "hosts": sorted({facts["host"] for facts in ranks}),
             "ranks": [{name: facts[name] for name in ("host", "device", "threads")} for facts in ranks],
-            "packages": {name: version for name, version in sorted((dist.name, dist.version) for dist in metadata.distributions())},
+            "packages": dict(sorted((dist.name, dist.version) for dist in metadata.distributions())),
         },
     )
 

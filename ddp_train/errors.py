@@ -21,7 +21,8 @@ class UserError(Exception):
         self.happened, self.expected, self.fix, self.key = happened, expected, fix, key
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), dict(happened=self.happened, expected=self.expected, fix=self.fix, key=self.key))
+        fields = {"happened": self.happened, "expected": self.expected, "fix": self.fix, "key": self.key}
+        return _rebuild, (type(self), fields)
 
     def __str__(self) -> str:
         lines = [f"{self.key}: {self.happened}" if self.key else self.happened]

@@ -66,7 +66,7 @@ def _become_agent(arguments: list[str], environment: Mapping[str, str]) -> None:
 
         code = agent.main(arguments)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -106,8 +106,9 @@ class Block(nn.Module):
 
     def forward(self, stream_BTD: Tensor) -> Tensor:
         """Return the stream after both branches, shape [B, T, D]."""
-        stream_BTD = stream_BTD + self.attention(self.attention_norm(stream_BTD))
-        return stream_BTD + self.mlp(self.mlp_norm(stream_BTD))
+        attended_BTD: Tensor = stream_BTD + self.attention(self.attention_norm(stream_BTD))
+        output_BTD: Tensor = attended_BTD + self.mlp(self.mlp_norm(attended_BTD))
+        return output_BTD
 
 
 class CausalSelfAttention(nn.Module):

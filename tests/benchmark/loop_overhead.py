@@ -51,7 +51,7 @@ WARM_UP_PAIRS = 3
 class Vectors:
     """Classified vectors in memory: the cheapest data there is, so that the loop shows."""
 
-    def __init__(self, num_samples: int = 400_000, width: int = 64) -> None:
+    def __init__(self, num_samples: int = 500_000, width: int = 64) -> None:
         generator = torch.Generator().manual_seed(0)
         self.inputs = torch.randn(num_samples, width, generator=generator)
         self.targets = torch.randint(10, (num_samples,), generator=generator)
@@ -71,7 +71,7 @@ class Vectors:
 class Tokens:
     """Windows of random tokens, as char_text gives them."""
 
-    def __init__(self, num_samples: int = 400_000, context_length: int = 64) -> None:
+    def __init__(self, num_samples: int = 500_000, context_length: int = 64) -> None:
         generator = torch.Generator().manual_seed(0)
         windows = torch.randint(65, (num_samples, context_length + 1), generator=generator)
         self.inputs, self.targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
@@ -164,7 +164,8 @@ def launch(processes: int, arguments: argparse.Namespace) -> list[str]:
     )
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return [
-        f"| {row['workload']} | {processes} | {row['raw_ms']:.3f} | {row['ours_ms']:.3f} | {spread(row, 'wall')} | {spread(row, 'cpu')} |" for row in rows
+        f"| {row['workload']} | {processes} | {row['raw_ms']:.3f} | {row['ours_ms']:.3f} | {spread(row, 'wall')} | {spread(row, 'cpu')} |"
+        for row in rows
     ]
 
 

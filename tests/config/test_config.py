@@ -113,7 +113,11 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["+model.widht=3", "~model.width"], "model.widht", "did you mean model.width?"),
         (["~model.num_classes"], "model.num_classes", "needs this argument"),
         (["+trainer.max_stepz=3"], "trainer.max_stepz", "did you mean trainer.max_steps?"),
-        (["trainer.global_batch_size=64", "trainer.grad_accum_steps=4", "cluster=cpu"], "trainer.global_batch_size", "the other is derived"),
+        (
+            ["trainer.global_batch_size=64", "trainer.grad_accum_steps=4", "cluster=cpu"],
+            "trainer.global_batch_size",
+            "the other is derived",
+        ),
         (["trainer.global_batch_size=1", "cluster=cpu"], "trainer.global_batch_size", "smaller than the world size 2"),
         (["trainer.max_steps=10", "scheduler.warmup_steps=20"], "scheduler.warmup_steps", "more than the run's 10 steps"),
         (["amp=fp16", "cluster=cpu"], "amp", "amp=bf16"),
@@ -205,7 +209,8 @@ def test_hydras_own_options_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-sc", "query=bash"]])
 def test_asking_hydra_imports_no_torch(tmp_path: Path, arguments: list[str]) -> None:
-    code = f"import sys; sys.argv[1:] = {arguments!r}\nfrom ddp_train import app\ncode = app.main()\nassert 'torch' not in sys.modules\nsys.exit(code)"
+    code = f"import sys; sys.argv[1:] = {arguments!r}\n"
+    code += "from ddp_train import app\ncode = app.main()\nassert 'torch' not in sys.modules\nsys.exit(code)"
     environment = {**os.environ, "COMP_LINE": "ddp-train mod", "COMP_POINT": "13"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -215,4 +220,3 @@ def test_asking_hydra_imports_no_torch(tmp_path: Path, arguments: list[str]) -> 
 
 def test_a_class_without_a_readable_signature_is_left_to_itself() -> None:
     assert target.check_target({"_target_": "builtins.dict", "anything": 1}, "model") == []
-

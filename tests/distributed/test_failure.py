@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY, Project, metrics
+from tests.conftest import Project, metrics
 from tests.unit.data_files import write_cifar_binary, write_mnist
 
 pytestmark = pytest.mark.distributed
@@ -32,7 +32,14 @@ class Fragile(nn.Module):
             os.kill(os.getpid(), getattr(signal, self.fault))
         return self.map(images.flatten(1))
 """
-USE_FRAGILE = ["model._target_=fragile.Fragile", "~model.image_shape", "~model.width", "~model.depth", "cluster=cpu", "cluster.processes_per_node=3"]
+USE_FRAGILE = [
+    "model._target_=fragile.Fragile",
+    "~model.image_shape",
+    "~model.width",
+    "~model.depth",
+    "cluster=cpu",
+    "cluster.processes_per_node=3",
+]
 
 
 def screens(output: str) -> int:

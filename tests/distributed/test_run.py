@@ -129,7 +129,14 @@ class Line(nn.Module):
     done = project.run(
         *["data._target_=mine.parts.Points", "~data.num_samples", "~data.split", "~data.image_size", "~data.channels"],
         *["~data.num_classes", "~data.noise", "~data.seed", "+data.n=256", "~data.eval", "+data.eval.n=50", "+data.eval.shift=1"],
-        *["model._target_=mine.parts.Line", "~model.image_shape", "~model.num_classes", "~model.width", "~model.dropout", "+model.inputs=4"],
+        *[
+            "model._target_=mine.parts.Line",
+            "~model.image_shape",
+            "~model.num_classes",
+            "~model.width",
+            "~model.dropout",
+            "+model.inputs=4",
+        ],
         *["objective._target_=torch.nn.MSELoss", "~objective.label_smoothing"],
         *["optimizer._target_=torch.optim.Adagrad", "~optimizer.betas", "~optimizer.fused", "optimizer.lr=0.3", "optimizer.weight_decay=0"],
         *["scheduler._target_=torch.optim.lr_scheduler.ExponentialLR", "~scheduler.warmup_steps", "~scheduler.total_steps"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ def step_ids(length: int, *, world_size: int, parts: int, batch: int, steps: int
 def test_the_ranks_together_read_the_same_batches_whatever_their_number(world_size: int, parts: int) -> None:
     alone = step_ids(101, world_size=1, parts=1, batch=24, steps=12)  # 101 = 4 x 24 + 5: the fifth batch of an epoch has 5
     assert step_ids(101, world_size=world_size, parts=parts, batch=24, steps=12) == alone
-    assert sorted(sum(alone[:5], [])) == list(range(101))
+    assert sorted(chain.from_iterable(alone[:5])) == list(range(101))
 
 
 def test_any_position_can_be_entered_with_another_number_of_ranks() -> None:
@@ -99,9 +99,7 @@ def test_augmentation_is_keyed_by_epoch_and_sample_not_by_batch() -> None:
         found = {}
         for rank in range(world_size):
             order = SampleOrder(40, seed=0, global_batch_size=10, drop_last=False)
-            loader = TrainLoader(
-                Marked(40), order, rank=rank, world_size=world_size, grad_accum_steps=1, num_workers=0, pin_memory=False
-            )
+            loader = TrainLoader(Marked(40), order, rank=rank, world_size=world_size, grad_accum_steps=1, num_workers=0, pin_memory=False)
             for micro_batch in islice(loader.micro_batches(0), 4):
                 found.update(micro_batch.batch.tolist())
         return found

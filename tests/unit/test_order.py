@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -42,7 +44,7 @@ def test_shares_are_contiguous_complete_and_differ_by_one_at_most(length: int, p
     bounds = [share(5, 5 + length, part, parts) for part in range(parts)]
     assert bounds[0][0] == 5
     assert bounds[-1][1] == 5 + length
-    assert all(left[1] == right[0] for left, right in zip(bounds, bounds[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in pairwise(bounds))
     sizes = [high - low for low, high in bounds]
     assert max(sizes) - min(sizes) <= 1
 

@@ -1,0 +1,114 @@
+"""Checkpoints: complete and verified, or not there; reading one executes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_train import checkpoint
+from ddp_train.build import Components
+from ddp_train.distributed import alone
+from ddp_train.errors import UserError
+from ddp_train.state import TrainState
+from tests.unit.parts import components
+
+
+def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2) -> Path:
+    state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
+    checkpoint.save(folder, parts or components(), state, alone(), keep_last=keep_last, config_hash="abc")
+    return folder / f"step_{step:08d}"
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    parts = components("optimizer=muon", "amp=bf16")
+    torch.rand(7)
+    path = saved(tmp_path, 3, parts)
+    expected, random_numbers = [parameter.clone() for parameter in parts.model.parameters()], torch.rand(5)
+    other, state = components("optimizer=muon", "amp=bf16", "seed=9"), TrainState()
+    assert checkpoint.load(path, other, state, alone())
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.model.parameters(), expected, strict=True))
+    assert (state.step, state.samples, state.best) == (3, 96, {"eval/loss": {"value": 1.5, "step": 1}})
+    assert torch.equal(torch.rand(5), random_numbers)
+    assert json.loads((path / "manifest.json").read_text())["world_size"] == 1
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 10):
+        saved(tmp_path, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000003", "step_00000010"]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Any] = {
+    "is damaged": lambda path: flip(path / "shared.pt"),
+    "bytes instead of": lambda path: os.truncate(path / "rank_00000.pt", 10),
+    "shared.pt is missing": lambda path: (path / "shared.pt").unlink(),
+    "COMPLETE or manifest.json is missing": lambda path: (path / "COMPLETE").unlink(),
+    "manifest.json cannot be read": lambda path: (path / "manifest.json").write_text("{"),
+}
+
+
+@pytest.mark.parametrize("said", DAMAGES)
+def test_damage_is_named_and_the_one_before_is_taken(tmp_path: Path, said: str) -> None:
+    good, bad = saved(tmp_path, 1), saved(tmp_path, 2)
+    DAMAGES[said](bad)
+    found, refused = checkpoint.newest_good(tmp_path)
+    assert found == good
+    assert len(refused) == 1
+    assert said in refused[0]
+    assert "step_00000002" in refused[0]
+
+
+def test_a_half_written_one_does_not_exist_and_is_swept_away_by_the_next(tmp_path: Path) -> None:
+    half = tmp_path / ".partial_step_00000005"
+    half.mkdir(parents=True)
+    (half / "shared.pt").write_bytes(b"half")
+    assert checkpoint.newest_good(tmp_path) == (None, [])
+    saved(tmp_path, 5)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000005"]
+
+
+def test_a_full_disk_is_an_error_and_leaves_the_earlier_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = saved(tmp_path, 1)
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"step 2 was not saved; earlier ones are untouched.*No space left"):
+        saved(tmp_path, 2)
+    assert checkpoint.newest_good(tmp_path)[0] == good
+
+
+class Malicious:
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.marker, "w")
+
+
+def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path) -> None:
+    path, marker = saved(tmp_path, 1), tmp_path / "marker"
+    torch.save({"model": Malicious(str(marker))}, path / "shared.pt")
+    with pytest.raises(Exception, match=r"[Ww]eights"):
+        checkpoint.load(path, components(), TrainState(), alone())
+    assert not marker.exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1)
+    with pytest.raises(UserError, match="does not fit this model"):
+        checkpoint.load(path, components("model.width=17"), TrainState(), alone())
+    shutil.rmtree(path)

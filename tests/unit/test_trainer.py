@@ -1,0 +1,156 @@
+"""The loop: exact gradients whatever the split, no waiting for the device, and an end when the loss is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddp_train.build import Components
+from ddp_train.distributed import alone
+from ddp_train.errors import NonFiniteLossError
+from ddp_train.interfaces import Indices
+from ddp_train.state import TrainState
+from ddp_train.trainer import Loop, Record, Window, evaluate, train, train_step
+from tests.unit.parts import components
+
+
+def loop(records: list[Record], **changes: Any) -> Loop:
+    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "checkpoint_every_steps": None, "clip_grad_norm": None}
+    return Loop(**(settings | changes), write=records.append, save=lambda: None)
+
+
+def gradient_of_one_step(parts: Components) -> Tensor:
+    """Take one step with a learning rate of zero, and return the gradient that it used."""
+    batch = parts.train_loader.order.batch_at(0)
+    micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
+    parts.module.train()
+    train_step(parts, micro_batches, alone(), Window(torch.device("cpu")), global_batch_size=batch.size, clip_grad_norm=None)
+    return torch.cat([parameter.grad.flatten() for parameter in parts.model.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize("accumulation", ["trainer.grad_accum_steps=null", "data.micro_batch_size=8", "data.micro_batch_size=7"])
+def test_the_gradient_is_the_mean_over_the_global_batch_whatever_the_micro_batches(accumulation: str) -> None:
+    parts = components("trainer.global_batch_size=30", accumulation)
+    inputs, labels = parts.train_loader._source.batch(parts.train_loader.order.indices(0, 0, 30))
+    expected = torch.autograd.grad(nn.functional.cross_entropy(parts.model(inputs), labels), list(parts.model.parameters()))
+    found = gradient_of_one_step(parts)
+    assert torch.allclose(found, torch.cat([gradient.flatten() for gradient in expected]), rtol=1e-5, atol=1e-7)
+
+
+class Ragged:
+    """Token sequences of which some targets do not count."""
+
+    facts: Mapping[str, Any] = {"vocab_size": 11, "context_length": 6}
+
+    def __init__(self, num_samples: int = 12) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.tokens = torch.randint(11, (num_samples, 6), generator=generator)
+        self.targets = torch.randint(11, (num_samples, 6), generator=generator)
+        for sample in range(num_samples):
+            self.targets[sample, sample % 6 :] = -100  # sample 0 counts nothing, sample 5 counts five
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        return self.tokens[indices], self.targets[indices]
+
+
+def test_masked_tokens_are_weighted_exactly_over_uneven_micro_batches() -> None:
+    small_gpt = ["model=gpt", "model.num_layers=1", "model.num_heads=2", "model.width=16", "objective=language_modeling"]
+    parts = components(
+        *["data._target_=tests.unit.test_trainer.Ragged", "~data.split", "~data.image_size", "~data.channels", "~data.num_classes"],
+        *["~data.noise", "~data.seed", "~data.eval", "+data.num_samples=12", "objective.ignore_index=-100"],
+        *["trainer.global_batch_size=12", "data.micro_batch_size=5"],
+        base=[*small_gpt, "~data.num_samples", "~metrics.tensorboard"],
+    )
+    tokens, targets = parts.train_loader._source.batch(parts.train_loader.order.indices(0, 0, 12))
+    mean = nn.functional.cross_entropy(parts.model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
+    expected = torch.autograd.grad(mean, list(parts.model.parameters()))
+    found = gradient_of_one_step(parts)
+    assert parts.train_loader.grad_accum_steps == 3
+    assert torch.allclose(found, torch.cat([gradient.flatten() for gradient in expected]), rtol=1e-5, atol=1e-7)
+
+
+def test_the_recorded_loss_is_the_mean_over_the_steps_of_the_window() -> None:
+    every: list[Record] = []
+    third: list[Record] = []
+    train(components("trainer.max_steps=6"), TrainState(), alone(), loop(every))
+    train(components("trainer.max_steps=6"), TrainState(), alone(), loop(third, log_every_steps=3))
+    losses = [record["loss"] for record in every if record["split"] == "train"]
+    assert [record["loss"] for record in third if record["split"] == "train"] == pytest.approx([sum(losses[:3]) / 3, sum(losses[3:]) / 3])
+    assert [record["step"] for record in third] == [3, 6, 6]
+    assert {"loss", "lr", "grad_norm", "samples_per_s", "step_ms", "data_wait_ms", "epoch", "samples", "time"} <= third[0].keys()
+
+
+class CountsHostReads(TorchDispatchMode):
+    """Counts what would make the host wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.is_nonzero.default):
+            self.reads.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None) -> None:
+    parts = components("trainer.max_steps=10")
+    micro_batches = parts.train_loader.micro_batches(0)
+    parts.module.train()
+    window = Window(torch.device("cpu"))
+    one_step = lambda: train_step(parts, [next(micro_batches)], alone(), window, global_batch_size=32, clip_grad_norm=clip)  # noqa: E731
+    parts.optimizer.step = lambda *args, **kwargs: None  # type: ignore[method-assign]  # torch's own business
+    one_step()
+    with CountsHostReads() as counter:
+        one_step()
+        one_step()
+    assert counter.reads == []
+    with CountsHostReads() as counter:
+        window.loss_sum.item()
+    assert counter.reads  # the counter can count
+
+
+def test_a_lost_loss_ends_the_run() -> None:
+    parts = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50")
+    with pytest.raises(NonFiniteLossError, match="up to step"):
+        train(parts, TrainState(), alone(), loop([]))
+
+
+def test_evaluation_leaves_the_model_in_training_mode_and_counts_every_sample() -> None:
+    parts = components()
+    assert parts.eval_loader is not None
+    parts.model.train()
+    metrics = evaluate(parts.model, parts.objective, parts.eval_loader, alone(), autocast=parts.amp.autocast(torch.device("cpu")))
+    assert parts.model.training
+    assert metrics["accuracy"] * 101 == pytest.approx(round(metrics["accuracy"] * 101))
+
+
+def test_the_best_value_of_each_metric_is_kept_with_its_step() -> None:
+    state, records = TrainState(), list[Record]()
+    train(components("trainer.max_steps=30", "optimizer.lr=0.01"), state, alone(), loop(records, evaluate_every_steps=10))
+    evaluations = {record["step"]: record for record in records if record["split"] == "eval"}
+    assert list(evaluations) == [10, 20, 30]
+    best = state.best["eval/loss"]
+    assert best["value"] == min(record["loss"] for record in evaluations.values()) == evaluations[int(best["step"])]["loss"]
+
+
+def test_half_precision_with_a_scaler_clips_what_it_would_clip_without() -> None:
+    """On CPU float16 is refused by the config check, not by the loop: the scaler's order of steps is tested here."""
+    parts, scaled = components("trainer.clip_grad_norm=0.1"), components("trainer.clip_grad_norm=0.1")
+    scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for each in (parts, scaled):
+        micro_batch = next(each.train_loader.micro_batches(0))
+        each.module.train()
+        train_step(each, [micro_batch], alone(), Window(torch.device("cpu")), global_batch_size=32, clip_grad_norm=0.1)
+    for left, right in zip(parts.model.parameters(), scaled.model.parameters(), strict=True):
+        assert torch.allclose(left, right, rtol=1e-5, atol=1e-7)
