@@ -15,7 +15,7 @@ import torch
 from hydra.errors import HydraException
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_train.amp import Amp
 from ddp_train.config import LOADER_KEYS, BatchIdentity
@@ -83,6 +83,8 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     module = strategy.prepare(model, world.device, world.size)
     optimizer = _optimizer(tree["optimizer"], model)
     scheduler = instantiate(tree["scheduler"], key="scheduler", facts={"total_steps": total_steps}, first=optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError(key="scheduler._target_", happened="ReduceLROnPlateau follows a metric", expected="a schedule of steps")
     amp: Amp = instantiate(tree["amp"], key="amp")
     seed_all(tree["seed"], rank=world.rank)  # from here on each rank draws its own (dropout)
 

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ import torch
 from ddp_train.build import Components
 from ddp_train.distributed import World
 from ddp_train.errors import UserError
-from ddp_train.state import TrainState, random_state, set_random_state
+from ddp_train.state import TrainState, WindowSums, random_state, set_random_state
 
 _MANIFEST = "manifest.json"
 _COMPLETE = "COMPLETE"
 
 
-def save(folder: Path, components: Components, state: TrainState, world: World, *, keep_last: int, config_hash: str) -> None:
+def save(
+    folder: Path, components: Components, state: TrainState, window: WindowSums, world: World, *, keep_last: int, config_hash: str
+) -> None:
     """Save the run's state below `folder`, then remove all but the newest `keep_last` checkpoints. Collective.
 
     Raises:
@@ -41,7 +44,7 @@ def save(folder: Path, components: Components, state: TrainState, world: World, 
     world.barrier()
     problem = ""
     try:
-        _write(partial / f"rank_{world.rank:05d}.pt", {"random": random_state(world.device)})
+        _write(partial / f"rank_{world.rank:05d}.pt", {"random": random_state(world.device), "window": asdict(window)})
         if world.is_main:
             _write(partial / "shared.pt", _shared_state(components, state))
     except OSError as error:
@@ -111,11 +114,21 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
     components.scheduler.load_state_dict(shared["scheduler"])
     components.scaler.load_state_dict(shared["scaler"])
     state.load_state_dict(shared["state"])
-    if json.loads((checkpoint / _MANIFEST).read_text())["world_size"] != world.size:
-        return False
-    own = torch.load(checkpoint / f"rank_{world.rank:05d}.pt", map_location="cpu", weights_only=True)
-    set_random_state(own["random"], world.device)
-    return True
+    saved_world_size = json.loads((checkpoint / _MANIFEST).read_text())["world_size"]
+    if saved_world_size == world.size:
+        own = _read_rank(checkpoint, world.rank)
+        state.window = WindowSums(**own["window"])
+        set_random_state(own["random"], world.device)
+        return True
+    windows = [WindowSums(**_read_rank(checkpoint, rank)["window"]) for rank in range(saved_world_size if world.is_main else 1)]
+    total = sum(window.loss_sum for window in windows) if world.is_main else 0.0  # rank 0 carries on what all of them had
+    state.window = WindowSums(total, windows[0].weight)
+    return False
+
+
+def _read_rank(checkpoint: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(checkpoint / f"rank_{rank:05d}.pt", map_location="cpu", weights_only=True)
+    return found
 
 
 def _shared_state(components: Components, state: TrainState) -> dict[str, Any]:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+
+
+@dataclass(frozen=True)
+class WindowSums:
+    """The running sums between two log steps."""
+
+    loss_sum: float = 0.0  # over one rank's units
+    weight: float = 0.0  # over all ranks
 
 
 @dataclass
@@ -17,9 +25,10 @@ class TrainState:
     step: int = 0
     samples: int = 0
     best: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> {"value", "step"}
+    window: WindowSums | None = None  # of the checkpoint that was resumed from; differs between ranks
 
     def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"step": self.step, "samples": self.samples, "best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.samples, self.best = state["step"], state["samples"], state["best"]

@@ -22,7 +22,7 @@ from ddp_train.data.loader import EvalLoader, MicroBatch
 from ddp_train.distributed import World
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.interfaces import Batch, Objective
-from ddp_train.state import TrainState
+from ddp_train.state import TrainState, WindowSums
 
 Record = dict[str, Any]
 """One line of metrics.jsonl."""
@@ -37,19 +37,29 @@ class Loop:
     checkpoint_every_steps: int | None  # None: at the end only
     clip_grad_norm: float | None
     write: Callable[[Record], None]  # rank 0 writes, the others drop it
-    save: Callable[[], None]  # collective
+    save: Callable[[Window], None]  # collective
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
 
 class Window:
-    """What happened since the last log step. The loss stays on the device until the next one."""
+    """What happened since the last log step. The loss stays on the device until the next one.
 
-    def __init__(self, device: torch.device) -> None:
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # over this rank's units
-        self.weight: float | Tensor = 0.0  # over all ranks
-        self.steps = self.samples = 0
+    Args:
+        device: where the loss is added up.
+        sums: what a checkpoint between two log steps held, so that the next record is that of a run that never stopped.
+    """
+
+    def __init__(self, device: torch.device, sums: WindowSums | None = None) -> None:
+        sums = sums or WindowSums()
+        self.loss_sum = torch.full((), sums.loss_sum, dtype=torch.float64, device=device)  # over this rank's units
+        self.weight: float | Tensor = sums.weight  # over all ranks
+        self.steps = self.samples = 0  # since this process began the window, for the time of a step
         self.data_wait_s = 0.0
         self.started = time.perf_counter()
+
+    def sums(self) -> WindowSums:
+        """Read the sums from the device."""
+        return WindowSums(self.loss_sum.item(), float(self.weight))
 
     def leave_out(self, since: float) -> None:
         """Take the time since `since` (an evaluation, a save) out of the time per step."""
@@ -65,7 +75,7 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
     loader = components.train_loader
     stream = loader.micro_batches(state.samples)
     components.module.train()
-    window = Window(world.device)
+    window = Window(world.device, state.window)
     while state.step < components.total_steps:
         started = time.perf_counter()
         batch = loader.order.batch_at(state.samples)
@@ -89,7 +99,7 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
             window.leave_out(started)
         if is_last or (loop.checkpoint_every_steps and state.step % loop.checkpoint_every_steps == 0):
             started = time.perf_counter()
-            loop.save()
+            loop.save(window)
             window.leave_out(started)
 
 

@@ -138,8 +138,10 @@ def run_job(job: Job, world: World, state: TrainState) -> None:
     _resume(job, components, state, world)
     if world.is_main:
         print(summary.plan(components, state), flush=True)
-    if state.step >= components.total_steps:
-        return  # completed before; its result stays
+    if state.step >= components.total_steps:  # completed before; its result stays
+        if world.is_main:
+            print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
+        return
     if world.is_main:  # of an earlier attempt: a run that looks done must be done
         run_dir.result.unlink(missing_ok=True)
         run_dir.failure.unlink(missing_ok=True)
@@ -154,8 +156,14 @@ def run_job(job: Job, world: World, state: TrainState) -> None:
         checkpoint_every_steps=tree["checkpoint"]["every_steps"],
         clip_grad_norm=tree["trainer"]["clip_grad_norm"],
         write=lambda record: _write(writers, record),
-        save=lambda: checkpoint.save(
-            run_dir.checkpoints, components, state, world, keep_last=tree["checkpoint"]["keep_last"], config_hash=job.config.hash()
+        save=lambda window: checkpoint.save(
+            run_dir.checkpoints,
+            components,
+            state,
+            window.sums(),
+            world,
+            keep_last=tree["checkpoint"]["keep_last"],
+            config_hash=job.config.hash(),
         ),
     )
     train(components, state, world, loop)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,14 @@ def metrics(run: Path, split: str | None = None) -> list[dict[str, Any]]:
     """Return the records of a run's metrics.jsonl."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [record for record in records if split in (None, record["split"])]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 90) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen in {timeout_s} s"
+        time.sleep(0.02)
 
 
 def our_processes(folder: Path) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Project, metrics
+from tests.conftest import TINY, Project, finish, metrics, our_processes, wait_for
 from tests.unit.data_files import write_cifar_binary, write_mnist
 
 pytestmark = pytest.mark.distributed
@@ -27,7 +28,7 @@ class Fragile(nn.Module):
         if self.calls == 3 and os.environ["RANK"] == "1":
             if self.fault == "raise":
                 raise ValueError("the third forward of rank 1")
-            if self.fault == "nan":
+            if self.fault == "poison":
                 return self.map(images.flatten(1)) * float("nan")
             os.kill(os.getpid(), getattr(signal, self.fault))
         return self.map(images.flatten(1))
@@ -52,7 +53,7 @@ def screens(output: str) -> int:
         ("raise", "ValueError", "the third forward of rank 1"),
         ("SIGKILL", "SIGKILL", "ended by SIGKILL"),
         ("SIGSEGV", "SIGSEGV", "ended by SIGSEGV"),
-        ("nan", "NonFiniteLossError", "the training loss is nan"),
+        ("poison", "NonFiniteLossError", "the training loss is nan"),
     ],
 )
 def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fault: str, error: str, said: str) -> None:
@@ -66,7 +67,7 @@ def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fa
     run = project.the_run()
     failure = json.loads((run / "failure.json").read_text())
     assert failure["error"] == error
-    if fault != "nan":  # which is every rank's, after the sum
+    if fault != "poison":  # which is every rank's, after the sum
         assert failure["rank"] == 1
         assert f"rank 1 on {failure['host']} (pid {failure['pid']})" in done.output
     if fault == "raise":
@@ -129,3 +130,21 @@ def test_bad_data_is_named_without_a_traceback(project: Project, make: object, n
     run = project.the_run()
     assert json.loads((run / "result.json").read_text())["status"] == "failed"
     assert not (run / "metrics.jsonl").exists() or metrics(run) == []
+
+
+ENDINGS = {  # what is done to the launcher -> its exit code
+    "SIGINT": 130,
+    "SIGTERM": 143,
+    "SIGKILL": -9,
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_stopping_the_launcher_stops_everything(project: Project, name: str) -> None:
+    process = project.start(*TINY, "trainer.max_steps=100000", "cluster=cpu", "data.num_workers=1")
+    wait_for(lambda: any(len(metrics(run)) > 3 for run in project.runs() if (run / "metrics.jsonl").exists()))
+    process.send_signal(getattr(signal, name))
+    assert finish(process, timeout=20).returncode == ENDINGS[name]
+    wait_for(lambda: not our_processes(project.folder), timeout_s=3)
+    if name == "SIGINT":
+        assert json.loads((project.the_run() / "result.json").read_text())["status"] == "interrupted"

@@ -15,13 +15,13 @@ from ddp_train import checkpoint
 from ddp_train.build import Components
 from ddp_train.distributed import alone
 from ddp_train.errors import UserError
-from ddp_train.state import TrainState
+from ddp_train.state import TrainState, WindowSums
 from tests.unit.parts import components
 
 
 def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2) -> Path:
     state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
-    checkpoint.save(folder, parts or components(), state, alone(), keep_last=keep_last, config_hash="abc")
+    checkpoint.save(folder, parts or components(), state, WindowSums(), alone(), keep_last=keep_last, config_hash="abc")
     return folder / f"step_{step:08d}"
 
 

@@ -22,7 +22,7 @@ from tests.unit.parts import components
 
 def loop(records: list[Record], **changes: Any) -> Loop:
     settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "checkpoint_every_steps": None, "clip_grad_norm": None}
-    return Loop(**(settings | changes), write=records.append, save=lambda: None)
+    return Loop(**(settings | changes), write=records.append, save=lambda window: None)
 
 
 def gradient_of_one_step(parts: Components) -> Tensor:
