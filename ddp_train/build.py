@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_train.amp import Amp
-from ddp_train.config import LOADER_KEYS, BatchIdentity
 from ddp_train.data.dataset import as_source
 from ddp_train.data.loader import EvalLoader, TrainLoader, require_samples
 from ddp_train.data.order import SampleOrder
@@ -27,6 +26,8 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import DataSource, MetricWriter, Objective, Strategy
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
+from ddp_train.rules import BatchIdentity
+from ddp_train.schema import LOADER_KEYS
 from ddp_train.state import seed_all
 from ddp_train.target import AUTO, accepts, locate
 

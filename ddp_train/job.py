@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_train.config import BatchIdentity, RunConfig
+from ddp_train.config import RunConfig
+from ddp_train.rules import BatchIdentity
 from ddp_train.run_dir import RunDir
 
 JOB_VARIABLE = "DDP_TRAIN_JOB"

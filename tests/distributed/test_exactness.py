@@ -64,7 +64,13 @@ def test_three_processes_that_divide_nothing_give_the_same_run_as_one(project: P
 def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped(project: Project) -> None:
     """Three ranks, because two cannot show a difference in the order of a sum; dropout and workers, because they have state."""
     command = [*TINY_CONVNET, "model.dropout=0.2", "data.num_workers=1", "cluster=cpu"]
-    command += ["cluster.processes_per_node=3", "trainer.max_steps=60", "trainer.max_epochs=null", "checkpoint.every_steps=7", "trainer.evaluate_every_steps=10"]
+    command += [
+        "cluster.processes_per_node=3",
+        "trainer.max_steps=60",
+        "trainer.max_epochs=null",
+        "checkpoint.every_steps=7",
+        "trainer.evaluate_every_steps=10",
+    ]
     command += ["trainer.log_every_steps=5"]  # so that checkpoints lie between two records
     whole = project.run(*command, "hydra.run.dir=outputs/whole")
     assert whole.returncode == 0, whole.output

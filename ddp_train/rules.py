@@ -1,0 +1,120 @@
+"""Rules across sections: the batch's identity, the run's length, the device. Each returns the problems that it finds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_train import devices
+from ddp_train.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchIdentity:
+    """global batch = micro-batch x ranks x accumulation; ranks take b or b + 1 samples where it does not divide."""
+
+    global_batch_size: int
+    micro_batch_size: int
+    grad_accum_steps: int
+    world_size: int
+
+    def __str__(self) -> str:
+        exact = self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size
+        sign = "=" if exact else "<="
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return (
+            f"global batch {self.global_batch_size} {sign} micro-batch {self.micro_batch_size} x {ranks}"
+            f" x accumulation {self.grad_accum_steps}"
+        )
+
+
+def batch_identity(
+    trainer: Mapping[str, Any], data: Mapping[str, Any], cluster: Mapping[str, Any]
+) -> tuple[BatchIdentity | None, list[ConfigError]]:
+    """Derive whichever of the global batch size and the accumulation is not given; refuse a contradiction."""
+    world_size = cluster["nodes"] * devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
+    if devices.is_torchrun_worker():
+        world_size, started = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        if cluster["processes_per_node"] not in (None, started):
+            return None, [
+                ConfigError(
+                    key="cluster.processes_per_node",
+                    happened=f"is {cluster['processes_per_node']}, but torchrun started {started} processes on this node",
+                    fix=f"--nproc-per-node={cluster['processes_per_node']}, or leave the key out",
+                )
+            ]
+    micro, total, accumulation = data["micro_batch_size"], trainer["global_batch_size"], trainer["grad_accum_steps"]
+    if total is None:
+        accumulation = accumulation or 1
+        total = micro * world_size * accumulation
+    elif total < world_size:
+        return None, [
+            ConfigError(
+                key="trainer.global_batch_size",
+                happened=f"{total} is smaller than the world size {world_size}",
+                expected="at least one sample per rank",
+                fix=f"trainer.global_batch_size={world_size}, or fewer processes",
+            )
+        ]
+    elif accumulation is None:
+        accumulation = -(-total // (micro * world_size))
+    elif micro * world_size * accumulation != total:
+        return None, [
+            ConfigError(
+                key="trainer.global_batch_size",
+                happened=f"is {total}, but micro-batch {micro} x {world_size} ranks x accumulation {accumulation}"
+                f" = {micro * world_size * accumulation}",
+                expected="give trainer.global_batch_size or trainer.grad_accum_steps; the other is derived",
+                fix="trainer.grad_accum_steps=null",
+            )
+        ]
+    micro = min(micro, -(-total // (world_size * accumulation)))
+    return BatchIdentity(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size), []
+
+
+def check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[ConfigError]:
+    """Check that the run ends, and that the scheduler's phases fit into it (by epochs, the worker checks when it knows the data)."""
+    if trainer["max_steps"] is None and trainer["max_epochs"] is None:
+        return [ConfigError(key="trainer.max_steps", happened="neither max_steps nor max_epochs is given", fix="trainer.max_steps=1000")]
+    scheduler = tree.get("scheduler")
+    if trainer["max_steps"] is None or not isinstance(scheduler, dict):
+        return []
+    phases = {name: scheduler[name] for name in ("warmup_steps", "decay_steps") if isinstance(scheduler.get(name), int)}
+    if sum(phases.values()) <= trainer["max_steps"]:
+        return []
+    return [
+        ConfigError(
+            key="scheduler.warmup_steps" if "warmup_steps" in phases else "scheduler.decay_steps",
+            happened=f"{' + '.join(f'{name} {value}' for name, value in phases.items())}: more than the run's {trainer['max_steps']} steps",
+            expected="a schedule that fits into trainer.max_steps",
+            fix=f"scheduler.warmup_steps={trainer['max_steps'] // 10}, or a longer run",
+        )
+    ]
+
+
+def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[ConfigError]:
+    errors = []
+    device = devices.resolve_device(cluster["device"])
+    if device == "cuda" and not devices.is_torchrun_worker() and cluster["nodes"] == 1:
+        gpus, wanted = devices.count_gpus(), devices.processes_per_node(cluster["processes_per_node"], "cuda")
+        if gpus < wanted:
+            errors.append(
+                ConfigError(
+                    key="cluster.processes_per_node" if gpus else "cluster.device",
+                    happened=f"{wanted} processes want a GPU each; this machine shows {gpus}",
+                    fix=f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu",
+                )
+            )
+    amp = tree.get("amp")
+    if device == "cpu" and isinstance(amp, dict) and amp.get("dtype") == "float16":
+        errors.append(
+            ConfigError(
+                key="amp",
+                happened="fp16 was chosen for a run on CPU, where it is slower than fp32 and overflows",
+                expected="amp=off or amp=bf16 on CPU",
+                fix="amp=bf16",
+            )
+        )
+    return errors

@@ -1,0 +1,67 @@
+"""The keys of our own sections, with their types, defaults and ranges. What a `_target_` node takes is its class's signature instead."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RootConfig:
+    """The keys of the root itself."""
+
+    name: str = "default"
+    seed: int = field(default=0, metadata={"min": 0})
+    resume: str = "auto"
+
+
+@dataclass
+class TrainerConfig:
+    """The section `trainer`."""
+
+    max_steps: int | None = field(default=None, metadata={"min": 1})
+    max_epochs: int | None = field(default=None, metadata={"min": 1})
+    global_batch_size: int | None = field(default=None, metadata={"min": 1})
+    grad_accum_steps: int | None = field(default=None, metadata={"min": 1})
+    clip_grad_norm: float | None = field(default=None, metadata={"above": 0})
+    log_every_steps: int = field(default=50, metadata={"min": 1})
+    evaluate_every_steps: int | None = field(default=None, metadata={"min": 1})
+
+
+@dataclass
+class CheckpointConfig:
+    """The section `checkpoint`."""
+
+    every_steps: int | None = field(default=None, metadata={"min": 1})
+    keep_last: int = field(default=2, metadata={"min": 1})
+
+
+@dataclass
+class ClusterConfig:
+    """The section `cluster`."""
+
+    launcher: str = field(default="local", metadata={"one_of": ("local", "torchrun")})
+    device: str = field(default="auto", metadata={"one_of": ("auto", "cpu", "cuda")})
+    nodes: int = field(default=1, metadata={"min": 1})
+    processes_per_node: int | None = field(default=None, metadata={"min": 1})
+    threads_per_process: int | None = field(default=None, metadata={"min": 1})
+    node_rank: int | None = field(default=None, metadata={"min": 0})
+    rendezvous_endpoint: str | None = None
+    rendezvous_id: str = "ddp_train"
+
+
+@dataclass
+class LoaderConfig:
+    """The keys of the section `data` that are ours; the others are arguments of its `_target_`."""
+
+    micro_batch_size: int = field(default=32, metadata={"min": 1})
+    eval_batch_size: int | None = field(default=None, metadata={"min": 1})
+    num_workers: int = field(default=0, metadata={"min": 0})
+    drop_last: bool = False
+    eval: dict[str, Any] | None = None
+
+
+SECTIONS: dict[str, type] = {"trainer": TrainerConfig, "checkpoint": CheckpointConfig, "cluster": ClusterConfig}
+TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
+LOADER_KEYS = tuple(item.name for item in dataclasses.fields(LoaderConfig))
