@@ -36,20 +36,16 @@ def main(arguments: list[str]) -> int:
     try:
         torchrun.run(torchrun.parse_args(arguments))
     except ChildFailedError as error:
-        if run_dir is not None:
-            _report(error, run_dir, seconds=time.monotonic() - started)
-        return 1
+        rank, first = error.get_first_failure()
+        found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode)
+        if run_dir is not None and found.record(run_dir, seconds=time.monotonic() - started):
+            print(found.screen(run_dir), file=sys.stderr, flush=True)
+        elif run_dir is None and first.exitcode < 0:
+            print(f"\nThe run failed: rank {rank} on {found.host} (pid {found.pid}): {found.message}", file=sys.stderr, flush=True)
+        return max(1, first.exitcode)  # a rank that refused the input has said so with 2
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
-
-
-def _report(error: ChildFailedError, run_dir: RunDir, *, seconds: float) -> None:
-    """Show the screen of a rank that could not show one itself: it was killed, or left by an exit of its own."""
-    rank, first = error.get_first_failure()
-    found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode)
-    if found.record(run_dir, seconds=seconds):
-        print(found.screen(run_dir), file=sys.stderr, flush=True)
 
 
 def _quieten(run_dir: RunDir | None) -> None:
@@ -58,7 +54,7 @@ def _quieten(run_dir: RunDir | None) -> None:
     handler: logging.Handler = logging.NullHandler()
     if run_dir is not None:
         run_dir.logs.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(run_dir.agent_log(int(os.environ.get("GROUP_RANK", "0"))), delay=True)
+        handler = logging.FileHandler(run_dir.agent_log(0), delay=True)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for name in ("torch", "torch.distributed", "torch.distributed.run", "torch.distributed.elastic"):
         logger = logging.getLogger(name)

@@ -6,6 +6,7 @@ objective), the number of steps (scheduler) or the run's folder (metrics) by the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -77,6 +78,8 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     model = instantiate(tree["model"], key="model", facts=facts)
     if not isinstance(model, nn.Module):
         raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(key="model", happened="the model has no parameter to train")
     objective = instantiate(tree["objective"], key="objective", facts=facts)
     if isinstance(objective, nn.Module):  # a loss with weights of its own
         objective = objective.to(world.device)
@@ -128,20 +131,26 @@ def instantiate(node: Mapping[str, Any], *, key: str, facts: Mapping[str, Any] |
     Raises:
         UserError: its class raised; the message has the config key.
     """
-    automatic = [name for name, value in node.items() if value == AUTO]
+    automatic = [name for name, value in node.items() if value == AUTO and facts is not None]
     filled = {name: facts[name] for name in automatic if facts and name in facts}
     given = {name: value for name, value in node.items() if name not in automatic}
     try:
         make = hydra.utils.instantiate({"_convert_": "all", **given, "_partial_": True})
+    except HydraException as error:  # of a node inside this one: its cause says more than Hydra's words around it
+        cause = error.__cause__ or error
+        cause.add_note(f"config key: {key}")
+        raise cause from None
+    if node.get("_partial_") and first is None:
+        return functools.partial(make, **filled)
+    try:
         return make(*([] if first is None else [first]), **filled)
     except UserError:
         raise
-    except HydraException as error:  # of a node inside this one
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        raise ConfigError(key=key, happened=_words(error)) from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(key=key, happened=f"{node['_target_']}: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
+            raise ConfigError(key=key, happened=f"{node['_target_']}: {error}") from None  # the call itself did not fit
+        error.add_note(f"config key: {key}")
+        raise
 
 
 def _source(data: Mapping[str, Any], changes: Mapping[str, Any] | None, *, key: str) -> DataSource:
@@ -165,8 +174,6 @@ def _optimizer(node: Mapping[str, Any], model: nn.Module) -> Optimizer:
     if accepts(locate(node["_target_"]), "model"):
         return cast(Optimizer, instantiate(node, key="optimizer", first=model))
     groups = parameter_groups(model, node.get("weight_decay"))
-    if not groups:
-        raise ConfigError(key="model", happened="the model has no parameter to train")
     return cast(Optimizer, instantiate(node, key="optimizer", first=groups))
 
 
@@ -175,9 +182,3 @@ def _total_steps(trainer: Mapping[str, Any], steps_per_epoch: int) -> int:
     by_epochs = trainer["max_epochs"] * steps_per_epoch if trainer["max_epochs"] is not None else None
     limits = [limit for limit in (trainer["max_steps"], by_epochs) if limit is not None]
     return int(min(limits))
-
-
-def _words(error: Exception) -> str:
-    """Return the cause in its own words; Hydra's wrapper around it says nothing that the key does not say."""
-    cause = error.__cause__
-    return f"{type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[0]

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ddp_train.state import TrainState, WindowSums, random_state, set_random_sta
 
 _MANIFEST = "manifest.json"
 _COMPLETE = "COMPLETE"
+_CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
 
 
 def save(
@@ -91,6 +93,15 @@ def verify(checkpoint: Path) -> str:
     return ""
 
 
+def set_aside_after(checkpoint: Path) -> list[str]:
+    """Rename the checkpoints of later steps, which a run that continues from `checkpoint` leaves behind; return their new names."""
+    renamed = []
+    for later in sorted(path for path in checkpoint.parent.glob("step_*") if path.name > checkpoint.name):
+        free = (later.with_name(f"aside_{number}_{later.name}") for number in count())
+        renamed.append(later.rename(next(path for path in free if not path.exists())).name)
+    return renamed
+
+
 def load(checkpoint: Path, components: Components, state: TrainState, world: World) -> bool:
     """Put a verified checkpoint into the components. Every rank reads the files.
 
@@ -103,7 +114,10 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
     shared = torch.load(checkpoint / "shared.pt", map_location="cpu", weights_only=True)
     try:
         components.model.load_state_dict(shared["model"])
+        configured = [{key: value for key, value in group.items() if key in _CONFIGURED} for group in components.optimizer.param_groups]
         components.optimizer.load_state_dict(shared["optimizer"])
+        for group, values in zip(components.optimizer.param_groups, configured, strict=True):
+            group.update(values)  # where `resume RUN optimizer.weight_decay=...` differs from what was saved, the config wins
     except (RuntimeError, ValueError, KeyError) as error:
         raise UserError(
             key="resume",
@@ -158,7 +172,6 @@ def _publish(partial: Path, final: Path, facts: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
     _sync_folder(partial)
-    shutil.rmtree(final, ignore_errors=True)  # only ever one that did not verify: a good one would have been resumed from
     partial.rename(final)
     _sync_folder(final.parent)
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.errors import ConfigError
-from ddp_train.rules import BatchIdentity, batch_identity, check_device, check_steps
+from ddp_train.rules import BatchIdentity, batch_identity, check_device, check_steps, check_strategy
 from ddp_train.run_dir import sha256
 from ddp_train.schema import LOADER_KEYS, SECTIONS, TARGETS, LoaderConfig, RootConfig
 from ddp_train.target import check_target
@@ -65,7 +65,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     errors: list[ConfigError] = []
     if hydra is not None:
         errors += _unknown_hydra_names(hydra)
-    tree = _resolve(config, "", errors)
+    tree = {"metrics": {}, **_resolve(config, "", errors)}
     errors += _unknown_root_names(tree)
     sections = {name: _typed(schema, tree.get(name) or {}, name, errors) for name, schema in SECTIONS.items()}
     data: dict[str, Any] = tree["data"] if isinstance(tree.get("data"), dict) else {}
@@ -80,6 +80,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         batch, batch_errors = batch_identity(sections["trainer"], sections["data"], sections["cluster"])
         errors += batch_errors
         errors += check_steps(tree, sections["trainer"])
+        errors += check_strategy(tree, batch)
         errors += check_device(tree, sections["cluster"])
     if errors or batch is None:
         raise ConfigErrors(errors)
@@ -96,11 +97,19 @@ def load(tree: dict[str, Any]) -> RunConfig:
     return check(OmegaConf.create(tree))
 
 
+_WITHOUT_EFFECT_ON_RESULTS = (
+    *("name", "resume", "cluster", "metrics", "checkpoint", "trainer.grad_accum_steps", "trainer.log_every_steps"),
+    *("trainer.evaluate_every_steps", "data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
+)
+
+
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Name the keys that differ between two resolved configs, leaving out those that do not change the results."""
-    left, right = (dict(_leaves({k: v for k, v in tree.items() if k not in ("cluster", "resume", "name")})) for tree in (ours, theirs))
-    left.pop("trainer.grad_accum_steps", None)
-    right.pop("trainer.grad_accum_steps", None)
+
+    def counts(key: str) -> bool:
+        return not any(key == other or key.startswith(f"{other}.") for other in _WITHOUT_EFFECT_ON_RESULTS)
+
+    left, right = ({key: value for key, value in _leaves(tree) if counts(key)} for tree in (ours, theirs))
     return [
         f"{key}: {right.get(key, '(absent)')} -> {left.get(key, '(absent)')}"
         for key in sorted(left.keys() | right.keys())
@@ -125,13 +134,13 @@ def keys(config: Mapping[str, Any]) -> list[str]:
 def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError]) -> dict[str, Any]:
     """Turn a composed config into plain containers, collecting every value that cannot be had."""
     plain: dict[str, Any] = {}
-    for key in map(str, node):
-        path = f"{prefix}{key}"
-        if OmegaConf.is_missing(node, key):
+    for name in node:
+        key, path = str(name), f"{prefix}{name!s}"  # text, as JSON has it on its way to the other ranks
+        if OmegaConf.is_missing(node, name):
             errors.append(ConfigError(key=path, happened="has no value yet (???)", fix=f"{path}=VALUE"))
             continue
         try:
-            value = node[key]
+            value = node[name]
             if isinstance(value, DictConfig):
                 plain[key] = _resolve(value, f"{path}.", errors)
             else:
@@ -191,7 +200,11 @@ def _unknown(key: str, valid: Iterable[str]) -> ConfigError:
 def _unknown_root_names(tree: Mapping[str, Any]) -> list[ConfigError]:
     """Find misspelt sections. Other names are the user's own, for `${...}`; a YAML adds them without Hydra's asking."""
     known = [*SECTIONS, *TARGETS, "metrics", *(item.name for item in dataclasses.fields(RootConfig))]
-    return [_unknown(name, known) for name in tree if name not in known and difflib.get_close_matches(name, known, n=1, cutoff=0.75)]
+    return [
+        _unknown(name, known)
+        for name, value in tree.items()
+        if isinstance(value, Mapping) and name not in known and difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    ]
 
 
 def _unknown_hydra_names(hydra: DictConfig) -> list[ConfigError]:
@@ -231,6 +244,10 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
                 yield {**node, **changes}, "data.eval"
         if name != "metrics" and "_target_" not in node:
             yield {**node, "_target_": None}, name
+        if name == "metrics":
+            yield from (
+                (dict(writer), f"metrics.{key}") for key, writer in node.items() if isinstance(writer, dict) and "_target_" not in writer
+            )
         for key, inner in _nodes({name: node}):
             if isinstance(inner, dict) and "_target_" in inner:
                 yield inner, key
@@ -239,6 +256,8 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
 def _nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         yield f"{prefix}{key}", value
+        if isinstance(value, list):
+            value = {str(place): item for place, item in enumerate(value) if isinstance(item, Mapping)}
         if isinstance(value, Mapping):
             yield from _nodes(value, f"{prefix}{key}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -22,10 +23,10 @@ def count_gpus() -> int:
 
 
 def resolve_device(device: str) -> str:
-    """Turn `auto` into `cuda` or `cpu`; other names stay."""
+    """Turn `auto` into `cuda` (a GPU is there, and torch was built for it) or `cpu`; other names stay."""
     if device != "auto":
         return device
-    return "cuda" if count_gpus() else "cpu"
+    return "cuda" if count_gpus() and _torch_has_cuda() else "cpu"
 
 
 def processes_per_node(configured: int | None, device: str) -> int:
@@ -38,6 +39,11 @@ def processes_per_node(configured: int | None, device: str) -> int:
 def cores() -> int:
     """Return how many CPU cores this process may use (a container's or SLURM's share, not the machine's)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _torch_has_cuda() -> bool:
+    spec = importlib.util.find_spec("torch")  # finds the package without importing it
+    return spec is not None and spec.origin is not None and any((Path(spec.origin).parent / "lib").glob("*torch_cuda*"))
 
 
 def is_torchrun_worker() -> bool:

@@ -6,6 +6,7 @@ Runs only after Hydra raised. Each override is looked at alone, then the right o
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def explain(error: Exception, arguments: list[str], conf: Path) -> str:
     """Return what to show for an exception that Hydra raised: all problems of the command line, or else Hydra's own words."""
     try:
         found = _find_all(arguments, conf)
-    except (HydraException, OmegaConfBaseException):
+    except Exception:  # then Hydra's own words must do
         found = []
     if found:
         return str(config.ConfigErrors(found))
@@ -39,15 +40,13 @@ def explain(error: Exception, arguments: list[str], conf: Path) -> str:
     return str(config.ConfigErrors([ConfigError(happened="\n".join(said))]))
 
 
-def refuse_unknown(overrides: list[str], saved: DictConfig) -> None:
+def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
     """Raise for an override that does not name a key of a saved config.
 
     Raises:
         ConfigErrors: with every such override.
     """
-    tree = OmegaConf.to_container(saved)
-    assert isinstance(tree, dict)
-    valid = config.keys({str(key): value for key, value in tree.items()})
+    valid = config.keys(saved)
     errors = []
     for text in overrides:
         key, equals, _ = text.partition("=")

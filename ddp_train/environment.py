@@ -22,6 +22,7 @@ from ddp_train.job import Job
 from ddp_train.run_dir import write_atomic, write_json
 
 _GIT_TIMEOUT_S = 10
+_SHARED_WITHIN_S = 20
 
 
 def record(job: Job, world: World) -> None:
@@ -34,6 +35,13 @@ def record(job: Job, world: World) -> None:
     """
     ranks = world.gather(_this_rank(job, world))
     for rank, facts in enumerate(ranks):
+        if not facts["sees_run_dir"]:
+            raise UserError(
+                key="hydra.run.dir",
+                happened=f"rank {rank} on {facts['host']} does not see {job.run_dir.root}",
+                expected="a folder on a file system that all machines share: every rank writes its part of a checkpoint there",
+                fix="hydra.run.dir=FOLDER, or start from a shared folder",
+            )
         for name in ("config_sha256", "ddp_train", "torch"):
             if facts[name] != ranks[0][name]:
                 raise UserError(
@@ -70,10 +78,21 @@ def record(job: Job, world: World) -> None:
     )
 
 
+def _sees(path: Path) -> bool:
+    """Tell whether a file is there; a network file system may need a while to show what another machine wrote."""
+    deadline = time.monotonic() + _SHARED_WITHIN_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
 def _this_rank(job: Job, world: World) -> dict[str, Any]:
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "host": socket.gethostname(),
+        "sees_run_dir": _sees(job.run_dir.config),
         "device": f"{world.device} ({name})",
         "threads": torch.get_num_threads(),
         "config_sha256": job.config.hash(),

@@ -27,8 +27,10 @@ def open_rank_log(run_dir: RunDir, rank: int) -> TextIO:
     if rank == 0:
         sys.stdout, sys.stderr = stdout, stderr
     root = logging.getLogger("ddp_train")
-    root.handlers.clear()
-    handler = logging.StreamHandler(os.fdopen(os.dup(2), "w", buffering=1))
+    for earlier in root.handlers[:]:  # of the job before, in a sweep under torchrun
+        root.removeHandler(earlier)
+        earlier.close()
+    handler = logging.FileHandler(run_dir.rank_log(rank))
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     root.addHandler(handler)
     root.setLevel(logging.INFO)

@@ -10,14 +10,17 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int | None = None) -> None:
     """Ask the kernel to kill this process when its parent is gone (Linux; elsewhere it does nothing).
 
     A killed agent cannot tell its ranks, and a torchrun agent that is killed otherwise leaves them training for ever.
+
+    Args:
+        parent: its pid, where the caller knows it: the parent may be gone already.
     """
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
+    parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died between the two lines
         os.kill(os.getpid(), signal.SIGKILL)

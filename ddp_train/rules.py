@@ -34,6 +34,12 @@ def batch_identity(
     trainer: Mapping[str, Any], data: Mapping[str, Any], cluster: Mapping[str, Any]
 ) -> tuple[BatchIdentity | None, list[ConfigError]]:
     """Derive whichever of the global batch size and the accumulation is not given; refuse a contradiction."""
+    if cluster["nodes"] > 1 and cluster["launcher"] == "local" and not devices.is_torchrun_worker():
+        return None, [
+            ConfigError(
+                key="cluster.nodes", happened=f"is {cluster['nodes']}, but cluster.launcher=local has one machine", fix="cluster=torchrun"
+            )
+        ]
     world_size = cluster["nodes"] * devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
     if devices.is_torchrun_worker():
         world_size, started = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -74,15 +80,39 @@ def batch_identity(
     return BatchIdentity(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size), []
 
 
+def check_strategy(tree: Mapping[str, Any], batch: BatchIdentity | None) -> list[ConfigError]:
+    """Refuse what DDP cannot do (torch fails or reduces wrong gradients; pytorch issue 143580)."""
+    strategy = tree.get("strategy")
+    if (
+        batch is None
+        or batch.grad_accum_steps == 1
+        or batch.world_size == 1
+        or not isinstance(strategy, dict)
+        or not strategy.get("static_graph")
+    ):
+        return []
+    return [
+        ConfigError(
+            key="strategy.static_graph",
+            happened=f"is true, with {batch.grad_accum_steps} micro-batches a step",
+            expected="one of the two",
+            fix="strategy.static_graph=false",
+        )
+    ]
+
+
 def check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[ConfigError]:
     """Check that the run ends, and that the scheduler's phases fit into it (by epochs, the worker checks when it knows the data)."""
     if trainer["max_steps"] is None and trainer["max_epochs"] is None:
         return [ConfigError(key="trainer.max_steps", happened="neither max_steps nor max_epochs is given", fix="trainer.max_steps=1000")]
     scheduler = tree.get("scheduler")
-    if trainer["max_steps"] is None or not isinstance(scheduler, dict):
+    if not isinstance(scheduler, dict):
         return []
     phases = {name: scheduler[name] for name in ("warmup_steps", "decay_steps") if isinstance(scheduler.get(name), int)}
-    if sum(phases.values()) <= trainer["max_steps"]:
+    negative = [name for name, value in phases.items() if value < 0]
+    if negative:
+        return [ConfigError(key=f"scheduler.{name}", happened=f"is {phases[name]}", expected="at least 0") for name in negative]
+    if trainer["max_steps"] is None or sum(phases.values()) <= trainer["max_steps"]:
         return []
     return [
         ConfigError(

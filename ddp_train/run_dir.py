@@ -7,9 +7,12 @@ Imports no torch: the composing process claims the folder and writes the config 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,6 +64,24 @@ class RunDir:
     def result(self) -> Path:
         return self.root / "result.json"
 
+    def record_config(self, text: str) -> None:
+        """Write config.yaml; one that it replaces (of an attempt under other settings) stays as config.1.yaml, config.2.yaml, ..."""
+        if self.config.exists() and self.config.read_text() != text:
+            earlier = sum(1 for _ in self.root.glob("config.*.yaml")) + 1
+            self.config.rename(self.root / f"config.{earlier}.yaml")
+        if not self.config.exists():
+            write_atomic(self.config, text)
+
+    def forget_failure(self) -> None:
+        """Remove what an earlier attempt left that did not complete, so that this one can say how it ends."""
+        self.failure.unlink(missing_ok=True)
+        if not self.is_completed():
+            self.result.unlink(missing_ok=True)
+
+    def is_completed(self) -> bool:
+        """Tell whether result.json says so."""
+        return self.result.exists() and json.loads(self.result.read_text()).get("status") == "completed"
+
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank:05d}.log"
 
@@ -78,13 +99,13 @@ def claim_new(wanted: Path) -> Path:
 
     `mkdir` without `exist_ok` is atomic, so two runs started in the same second get two folders.
     """
-    wanted.parent.mkdir(parents=True, exist_ok=True)
     for attempt in range(10_000):
         folder = wanted if attempt == 0 else wanted.with_name(f"{wanted.name}_{attempt}")
         try:
-            folder.mkdir()
+            _make(folder)
         except FileExistsError:
             continue
+        hold(folder, key="hydra.run.dir")
         return folder
     raise ConfigError(key="hydra.run.dir", happened=f"{wanted} and 9,999 folders after it exist", fix="choose another name")
 
@@ -93,26 +114,65 @@ def claim_given(folder: Path, *, key: str) -> Path:
     """Create the folder that the user named, or take it over when it is empty.
 
     Raises:
-        ConfigError: it holds something. Nothing is ever written over.
+        ConfigError: it holds something, or another run has it. Nothing is ever written over.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        _make(folder)
+    if folder.is_dir():
+        hold(folder, key=key)
+    if not folder.is_dir() or any(folder.iterdir()):
+        raise ConfigError(
+            key=key,
+            happened=f"{folder} exists and is not an empty folder",
+            expected="a new or an empty folder; nothing is written over",
+            fix=f"another {key}, or `ddp-train resume {folder}` when it is a run to continue",
+        )
+    return folder
+
+
+def hold(folder: Path, *, key: str) -> None:
+    """Keep a run folder for this process and the agents forked from it, until the last of them ends, however it ends.
+
+    Raises:
+        ConfigError: another run holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)  # the folder itself is locked: no file that could be left behind
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(
+            key=key,
+            happened=f"another run is working in {folder}",
+            expected="one run per folder",
+            fix="wait for it, or choose another folder",
+        ) from None
+    except OSError as error:  # a file system without locks
+        print(f"{folder} cannot be locked ({error.strerror}): take care that no other run uses it", file=sys.stderr)
+    _held.append(descriptor)
+
+
+def let_go() -> None:
+    """Give up every folder that this process holds."""
+    while _held:
+        os.close(_held.pop())
+
+
+_held: list[int] = []
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
-        return folder
     except FileExistsError:
-        pass
-    if folder.is_dir() and not any(folder.iterdir()):
-        try:
-            (folder / ".hydra").mkdir()  # the atomic claim to a folder that was there already
-            return folder
-        except FileExistsError:
-            pass
-    raise ConfigError(
-        key=key,
-        happened=f"{folder} exists and is not an empty folder",
-        expected="a new or an empty folder; nothing is written over",
-        fix=f"another {key}, or `ddp-train resume {folder}` when it is a run to continue",
-    )
+        if not folder.parent.is_dir():
+            raise ConfigError(key="hydra.run.dir", happened=f"{folder.parent} is not a folder") from None
+        raise
+    except OSError as error:
+        raise ConfigError(
+            key="hydra.run.dir", happened=f"{folder} cannot be created: {error.strerror}", fix="hydra.run.dir=FOLDER"
+        ) from None
 
 
 def write_atomic(path: Path, text: str) -> None:

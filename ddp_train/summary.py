@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -43,7 +44,10 @@ def closing(job: Job, result: Mapping[str, Any]) -> str:
     """Say what was reached, where it lies, and what to try next."""
     reached = [f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in result["metrics"]["last"].items() if _is_shown(name)]
     folder, command, tools = job.run_dir.shown(), _command("ddp-train"), _command("tensorboard")
-    repeated = " ".join(text for text in job.overrides if not text.startswith("hydra."))
+    repeated = shlex.join(text for text in job.overrides if not text.startswith("hydra."))
+    longer = "max_epochs" if job.config.tree["trainer"]["max_steps"] is None else "max_steps"
+    twice = 2 * (job.config.tree["trainer"][longer] or 1)
+    rate = job.config.tree["optimizer"].get("lr", 0.001)
     return "\n".join(
         [
             "",
@@ -53,8 +57,8 @@ def closing(job: Job, result: Mapping[str, Any]) -> str:
             "",
             "Try next:",
             f"  {tools} --logdir {_outputs(folder)}",
-            f"  {' '.join([command, repeated, 'trainer.grad_accum_steps=4']).replace('  ', ' ')}",
-            f"  {' '.join([command, repeated, '-m optimizer.lr=0.003,0.001']).replace('  ', ' ')}",
+            f"  {command} resume {shlex.quote(folder)} trainer.{longer}={twice}",
+            f"  {' '.join(part for part in (command, '-m', repeated) if part)} optimizer.lr={rate * 2:g},{rate / 2:g}",
         ]
     )
 

@@ -5,6 +5,7 @@ A node's schema is its class's signature, so a third-party class is checked as o
 
 from __future__ import annotations
 
+import collections.abc
 import difflib
 import importlib
 import inspect
@@ -50,8 +51,7 @@ def locate(path: str) -> Any:
 def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     """Return what is wrong with one node (not with the nodes inside it).
 
-    Arguments that are filled at run time count as given: the first one of a `_partial_` node (parameters, model, optimizer), and those
-    that are `auto`.
+    Arguments that are filled at run time count as given: those that are `auto`, and what completes a `_partial_` node.
     """
     path = node.get("_target_")
     if not isinstance(path, str) or not path:
@@ -87,14 +87,24 @@ def _check_arguments(
                     fix=f"did you mean {key}.{close[0]}?" if close and close[0] not in given else f"remove it: ~{key}.{name}",
                 )
             )
-    positional = len(node.get("_args_") or ()) + (1 if node.get("_partial_") else 0)
-    for position, name in enumerate(named):
-        if parameters[name].default is inspect.Parameter.empty and name not in given and position >= positional:
+    positional = len(node.get("_args_") or ())
+    required = [] if node.get("_partial_") else named[positional:]  # a partial node is completed later
+    for name in required:
+        if parameters[name].default is inspect.Parameter.empty and name not in given:
             errors.append(ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}=VALUE"))
     hints = _hints(target)
     for name, value in given.items():
-        if name in hints and not _fits(value, hints[name]):
-            errors.append(ConfigError(key=f"{key}.{name}", happened=f"is {value!r}", expected=f"a value of type {_spell(hints[name])}"))
+        is_default = name in parameters and value == parameters[name].default
+        if name in hints and not is_default and not _fits(value, hints[name]):
+            wants_text = str in _members(hints[name]) and not isinstance(value, (list, Mapping))
+            errors.append(
+                ConfigError(
+                    key=f"{key}.{name}",
+                    happened=f"is {value!r}",
+                    expected=f"a value of type {_spell(hints[name])}",
+                    fix=f"""'{key}.{name}="{value}"'""" if wants_text else "",
+                )
+            )
     return errors
 
 
@@ -106,19 +116,25 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Tell whether a plain YAML value may be passed for a hint; in doubt it may."""
-    if value == AUTO or isinstance(value, (Mapping, list)):
+    """Tell whether a plain YAML value may be passed for a hint; in doubt it may. A node with a `_target_` may become anything."""
+    if value == AUTO or (isinstance(value, Mapping) and "_target_" in value):
         return True
-    members = _members(hint)
-    if not all(member in (int, float, bool, str, type(None), complex) or _is_tensor(member) for member in members):
-        return True
-    if isinstance(value, bool):
-        return bool in members
-    if value is None:
-        return type(None) in members
-    if isinstance(value, int):
-        return int in members or float in members
-    return type(value) in members
+    return any(_fits_one(value, member) for member in _members(hint))
+
+
+def _fits_one(value: Any, member: Any) -> bool:
+    origin = typing.get_origin(member) or member
+    if origin is typing.Literal:
+        return value in typing.get_args(member)
+    if _is_tensor(member):
+        return False
+    if origin in (int, float, bool, str, complex, type(None)):
+        return type(value) is origin or (origin is float and type(value) is int)
+    if origin in (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable):
+        return isinstance(value, list) or (isinstance(value, str) and origin in (collections.abc.Sequence, collections.abc.Iterable))
+    if origin in (dict, collections.abc.Mapping):
+        return isinstance(value, Mapping)
+    return True
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
@@ -134,7 +150,7 @@ def _spell(hint: Any) -> str:
 
 
 def _spell_one(member: Any) -> str:
-    return "null" if member is type(None) else str(getattr(member, "__name__", member))
+    return "null" if member is type(None) else str(getattr(typing.get_origin(member) or member, "__name__", member))
 
 
 def accepts(target: Callable[..., Any], name: str) -> bool:

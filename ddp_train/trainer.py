@@ -76,21 +76,30 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
     stream = loader.micro_batches(state.samples)
     components.module.train()
     window = Window(world.device, state.window)
+    if state.step >= components.total_steps:  # killed between its last step and its result
+        _evaluate(components, state, world, loop)
     while state.step < components.total_steps:
         started = time.perf_counter()
         batch = loader.order.batch_at(state.samples)
         micro_batches = list(islice(stream, loader.grad_accum_steps))
         window.data_wait_s += time.perf_counter() - started
 
-        grad_norm = train_step(components, micro_batches, world, window, global_batch_size=batch.size, clip_grad_norm=loop.clip_grad_norm)
+        is_last = state.step + 1 == components.total_steps
+        is_log_step = is_last or (state.step + 1) % loop.log_every_steps == 0
+        grad_norm = train_step(
+            components,
+            micro_batches,
+            world,
+            window,
+            global_batch_size=batch.size,
+            clip_grad_norm=loop.clip_grad_norm,
+            measure_grad_norm=is_log_step,
+        )
         state.step += 1
         state.samples += batch.size
-        is_last = state.step == components.total_steps
-
-        if state.step % loop.log_every_steps == 0 or is_last:
+        if is_log_step:
             _log(components, state, world, loop, window, grad_norm)
             window = Window(world.device)
-        components.optimizer.zero_grad(set_to_none=True)  # here, because the log step may have read the gradients
 
         ends_period = state.step % loop.evaluate_every_steps == 0 if loop.evaluate_every_steps else batch.stop == loader.order.epoch_size
         if is_last or ends_period:
@@ -99,6 +108,8 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
             window.leave_out(started)
         if is_last or (loop.checkpoint_every_steps and state.step % loop.checkpoint_every_steps == 0):
             started = time.perf_counter()
+            if not is_log_step:  # else it is known: weights that are lost must not replace good ones
+                _require_finite(window, state, world)
             loop.save(window)
             window.leave_out(started)
 
@@ -111,14 +122,15 @@ def train_step(
     *,
     global_batch_size: int,
     clip_grad_norm: float | None,
+    measure_grad_norm: bool = False,
 ) -> Tensor | None:
     """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
 
     Gradients are all-reduced once, in the last micro-batch's backward, and are the exact weighted mean over the global batch: every
-    loss is a sum, divided by the weight of the whole batch. They are left in place for the log step to read.
+    loss is a sum, divided by the weight of the whole batch.
 
     Returns:
-        Gradient norm before clipping, L2 over all parameters, shape [], not synchronised; None when nothing is clipped.
+        Gradient norm before clipping, L2 over all parameters, shape [], not synchronised; None when it is neither measured nor clipped.
 
     Source: Li et al. 2020, arXiv:2006.15704 (DDP; skipping synchronisation while accumulating).
     """
@@ -130,12 +142,16 @@ def train_step(
     _accumulate(components, micro_batches[-1], world, window, scale)
 
     grad_norm = None
-    if clip_grad_norm is not None:
+    if clip_grad_norm is not None or measure_grad_norm:  # before the optimizer's step, which may use the gradients' memory
         components.scaler.unscale_(components.optimizer)
-        grad_norm = nn.utils.clip_grad_norm_(components.module.parameters(), clip_grad_norm)
+        parameters = [parameter for parameter in components.module.parameters() if parameter.grad is not None]
+        grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if clip_grad_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, clip_grad_norm, grad_norm)
     components.scaler.step(components.optimizer)
     components.scaler.update()
     components.scheduler.step()
+    components.optimizer.zero_grad(set_to_none=True)
     window.weight += total_weight
     window.steps += 1
     window.samples += global_batch_size
@@ -198,7 +214,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if isinstance(batch, Mapping):
         return {name: to_device(value, device) for name, value in batch.items()}
     if isinstance(batch, (tuple, list)):
-        return type(batch)(to_device(value, device) for value in batch)
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)  # a named tuple takes its fields one by one
     return batch
 
 
@@ -222,23 +239,15 @@ def _total_weight(objective: Objective, micro_batches: Sequence[MicroBatch], wor
     total = torch.stack(
         [torch.as_tensor(weight, dtype=torch.float64) for weight in weights] or [torch.zeros((), dtype=torch.float64)]
     ).sum()
-    return world.sum(total).to(world.device, non_blocking=True)  # reduced on the CPU: the device is not waited for
+    total = world.sum(total).clamp(min=1.0)  # a batch in which nothing counts changes nothing; reduced on the CPU: no wait for the device
+    return total.to(world.device, non_blocking=True)
 
 
 def _log(components: Components, state: TrainState, world: World, loop: Loop, window: Window, grad_norm: Tensor | None) -> None:
     """Read the device once, reduce once, and write one record. Collective."""
-    loss = world.sum(window.loss_sum.clone()).item() / float(window.weight)
+    loss = _require_finite(window, state, world)
     elapsed = time.perf_counter() - window.started
-    if not math.isfinite(loss):
-        raise NonFiniteLossError(
-            key="optimizer.lr",
-            happened=f"the training loss is {loss}, some time in the {window.steps} steps up to step {state.step}",
-            expected="a finite loss",
-            fix="a smaller optimizer.lr, trainer.clip_grad_norm=1.0, or amp=off to see whether precision is the cause",
-        )
-    if grad_norm is None:
-        gradients = [parameter.grad for parameter in components.module.parameters() if parameter.grad is not None]
-        grad_norm = nn.utils.get_total_norm(gradients)  # the scaler has left them unscaled
+    assert grad_norm is not None
     values = {
         "loss": loss,
         "lr": float(components.scheduler.get_last_lr()[0]),
@@ -248,6 +257,23 @@ def _log(components: Components, state: TrainState, world: World, loop: Loop, wi
         "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
     }
     _write(components, state, loop, "train", values)
+
+
+def _require_finite(window: Window, state: TrainState, world: World) -> float:
+    """Return the window's mean loss over all ranks. Waits for the device. Collective.
+
+    Raises:
+        NonFiniteLossError: it is NaN or infinite; on all ranks alike.
+    """
+    loss = world.sum(window.loss_sum.clone()).item() / float(window.weight)
+    if not math.isfinite(loss):
+        raise NonFiniteLossError(
+            key="optimizer.lr",
+            happened=f"the training loss is {loss}, some time in the {window.steps} steps up to step {state.step}",
+            expected="a finite loss",
+            fix="a smaller optimizer.lr, trainer.clip_grad_norm=1.0, or amp=off to see whether precision is the cause",
+        )
+    return loss
 
 
 def _evaluate(components: Components, state: TrainState, world: World, loop: Loop) -> None:

@@ -43,14 +43,17 @@ def main() -> int:
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     group = _Group()
-    if JOB_VARIABLE in os.environ:
-        return group.run(Job.from_json(os.environ[JOB_VARIABLE]))
-    if group.rank != 0:
-        return group.follow()
     try:
-        return compose_and_run(group.lead)
+        if JOB_VARIABLE in os.environ:
+            return group.run(Job.from_json(os.environ[JOB_VARIABLE]))
+        if group.rank != 0:
+            return group.follow()
+        try:
+            return compose_and_run(group.lead)
+        finally:
+            group.end()
     finally:
-        group.end()
+        close_world()
 
 
 class _Group:
@@ -64,8 +67,9 @@ class _Group:
 
     def lead(self, job: Job) -> int:
         """Announce a job to the other ranks and run it with them (rank 0)."""
-        self._jobs().set(self._next_key(), job.to_json())
-        return self.run(job)
+        text = job.to_json()
+        self._jobs().set(self._next_key(), text)
+        return self.run(Job.from_json(text))  # what the others receive, to the letter
 
     def follow(self) -> int:
         """Run every job that rank 0 announces, until it announces the end (other ranks)."""
@@ -78,8 +82,6 @@ class _Group:
     def end(self) -> None:
         """Tell the other ranks that no job comes any more (rank 0)."""
         self._jobs().set(self._next_key(), "")
-        if self._world is not None:
-            close_world()
 
     def run(self, job: Job) -> int:
         """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
@@ -96,9 +98,12 @@ class _Group:
             if _comes_from_a_peer(error):
                 time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
             found = failure.from_exception(error, rank=self.rank, step=state.step or None)
-            if found.record(job.run_dir, seconds=time.monotonic() - started):
+            try:
+                is_first = found.record(job.run_dir, seconds=time.monotonic() - started)
+            except OSError:  # a full disk, say, which may be the very failure
+                is_first = True
+            if is_first:
                 print(found.screen(job.run_dir), file=terminal, flush=True)
-            terminal.flush()
             os._exit(_FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
         return 0
 
@@ -131,6 +136,8 @@ def run_job(job: Job, world: World, state: TrainState) -> None:
     """
     started = time.monotonic()
     tree, run_dir = job.config.tree, job.run_dir
+    if world.size != job.config.batch.world_size:
+        raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {job.config.batch.world_size}")
     environment.record(job, world)
     if world.is_main:
         print(summary.opening(job, world), flush=True)
@@ -138,13 +145,12 @@ def run_job(job: Job, world: World, state: TrainState) -> None:
     _resume(job, components, state, world)
     if world.is_main:
         print(summary.plan(components, state), flush=True)
-    if state.step >= components.total_steps:  # completed before; its result stays
+    if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):
         if world.is_main:
             print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
         return
-    if world.is_main:  # of an earlier attempt: a run that looks done must be done
-        run_dir.result.unlink(missing_ok=True)
-        run_dir.failure.unlink(missing_ok=True)
+    if world.is_main:
+        run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
     writers = (
         build_writers(tree["metrics"], run_dir=str(run_dir.root), config=tree, step=state.step, total_steps=components.total_steps)
         if world.is_main
@@ -194,6 +200,9 @@ def _resume(job: Job, components: Components, state: TrainState, world: World) -
     chosen = world.from_main(_choose_checkpoint(job) if world.is_main else None)
     if chosen is None:
         return
+    if world.is_main:
+        for name in checkpoint.set_aside_after(chosen):
+            print(f"a checkpoint of a later step is now {name}", flush=True)
     settle(components, world)
     if not checkpoint.load(chosen, components, state, world):
         seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ class JsonLines:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record."""
-        self._file.write(json.dumps(record) + "\n")
+        finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()}
+        self._file.write(json.dumps(finite) + "\n")  # JSON has no NaN: null
 
     def close(self) -> None:
         """Close the file."""

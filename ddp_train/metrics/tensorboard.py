@@ -25,7 +25,8 @@ class TensorBoard:
     """
 
     def __init__(self, run_dir: str, config: Mapping[str, Any], step: int = 0) -> None:
-        self._writer = SummaryWriter(str(RunDir(Path(run_dir)).tensorboard), purge_step=step + 1 if step else None, flush_secs=30)
+        folder = RunDir(Path(run_dir)).tensorboard
+        self._writer = SummaryWriter(str(folder), purge_step=step + 1 if folder.exists() else None, flush_secs=30)
         self._config = config
         self._last: dict[str, float] = {}
         if step == 0:

@@ -23,7 +23,7 @@ FITTING = {  # what an option of one group needs of the others
     "data=char_text": ["model=gpt", "objective=language_modeling"],
     "model=gpt": ["data=char_text", "objective=language_modeling"],
     "objective=language_modeling": ["data=char_text", "model=gpt"],
-    "amp=fp16": ["cluster.device=cuda", "cluster.nodes=2"],  # two nodes: this machine's GPUs are not asked for
+    "amp=fp16": ["cluster=torchrun", "cluster.device=cuda", "cluster.nodes=2"],  # two nodes: this machine's GPUs are not asked for
     "scheduler=warmup_stable_decay": ["trainer.max_steps=5000"],
 }
 
@@ -127,6 +127,13 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["+traner.max_steps=3"], "traner", "did you mean trainer?"),
         (["data.root=${nowhere}", "data=mnist"], "data.root", "Interpolation key 'nowhere' not found"),
         (["seed=???"], "seed", "has no value yet"),
+        (["optimizer.lr=[1,2]"], "optimizer.lr", "a value of type float"),
+        (["optimizer.betas=0.9"], "optimizer.betas", "tuple"),
+        (["data=mnist", "data.root=2024"], "data.root", 'data.root="2024"'),
+        (["scheduler.warmup_steps=-5"], "scheduler.warmup_steps", "at least 0"),
+        (["+metrics.mine.x=1"], "metrics.mine._target_", "the dotted path"),
+        (["cluster.nodes=2"], "cluster.nodes", "cluster=torchrun"),
+        (["strategy.static_graph=true", "trainer.grad_accum_steps=2", "cluster=cpu"], "strategy.static_graph", "2 micro-batches"),
         (["~strategy"], "strategy", "the section is missing"),
     ],
 )
@@ -193,6 +200,52 @@ def test_nothing_is_written_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert "seed: 1 -> 2" in capsys.readouterr().err
     assert command_line(monkeypatch, tmp_path, "hydra.run.dir=run", "seed=1", "resume=never")[0] == 2
     assert command_line(monkeypatch, tmp_path, "hydra.run.dir=run", "seed=1")[0] == 0  # resume=auto
+
+
+def test_hydra_names_that_nobody_reads_are_found_in_a_users_file_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [config, _self_]\nhydra: {run: {dri: x}, ouput_subdir: y}\n")
+    assert command_line(monkeypatch, tmp_path, f"--config-dir={tmp_path}", "--config-name=mine")[0] == 2
+    shown = capsys.readouterr().err
+    assert "did you mean hydra.run.dir?" in shown or "dri" in shown
+
+
+def test_a_stop_ends_the_whole_sweep_and_a_bad_job_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[int] = []
+
+    def run_job(job: Job) -> int:
+        started.append(job.config.tree["seed"])
+        return 130 if job.config.tree["seed"] == 3 else 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ddp-train", "-m", "seed=1,-1,2,3,4", "cluster=cpu"])
+    assert app.run(run_job) == 130
+    assert started == [1, 2, 3]
+    assert "job 1: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data=mnist", "data.root=${hydra:runtime.cwd}/x"],
+        ["+models=3", "+seeds=[1,2]"],
+        ["+lookup={1:2}"],
+        ["objective._target_=torch.nn.functional.cross_entropy", "+objective._partial_=true", "~objective.label_smoothing"],
+        ["~data.eval"],
+        ["~metrics"],
+        ["optimizer.lr=1"],
+        ["optimizer.fused=null"],
+        [
+            *["model._target_=torch.nn.Linear", "~model.image_shape", "~model.num_classes", "~model.width", "~model.dropout"],
+            *["+model.in_features=3", "+model.out_features=3", "+model.device=null"],
+        ],
+    ],
+)
+def test_what_is_right_is_not_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, overrides: list[str]) -> None:
+    assert command_line(monkeypatch, tmp_path, *overrides)[0] == 0
 
 
 def test_hydras_own_options_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

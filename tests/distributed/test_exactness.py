@@ -90,8 +90,11 @@ def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped(project: Proje
     assert json.loads((stopped / "result.json").read_text())["status"] == "completed"
     assert not list(stopped.glob("checkpoints/.partial*"))
 
-    again = project.run("resume", "outputs/stopped")
+    hydras = (stopped / ".hydra/hydra.yaml").stat().st_mtime_ns
+    (stopped / "result.json").unlink()  # as if killed after the last step: what is missing is made up for
+    again = project.run("resume", "outputs/stopped", torchrun=["--standalone", "--nproc-per-node=3"])
     assert again.returncode == 0, again.output
+    assert (stopped / ".hydra/hydra.yaml").stat().st_mtime_ns == hydras
     assert json.loads((stopped / "result.json").read_text())["step"] == 60
 
     longer = project.run("resume", "outputs/stopped", "trainer.max_steps=62", "cluster.processes_per_node=2")

@@ -129,6 +129,10 @@ def test_bad_data_is_named_without_a_traceback(project: Project, make: object, n
     assert "Traceback" not in done.output
     run = project.the_run()
     assert json.loads((run / "result.json").read_text())["status"] == "failed"
+    if named == "nowhere.txt":
+        again = project.run("resume", str(run))
+        assert again.returncode == 1
+        assert screens(again.output) == 1, again.output
     assert not (run / "metrics.jsonl").exists() or metrics(run) == []
 
 

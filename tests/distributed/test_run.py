@@ -63,13 +63,16 @@ def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Proje
     assert done.stdout.count("  ddp-train ") + done.stdout.count("/ddp-train ") >= 2  # commands to try next
 
 
-def test_two_runs_of_the_same_second_get_two_folders(project: Project) -> None:
-    started = [project.start(*TINY, "trainer.max_steps=2", "cluster=cpu", "hydra.run.dir=outputs/same") for _ in range(1)]
-    started += [project.start(*TINY, "trainer.max_steps=2", "cluster=cpu", "+unused=${now:%S}") for _ in range(2)]
-    assert [finish(process).returncode for process in started] == [0, 0, 0]
-    runs = project.runs()
-    assert len(runs) == 3
-    assert all((run / "result.json").exists() for run in runs)
+def test_runs_started_at_the_same_time_never_share_a_folder(project: Project) -> None:
+    short = [*TINY, "trainer.max_steps=2", "cluster=cpu"]
+    started = [project.start(*short) for _ in range(2)]  # the same second: two folders
+    started += [project.start(*short, "hydra.run.dir=outputs/same") for _ in range(2)]  # the same name: one of them is told
+    done = [finish(process) for process in started]
+    assert [each.returncode for each in done[:2]] == [0, 0]
+    assert sorted(each.returncode for each in done[2:]) == [0, 2]
+    assert "another run is working in" in done[2].output + done[3].output
+    assert len(project.runs()) == 3
+    assert all(json.loads((run / "result.json").read_text())["status"] == "completed" for run in project.runs())
 
 
 def test_two_machines_by_hand_that_start_seconds_apart_share_one_run(project: Project, free_port: int) -> None:

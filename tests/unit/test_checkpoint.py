@@ -112,3 +112,19 @@ def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path: Path) -> No
     with pytest.raises(UserError, match="does not fit this model"):
         checkpoint.load(path, components("model.width=17"), TrainState(), alone())
     shutil.rmtree(path)
+
+
+def test_going_back_to_an_older_checkpoint_sets_the_later_ones_aside(tmp_path: Path) -> None:
+    for step in (4, 8, 12):
+        saved(tmp_path, step, keep_last=9)
+    assert checkpoint.set_aside_after(tmp_path / "step_00000004") == ["aside_0_step_00000008", "aside_0_step_00000012"]
+    saved(tmp_path, 6)
+    assert checkpoint.newest_good(tmp_path)[0] == tmp_path / "step_00000006"
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000004", "step_00000006"]
+
+
+def test_a_weight_decay_changed_on_resuming_counts(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1, components("optimizer.weight_decay=0.1"))
+    changed = components("optimizer.weight_decay=0.7")
+    checkpoint.load(path, changed, TrainState(), alone())
+    assert [group["weight_decay"] for group in changed.optimizer.param_groups] == [0.7, 0.0]

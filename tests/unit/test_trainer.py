@@ -26,12 +26,16 @@ def loop(records: list[Record], **changes: Any) -> Loop:
 
 
 def gradient_of_one_step(parts: Components) -> Tensor:
-    """Take one step with a learning rate of zero, and return the gradient that it used."""
+    """Take one step with an optimizer that does nothing but note the gradient, and return it."""
     batch = parts.train_loader.order.batch_at(0)
     micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
     parts.module.train()
+    noted: list[Tensor] = []
+    parts.optimizer.step = lambda: noted.extend(  # type: ignore[method-assign]
+        parameter.grad.flatten().clone() for parameter in parts.model.parameters() if parameter.grad is not None
+    )
     train_step(parts, micro_batches, alone(), Window(torch.device("cpu")), global_batch_size=batch.size, clip_grad_norm=None)
-    return torch.cat([parameter.grad.flatten() for parameter in parts.model.parameters() if parameter.grad is not None])
+    return torch.cat(noted)
 
 
 @pytest.mark.parametrize("accumulation", ["trainer.grad_accum_steps=null", "data.micro_batch_size=8", "data.micro_batch_size=7"])
@@ -118,6 +122,14 @@ def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None) -
     with CountsHostReads() as counter:
         window.loss_sum.item()
     assert counter.reads  # the counter can count
+
+
+def test_lost_weights_are_never_saved() -> None:
+    parts, saves = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50"), list[Window]()
+    settings = {"log_every_steps": 50, "evaluate_every_steps": None, "checkpoint_every_steps": 5, "clip_grad_norm": None}
+    with pytest.raises(NonFiniteLossError):
+        train(parts, TrainState(), alone(), Loop(**settings, write=lambda record: None, save=saves.append))  # type: ignore[arg-type]
+    assert saves == []
 
 
 def test_a_lost_loss_ends_the_run() -> None:
