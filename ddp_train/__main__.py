@@ -12,7 +12,7 @@ def main() -> None:
     if is_torchrun_worker():
         from ddp_train import worker  # imports torch
 
-        sys.exit(worker.main())
+        worker.leave(worker.main())
     from ddp_train import app
 
     sys.exit(app.main())

@@ -124,9 +124,3 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str) -> World
             device_id=torch_device if device == "cuda" else None,
         )
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)
-
-
-def close_world() -> None:
-    """Leave the process group, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()

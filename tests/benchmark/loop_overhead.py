@@ -39,10 +39,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_train import app, config
 from ddp_train.build import build, build_writers
 from ddp_train.data.order import SampleOrder
-from ddp_train.distributed import World, alone, close_world, join_store, open_world
+from ddp_train.distributed import World, alone, join_store, open_world
 from ddp_train.interfaces import Batch, Indices
 from ddp_train.state import TrainState
 from ddp_train.trainer import Loop, Record, train
+from ddp_train.worker import leave
 
 HERE = "tests.benchmark.loop_overhead"
 WARM_UP_PAIRS = 3
@@ -140,8 +141,7 @@ def main() -> None:
     if "RANK" in os.environ:
         for name in arguments.workloads:
             measure(name, arguments.pairs, arguments.device)
-        close_world()
-        return
+        leave(0)
     print(f"torch {torch.__version__}, {arguments.device}, {os.cpu_count()} cores, {arguments.pairs} pairs; ratio = ours / hand-written")
     print("| workload | processes | raw ms/step | ours ms/step | wall ratio | CPU ratio |\n|---|---|---|---|---|---|")
     for processes in arguments.processes:
