@@ -86,10 +86,10 @@ def alone(device: str = "cpu") -> World:
     return World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device(device))
 
 
-def join_store() -> tuple[dist.Store, int, int]:
-    """Meet the other ranks' store as torchrun's environment says; return it with this rank and the world size."""
-    store, rank, size = next(dist.rendezvous("env://", timeout=_TIMEOUT))
-    return store, rank, size
+def join_store() -> dist.Store:
+    """Return the store in which the ranks meet, as torchrun's environment says."""
+    store: dist.Store = next(dist.rendezvous("env://", timeout=_TIMEOUT))[0]
+    return store
 
 
 def open_world(store: dist.Store, rank: int, size: int, *, device: str) -> World:

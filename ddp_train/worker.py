@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import warnings
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
@@ -71,7 +72,6 @@ class _Group:
     """The ranks that torchrun started, as seen from one of them."""
 
     def __init__(self) -> None:
-        self._store: Store | None = None
         self._world: World | None = None
         self._announced = 0
         self.rank = int(os.environ["RANK"])
@@ -79,12 +79,12 @@ class _Group:
     def lead(self, job: Job) -> int:
         """Announce a job to the other ranks and run it with them (rank 0)."""
         text = job.to_json()
-        self._jobs().set(self._next_key(), text)
+        self._store.set(self._next_key(), text)
         return self.run(Job.from_json(text))  # what the others receive, to the letter
 
     def follow(self) -> int:
         """Run every job that rank 0 announces, until it announces the end (other ranks)."""
-        while text := self._jobs().get(self._next_key()).decode():
+        while text := self._store.get(self._next_key()).decode():
             code = self.run(Job.from_json(text))
             if code:
                 return code
@@ -92,7 +92,7 @@ class _Group:
 
     def end(self) -> None:
         """Tell the other ranks that no job comes any more (rank 0)."""
-        self._jobs().set(self._next_key(), "")
+        self._store.set(self._next_key(), "")
 
     def run(self, job: Job) -> int:
         """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
@@ -101,12 +101,13 @@ class _Group:
         started = time.monotonic()
         try:
             if self._world is None:
-                store, rank, size = self._meet()
-                self._world = open_world(store, rank, size, device=resolve_device(job.config.tree["cluster"]["device"]))
+                size = int(os.environ["WORLD_SIZE"])
+                self._world = open_world(self._store, self.rank, size, device=resolve_device(job.config.tree["cluster"]["device"]))
             run_job(job, self._world, state)
         except Exception as error:
             logger.exception("rank %d failed", self.rank)
             if _comes_from_a_peer(error):
+                error.add_note("Another rank ended without a report and broke the connection: see the logs of the other ranks.")
                 time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
             found = failure.from_exception(error, rank=self.rank, step=state.step or None)
             try:
@@ -118,16 +119,10 @@ class _Group:
             os._exit(_FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
         return 0
 
-    def _meet(self) -> tuple[Store, int, int]:
-        store, rank, size = join_store()
-        self._store = store
-        return store, rank, size
-
-    def _jobs(self) -> Store:
-        if self._store is None:
-            self._meet()
-        assert self._store is not None
-        return self._store
+    @cached_property
+    def _store(self) -> Store:
+        """The store where the ranks meet. Joined once: with a static rendezvous rank 0 serves it, and a port can be served once."""
+        return join_store()
 
     def _next_key(self) -> str:
         self._announced += 1

@@ -183,8 +183,7 @@ def measure(name: str, pairs: int, device: str) -> None:
     global _world
     workload = WORKLOADS[name]
     if _world is None:
-        store, rank, size = join_store()
-        _world = open_world(store, rank, size, device=device)
+        _world = open_world(join_store(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device=device)
     world = _world
     checked = configured(workload, steps=(pairs + WARM_UP_PAIRS) * workload.log_every_steps, device=device)
     components = build(checked.tree, checked.batch, world)

@@ -1,0 +1,64 @@
+"""Writers: what they are given is what can be read back, also over a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ddp_train.metrics.console import Console
+from ddp_train.metrics.jsonl import JsonLines
+from ddp_train.metrics.tensorboard import TensorBoard
+
+
+def record(step: int, split: str = "train", **values: float) -> dict[str, object]:
+    return {"split": split, "step": step, "epoch": step / 10, "samples": step * 32, "time": 0.0, **values}
+
+
+def test_a_resumed_run_has_no_step_twice_and_none_missing(tmp_path: Path) -> None:
+    first = JsonLines(str(tmp_path))
+    for step in range(1, 8):
+        first.write(record(step, loss=1.0))
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"split": "train", "st')  # killed inside a line
+    second = JsonLines(str(tmp_path), step=5)
+    for step in range(6, 9):
+        second.write(record(step, loss=2.0))
+    second.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(step, 1.0 if step <= 5 else 2.0) for step in range(1, 9)]
+
+
+def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
+    writer = JsonLines(str(tmp_path))
+    writer.write(record(1, perplexity=float("inf"), loss=float("nan")))
+    writer.close()
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (line["perplexity"], line["loss"]) == (None, None)
+
+
+def test_tensorboard_has_scalars_config_and_hyper_parameters(tmp_path: Path) -> None:
+    writer = TensorBoard(str(tmp_path), {"optimizer": {"lr": 0.1}, "name": "x", "trainer": {"max_steps": None}})
+    writer.write(record(5, loss=1.5))
+    writer.write(record(5, "eval", accuracy=0.75))
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Scalars("train/loss")[0].step == 5
+    assert events.Scalars("eval/accuracy")[0].value == 0.75
+    assert b"optimizer" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+    assert "_hparams_/session_start_info" in events.summary_metadata
+
+
+def test_without_a_terminal_the_console_writes_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(total_steps=100)
+    console.write(record(50, loss=1.2345678, samples_per_s=1234.5, lr=0.1))
+    console.write(record(50, "eval", accuracy=0.5))
+    console.close()
+    train, evaluation = capsys.readouterr().out.splitlines()
+    assert train.startswith("step  50/100  train  loss 1.235  1,234 samples/s")
+    assert train.endswith("left")
+    assert evaluation == "step  50/100  eval   accuracy 0.5"
+    assert "\x1b" not in train + evaluation

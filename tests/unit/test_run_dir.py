@@ -1,0 +1,66 @@
+"""The run folder: ours alone, and nothing in it lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ddp_train import failure, run_dir
+from ddp_train.errors import ConfigError, DataError
+from ddp_train.run_dir import RunDir
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> object:
+    yield
+    run_dir.let_go()
+
+
+def test_many_claims_of_one_name_get_as_many_folders(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        claimed = list(pool.map(lambda _: run_dir.claim_new(tmp_path / "a" / "run"), range(16)))
+    assert len(set(claimed)) == 16
+    assert {path.name for path in claimed} == {"run", *(f"run_{number}" for number in range(1, 16))}
+
+
+def test_a_folder_that_another_process_holds_is_refused_until_it_ends(tmp_path: Path) -> None:
+    code = f"from pathlib import Path; from ddp_train.run_dir import hold; hold(Path({str(tmp_path)!r}), key='k'); print('held', flush=True); input()"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match="another run is working in"):
+        run_dir.hold(tmp_path, key="resume")
+    holder.kill()
+    holder.communicate()
+    run_dir.hold(tmp_path, key="resume")
+
+
+def test_an_unusable_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file"):
+        run_dir.claim_new(tmp_path / "file" / "run")
+
+
+def test_a_config_that_is_replaced_stays(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path)
+    for text in ("a: 1\n", "a: 1\n", "a: 2\n", "a: 3\n"):
+        folder.record_config(text)
+    assert folder.config.read_text() == "a: 3\n"
+    assert [(tmp_path / f"config.{number}.yaml").read_text() for number in (1, 2)] == ["a: 1\n", "a: 2\n"]
+
+
+def test_the_first_failure_is_kept_and_an_error_for_the_user_has_no_traceback(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path)
+    error = DataError(key="data.root", happened="files are missing", expected="four files", fix="put them there")
+    first, second = (failure.from_exception(error, rank=rank, step=None) for rank in (3, 1))
+    assert first.record(folder)
+    assert not second.record(folder)
+    assert failure.load(folder) == first
+    shown = first.screen(folder)
+    assert "rank 3" in shown
+    assert "data.root: files are missing\n  expected: four files\n  fix: put them there" in shown
+    assert "Traceback" not in shown
