@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test check bench wheel clean
+.PHONY: train test check bench clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)

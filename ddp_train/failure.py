@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -92,13 +91,6 @@ def from_exit(*, rank: int, pid: int, exit_code: int) -> Failure:
     return Failure(
         rank=rank, host=socket.gethostname(), pid=pid, step=None, error=error, message=message, key="", traceback="", time=time.time()
     )
-
-
-def load(run_dir: RunDir) -> Failure | None:
-    """Read failure.json, if there is one."""
-    if not run_dir.failure.exists():
-        return None
-    return Failure(**json.loads(run_dir.failure.read_text()))
 
 
 def _format(error: BaseException) -> str:
