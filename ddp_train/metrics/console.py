@@ -39,6 +39,7 @@ class Console:
             )
             self._task = self._progress.add_task("", total=total_steps, completed=step, numbers="")
             self._progress.start()
+            self._progress.console.show_cursor(True)  # rich hides it, and a rank that is killed could not bring it back
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Show one record."""
