@@ -20,7 +20,6 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from ddp_train import config, devices, diagnose, launch
 from ddp_train.errors import ConfigError
@@ -185,7 +184,7 @@ def _continue(folder: Path, checked: config.RunConfig, *, key: str) -> Path:
 def _saved_config(folder: Path) -> dict[str, Any]:
     try:
         saved = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    except (OSError, YAMLError) as error:
+    except Exception as error:  # OSError, or what the YAML parser raises
         raise ConfigError(key="resume", happened=f"{folder}/config.yaml cannot be read: {error}") from None
     if not isinstance(saved, dict) or not saved:
         raise ConfigError(key="resume", happened=f"{folder}/config.yaml holds no configuration")
