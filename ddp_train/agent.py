@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode)
-        if run_dir is not None and found.record(run_dir, seconds=time.monotonic() - started):
+        if run_dir is not None and _record(found, run_dir, seconds=time.monotonic() - started):
             print(found.screen(run_dir), file=sys.stderr, flush=True)
         elif run_dir is None and first.exitcode < 0:
             print(f"\nThe run failed: rank {rank} on {found.host} (pid {found.pid}): {found.message}", file=sys.stderr, flush=True)
@@ -46,6 +46,13 @@ def main(arguments: list[str]) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def _record(found: failure.Failure, run_dir: RunDir, *, seconds: float) -> bool:
+    try:
+        return found.record(run_dir, seconds=seconds)
+    except OSError:  # a full disk: the rank has shown its screen
+        return False
 
 
 def _quieten(run_dir: RunDir | None) -> None:

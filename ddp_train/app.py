@@ -194,7 +194,7 @@ def _saved_config(folder: Path) -> dict[str, Any]:
 def _run_of(path: Path) -> Path:
     """Return the run folder of a run folder or of one of its checkpoints."""
     for folder in (path, path.parent.parent):
-        if (folder / "config.yaml").exists():
+        if path.exists() and (folder / "config.yaml").exists():
             return folder.absolute()
     raise ConfigError(
         key="resume", happened=f"{path} is no run folder and no checkpoint", expected="auto, never, or a folder that holds config.yaml"
@@ -257,7 +257,7 @@ def _report(command: Callable[[], int]) -> int:
         if error.error is None:
             return int(error.code or 0)
         _say(error.error)
-    except (ConfigError, config.ConfigErrors, HydraException, OmegaConfBaseException, ValueError) as error:
+    except (ConfigError, config.ConfigErrors, HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         _say(error)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -267,6 +267,8 @@ def _report(command: Callable[[], int]) -> int:
 
 
 def _say(error: Exception) -> None:
+    if isinstance(error, OSError) and not isinstance(error, HydraException):  # Hydra's missing file is both
+        error = ConfigError(happened=str(error))
     if isinstance(error, ConfigError):
         error = config.ConfigErrors([error])
     known = isinstance(error, config.ConfigErrors)

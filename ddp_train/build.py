@@ -63,6 +63,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     require_samples(train_source, key="data", at_least=batch.global_batch_size if data["drop_last"] else 1)
     facts = train_source.facts
     if eval_source is not None:
+        require_samples(eval_source, key="data.eval")
         _require_same_facts(facts, eval_source.facts)
     order = SampleOrder(
         len(train_source), seed=tree["seed"], global_batch_size=min(batch.global_batch_size, len(train_source)), drop_last=data["drop_last"]

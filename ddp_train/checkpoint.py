@@ -49,7 +49,7 @@ def save(
         _write(partial / f"rank_{world.rank:05d}.pt", {"random": random_state(world.device), "window": asdict(window)})
         if world.is_main:
             _write(partial / "shared.pt", _shared_state(components, state))
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         problem = f"rank {world.rank}: {error}"
     problems = [text for text in world.gather(problem) if text]
     if not problems and world.is_main:
@@ -60,6 +60,8 @@ def save(
             problems = [f"rank 0: {error}"]
     problems = world.from_main(problems)
     if problems:
+        if world.is_main:
+            shutil.rmtree(partial, ignore_errors=True)  # it would keep a full disk full
         raise OSError(f"the checkpoint of step {state.step} was not saved; earlier ones are untouched. " + "; ".join(problems))
 
 

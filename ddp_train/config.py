@@ -128,7 +128,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def keys(config: Mapping[str, Any]) -> list[str]:
     """Return the dotted names of every node and value below."""
-    return [key for key, _ in _nodes(config)]
+    return [key for key, _ in nodes(config)]
 
 
 def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError]) -> dict[str, Any]:
@@ -248,22 +248,23 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
             yield from (
                 (dict(writer), f"metrics.{key}") for key, writer in node.items() if isinstance(writer, dict) and "_target_" not in writer
             )
-        for key, inner in _nodes({name: node}):
+        for key, inner in nodes({name: node}):
             if isinstance(inner, dict) and "_target_" in inner:
                 yield inner, key
 
 
-def _nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of every node below, items of lists too."""
     for key, value in tree.items():
         yield f"{prefix}{key}", value
         if isinstance(value, list):
             value = {str(place): item for place, item in enumerate(value) if isinstance(item, Mapping)}
         if isinstance(value, Mapping):
-            yield from _nodes(value, f"{prefix}{key}.")
+            yield from nodes(value, f"{prefix}{key}.")
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((key, value) for key, value in _nodes(tree) if not isinstance(value, Mapping))
+    return ((key, value) for key, value in nodes(tree) if not isinstance(value, Mapping))
 
 
 def _concerns_batch(key: str) -> bool:

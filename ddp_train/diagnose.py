@@ -54,6 +54,8 @@ def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
             errors.append(ConfigError(happened=f"{text!r} is no override", expected="key=value"))
         elif key not in valid:
             errors.append(_unknown(key, valid))
+        elif isinstance(dict(config.nodes(saved))[key], Mapping):
+            errors.append(ConfigError(key=key, happened="is a group", expected="single keys: a run that is resumed keeps its components"))
     if errors:
         raise config.ConfigErrors(errors)
 

@@ -45,7 +45,7 @@ def closing(job: Job, result: Mapping[str, Any]) -> str:
     reached = [f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in result["metrics"]["last"].items() if _is_shown(name)]
     folder, command, tools = job.run_dir.shown(), _command("ddp-train"), _command("tensorboard")
     repeated = shlex.join(text for text in job.overrides if not text.startswith("hydra."))
-    longer = "max_epochs" if job.config.tree["trainer"]["max_steps"] is None else "max_steps"
+    longer = "max_steps" if job.config.tree["trainer"]["max_steps"] == result["step"] else "max_epochs"
     twice = 2 * (job.config.tree["trainer"][longer] or 1)
     rate = job.config.tree["optimizer"].get("lr", 0.001)
     return "\n".join(

@@ -45,6 +45,7 @@ def main() -> int:
     die_with_parent()
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
     group = _Group()
     if JOB_VARIABLE in os.environ:
         return group.run(Job.from_json(os.environ[JOB_VARIABLE]))
@@ -104,7 +105,7 @@ class _Group:
                 size = int(os.environ["WORLD_SIZE"])
                 self._world = open_world(self._store, self.rank, size, device=resolve_device(job.config.tree["cluster"]["device"]))
             run_job(job, self._world, state)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit in a component is no way to leave either
             logger.exception("rank %d failed", self.rank)
             if _comes_from_a_peer(error):
                 error.add_note("Another rank ended without a report and broke the connection: see the logs of the other ranks.")
@@ -129,7 +130,7 @@ class _Group:
         return f"ddp_train/job/{self._announced}"
 
 
-def _comes_from_a_peer(error: Exception) -> bool:
+def _comes_from_a_peer(error: BaseException) -> bool:
     """Tell whether a collective failed because another rank went away: then this rank is not the one to blame."""
     return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
@@ -205,6 +206,8 @@ def _resume(job: Job, components: Components, state: TrainState, world: World) -
     """Continue from the given or the newest good checkpoint, if there is one. Rank 0 chooses. Collective."""
     chosen = world.from_main(_choose_checkpoint(job) if world.is_main else None)
     if chosen is None:
+        if world.is_main and job.run_dir.metrics.exists():
+            print("resumed  from the start: there is no checkpoint yet", flush=True)
         return
     if world.is_main:
         for name in checkpoint.set_aside_after(chosen):

@@ -45,6 +45,10 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
     if interrupted:
         return _INTERRUPTED
     code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        print(
+            f"\nThe run failed: its agent (pid {agent}) was ended by {signal.Signals(-code).name}; its ranks ended with it", file=sys.stderr
+        )
     return code if code >= 0 else 128 - code
 
 

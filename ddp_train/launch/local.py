@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ddp_train import devices
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
@@ -20,6 +22,8 @@ def run(job: Job) -> int:
         [*arguments, "-m", "ddp_train"],
         environment=rank_environment(processes, cluster["threads_per_process"]) | {JOB_VARIABLE: job.to_json()},
     )
-    if code == 130 and not job.run_dir.result.exists():
-        write_json(job.run_dir.result, {"status": "interrupted"})
+    if code != 0 and not job.run_dir.result.exists():  # no rank and no agent was left to say it
+        write_json(job.run_dir.result, {"status": "interrupted" if code in (130, 143) else "failed"})
+    if code in (130, 143):
+        print(f"stopped; `ddp-train resume {job.run_dir.shown()}` continues from the newest checkpoint", file=sys.stderr)
     return code

@@ -248,6 +248,18 @@ def test_what_is_right_is_not_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert command_line(monkeypatch, tmp_path, *overrides)[0] == 0
 
 
+@pytest.mark.parametrize(("override", "said"), [("model=convnet", "is a group"), ("nope=3", "is not a key"), ("seed", "is no override")])
+def test_a_wrong_override_of_a_resumed_run_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, said: str
+) -> None:
+    command_line(monkeypatch, tmp_path, "hydra.run.dir=run")
+    before = (tmp_path / "run/config.yaml").read_text()
+    assert command_line(monkeypatch, tmp_path, "resume", "run", override) == (2, [])
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "run/config.yaml").read_text() == before
+    assert command_line(monkeypatch, tmp_path, "resume", "run/checkpoints/step_00000099") == (2, [])
+
+
 def test_hydras_own_options_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
     (tmp_path / "my_conf" / "model" / "wide.yaml").write_text("defaults: [mlp]\nwidth: 999\n")
