@@ -50,7 +50,7 @@ class Failure:
 
     def screen(self, run_dir: RunDir) -> str:
         """Return what the user reads; the log of the rank has the rest."""
-        where = "" if self.step is None else f", in step {self.step + 1}"
+        where = "" if self.step is None else f", after step {self.step}"
         lines = [
             "",
             f"The run failed: rank {self.rank} on {self.host} (pid {self.pid}){where}",
