@@ -1,6 +1,6 @@
 """One node's agent: torchrun's own (torch.distributed.run), with a better ending.
 
-    python -m ddp_train.agent [--run-dir=DIR] TORCHRUN_OPTIONS -m MODULE ARGS
+    python -m ddp_train.agent [--run-dir=DIR | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
 
 torchrun ends a failed run with a page of its own internals. This one keeps that page in the run's logs and shows the one screen
 that the failing rank left, or says itself which rank died of what.
@@ -22,23 +22,28 @@ from ddp_train import failure
 from ddp_train.process import die_with_parent
 from ddp_train.run_dir import RunDir
 
-_RUN_DIR_OPTION = "--run-dir="
+_OPTIONS = (
+    "--run-dir=",
+    "--group=",
+    "--log=",
+)  # the folder of the run; a worker group's folder, in which a file names it; torch's own lines
 
 
 def main(arguments: list[str]) -> int:
     """Run the agent to its end and return the exit code of the run."""
     die_with_parent()
-    run_dir = None
-    if arguments and arguments[0].startswith(_RUN_DIR_OPTION):
-        run_dir = RunDir(Path(arguments.pop(0).removeprefix(_RUN_DIR_OPTION)))
-    _quieten(run_dir)
+    given = _take_options(arguments)
+    run_dir = RunDir(Path(given["--run-dir="])) if "--run-dir=" in given else None
+    _quieten(Path(given["--log="]) if "--log=" in given else run_dir.agent_log(0) if run_dir is not None else None)
     started = time.monotonic()
     try:
         torchrun.run(torchrun.parse_args(arguments))
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode)
-        if run_dir is not None and _record(found, run_dir, seconds=time.monotonic() - started):
+        if "--group=" in given:
+            _record_for_group(found, Path(given["--group="]))
+        elif run_dir is not None and _record(found, run_dir, seconds=time.monotonic() - started):
             print(found.screen(run_dir), file=sys.stderr, flush=True)
         elif run_dir is None and first.exitcode < 0:
             print(f"\nThe run failed: rank {rank} on {found.host} (pid {found.pid}): {found.message}", file=sys.stderr, flush=True)
@@ -48,6 +53,21 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _take_options(arguments: list[str]) -> dict[str, str]:
+    """Take our own options from the front of the arguments."""
+    given = {}
+    while option := next((option for option in _OPTIONS if arguments and arguments[0].startswith(option)), None):
+        given[option] = arguments.pop(0).removeprefix(option)
+    return given
+
+
+def _record_for_group(found: failure.Failure, group: Path) -> None:
+    """Say in the folder of the job at hand why its group is gone; the launcher shows it."""
+    run_dir = RunDir(Path((group / "run_dir").read_text()))
+    if not run_dir.is_completed():
+        _record(found, run_dir, seconds=0.0)
+
+
 def _record(found: failure.Failure, run_dir: RunDir, *, seconds: float) -> bool:
     try:
         return found.record(run_dir, seconds=seconds)
@@ -55,13 +75,13 @@ def _record(found: failure.Failure, run_dir: RunDir, *, seconds: float) -> bool:
         return False
 
 
-def _quieten(run_dir: RunDir | None) -> None:
+def _quieten(log: Path | None) -> None:
     """Send what torch's agent logs to a file, which is created with the first line."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     handler: logging.Handler = logging.NullHandler()
-    if run_dir is not None:
-        run_dir.logs.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(run_dir.agent_log(0), delay=True)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(log, delay=True)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for name in ("torch", "torch.distributed", "torch.distributed.run", "torch.distributed.elastic"):
         logger = logging.getLogger(name)

@@ -8,26 +8,38 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train import config, devices, diagnose, launch
+from ddp_train import config, devices, diagnose, launch, optuna_sweeper, sweep_screen
+from ddp_train.config import section
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
+from ddp_train.multirun import MakeSlots, Multirun
 from ddp_train.run_dir import RunDir, claim_given, claim_new, hold, let_go
+from ddp_train.sweep_dir import Sweep, is_sweep, sweep_of
+from ddp_train.target import locate
 
-RunJob = Callable[[Job], int]
-"""Runs one job to its end and returns its exit code."""
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where jobs run: on this machine, or in the group of ranks that torchrun started."""
+
+    run: Callable[[Job], int]  # one job, to its end; returns the exit code
+    slots: MakeSlots  # for the jobs of a sweep
+
 
 CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if path.is_dir())
 """The config groups: inside the installed package, or at the top of a checkout."""
@@ -40,36 +52,68 @@ STOPPED = (INTERRUPTED, 143)  # by Ctrl-C, by SIGTERM
 def main() -> int:
     """Run the command line in the process that was typed, and return the exit code."""
     sys.path.insert(0, os.getcwd())  # components are importable from where the user stands, as with `python -m`
-    return run(launch.run)
+    return run(Place(run=launch.run, slots=launch.slots))
 
 
-def run(run_job: RunJob) -> int:
-    """Let Hydra compose what sys.argv asks for, and run each job that comes of it; or continue a run (`resume RUN`).
+def run(place: Place) -> int:
+    """Run what sys.argv asks for.
 
     Hydra's own interface stays as it is: --help, --cfg, --info, tab completion, -m with any sweeper.
     """
-    if sys.argv[1:2] == ["resume"]:
-        return _report(lambda: _resume(sys.argv[2:], run_job))
-    exit_codes: list[int] = []  # Hydra has no use for them; a job that raises makes it print its own view of the matter
+    match sys.argv[1:2]:
+        case ["resume"]:
+            return _report(lambda: _resume(sys.argv[2:], place))
+        case ["runs"]:
+            return _report(lambda: _show(sys.argv[2:]))
+        case _:
+            return _report(lambda: _compose(place))
 
-    def task(composed: DictConfig) -> None:
-        try:
-            job = _job(composed, HydraConfig.get())
-        except (ConfigError, config.ConfigErrors) as error:  # of one job of a sweep; the others go on
-            print(f"job {HydraConfig.get().job.num}: {error}", file=sys.stderr)
-            exit_codes.append(WRONG_INPUT)
-            return
-        job.run_dir.record_config(job.config.yaml())
-        exit_codes.append(run_job(job))
-        if exit_codes[-1] in STOPPED:
-            raise _Exit(exit_codes[-1])  # the sweep, too
 
-    def compose() -> int:
+def _compose(place: Place) -> int:
+    """Let Hydra compose, and run each job that comes of it."""
+    command = _Command(place)
+    try:
         with _full_hydra_errors():
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
-        return next((code for code in exit_codes if code != DONE), DONE)
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(command)()
+    finally:
+        command.close()
+    return command.exit_code()
 
-    return _report(compose)
+
+class _Command:
+    """What Hydra calls: with the config of a single run or, through the plugin in `hydra_plugins`, with the jobs of a sweep."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._exit_code = DONE
+        self._multirun: Multirun | None = None
+
+    def __call__(self, composed: DictConfig) -> None:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise ConfigError(
+                key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs"
+            )
+        job = _job(composed, HydraConfig.get())
+        job.run_dir.record_config(job.config.yaml())
+        self._exit_code = self._place.run(job)
+
+    def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
+        """Run jobs that a sweeper asks for."""
+        if self._multirun is None:
+            root = Path(base.hydra.sweep.dir)
+            sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
+            self._multirun = Multirun(sweep, section(base, "sweep"), self._place.slots, _check)
+            self._multirun.take_up(lambda folder: _frozen_job(folder, [], in_sweep=True))
+        return self._multirun.launch(context, base, job_overrides)
+
+    def close(self) -> None:
+        """End a sweep, however it ends."""
+        if self._multirun is not None:
+            self._multirun.close()
+
+    def exit_code(self) -> int:
+        """Return how it went."""
+        return self._exit_code if self._multirun is None else self._multirun.exit_code()
 
 
 class Checked(Callback):
@@ -81,18 +125,27 @@ class Checked(Callback):
             self._prepare(config)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Claim the folder of a sweep; its jobs are checked one by one, because each composes another config."""
+        """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed."""
         with _exits_of_its_own():
+            if OmegaConf.select(config, "cluster.launcher") == "torchrun" and not devices.is_torchrun_worker():
+                raise _Exit(launch.join(section(config, "cluster"), sys.argv[1:]))
             folder = Path(config.hydra.sweep.dir).absolute()
-            folder = claim_given(folder, key="hydra.sweep.dir") if _is_overridden(config, "hydra.sweep.dir") else claim_new(folder)
+            if not _is_overridden(config, "hydra.sweep.dir"):
+                folder = claim_new(folder)
+            elif is_sweep(folder):
+                hold(folder, key="hydra.sweep.dir")
+            else:
+                folder = claim_given(folder, key="hydra.sweep.dir")
             with read_write(config.hydra), open_dict(config.hydra):
                 config.hydra.sweep.dir = str(folder)
                 config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")  # jobs compose again, from these overrides
+            if optuna_sweeper.is_chosen(config):
+                optuna_sweeper.prepare(config, folder, _goal(config), is_taken_up=is_sweep(folder))
 
     def _prepare(self, composed: DictConfig) -> None:
         checked = _check(composed, composed.hydra)
         if checked.tree["cluster"]["launcher"] == "torchrun" and not devices.is_torchrun_worker():
-            raise _Exit(launch.join(checked, sys.argv[1:]))  # global rank 0 composes and claims, wherever it is
+            raise _Exit(launch.join(checked.tree["cluster"], sys.argv[1:]))  # global rank 0 composes and claims, wherever it is
         folder, is_resumed = _claim(composed, checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
             composed.hydra.run.dir = str(folder)
@@ -119,23 +172,25 @@ def _exits_of_its_own() -> Iterator[None]:
 
 def _job(composed: DictConfig, hydra_config: Any) -> Job:
     checked = _check(composed, hydra_config)
-    resume, run_dir = Path(checked.tree["resume"]), RunDir(Path(hydra_config.runtime.output_dir))
-    if hydra_config.mode == RunMode.MULTIRUN:
-        if run_dir.config.exists():
-            raise ConfigError(
-                key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {run_dir.root}", expected="one each"
-            )
-        if checked.tree["cluster"]["launcher"] == "torchrun" and not devices.is_torchrun_worker():
-            raise ConfigError(
-                key="cluster", happened="a sweep over several machines", fix="torchrun ... -m ddp_train -m ... on each machine"
-            )
+    resume = Path(checked.tree["resume"])
     return Job(
         config=checked,
-        run_dir=run_dir,
+        run_dir=RunDir(Path(hydra_config.runtime.output_dir)),
         command=list(sys.argv),
         overrides=list(hydra_config.overrides.task),
         checkpoint=str(resume.absolute()) if (resume / "manifest.json").exists() else None,
     )
+
+
+def _goal(composed: DictConfig) -> str | None:
+    """Return which way the metric of a sweep is better (min or max), as far as it can be known before a job has run."""
+    settings = section(composed, "sweep")
+    if settings["direction"] is not None:
+        return {"minimize": "min", "maximize": "max"}[settings["direction"]]
+    objective = locate(composed.objective._target_)
+    goals: Mapping[str, str] = getattr(objective, "goals", {"loss": "min"} if objective.__module__.startswith("torch.nn") else {})
+    name = (settings["metric"] or "").rpartition("/")[2] or next(iter(goals), "")
+    return goals.get(name)
 
 
 def _check(composed: DictConfig, hydra_config: DictConfig) -> config.RunConfig:
@@ -201,34 +256,71 @@ def _run_of(path: Path) -> Path:
     )
 
 
-def _resume(arguments: list[str], run_job: RunJob) -> int:
+def _resume(arguments: list[str], place: Place) -> int:
     """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config, without composing anything again."""
     if not arguments or arguments[0].startswith("-"):
-        raise ConfigError(happened="which run?", expected="ddp-train resume RUN [key=value ...]", fix="give a run folder or a checkpoint")
+        raise ConfigError(
+            happened="which run?",
+            expected="ddp-train resume RUN [key=value ...]",
+            fix="give a run folder, a checkpoint or the folder of a sweep",
+        )
     path, overrides = Path(arguments[0]), arguments[1:]
+    if is_sweep(path):
+        return _resume_sweep(path.absolute(), overrides, place)
     folder = _run_of(path)
+    job = _frozen_job(folder, overrides, checkpoint=str(path.absolute()) if (path / "manifest.json").exists() else None)
+    if job.config.tree["cluster"]["launcher"] == "torchrun" and not devices.is_torchrun_worker():
+        raise ConfigError(
+            key="cluster", happened="the run is over several machines", fix=f"torchrun ... -m ddp_train resume {path}, on each"
+        )
+    hold(sweep_of(folder) or folder, key="resume")  # a sweep that runs may come to this job at any time
+    job.run_dir.forget_failure()
+    job.run_dir.record_config(job.config.yaml())
+    return place.run(job)
+
+
+def _resume_sweep(folder: Path, overrides: list[str], place: Place) -> int:
+    """Run what a sweep has not finished. A sweeper that decides as it goes is asked again after that."""
+    sweep = Sweep.load(folder)
+    if not sweep.is_planned:
+        sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
+        return _compose(place)
+    wrong = [text for text in overrides if not text.startswith(("sweep.", "cluster."))]
+    if wrong:
+        raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
+    hold(folder, key="resume")
+    first = _frozen_job(sweep.run_dir(sweep.jobs[0]).root, overrides)
+    multirun = Multirun(sweep, first.config.tree["sweep"], place.slots, _check)
+    try:
+        multirun.take_up(lambda job_folder: _frozen_job(job_folder, overrides, in_sweep=True))
+    finally:
+        multirun.close()
+    return multirun.exit_code()
+
+
+def _frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None) -> Job:
+    """Make a job of a run folder: its own frozen config, with single values changed."""
     saved = _saved_config(folder)
     diagnose.refuse_unknown(overrides, saved)
     tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
     assert isinstance(tree, dict)
-    checked = config.load({str(name): value for name, value in tree.items()})
-    if checked.tree["cluster"]["launcher"] == "torchrun" and not devices.is_torchrun_worker():
-        raise ConfigError(
-            key="cluster", happened="the run is over several machines", fix=f"torchrun ... -m ddp_train resume {path}, on each"
-        )
-    hold(folder, key="resume")
-    run_dir, first = RunDir(folder), folder / ".hydra" / "overrides.yaml"
-    run_dir.forget_failure()
-    run_dir.record_config(checked.yaml())
-    return run_job(
-        Job(
-            config=checked,
-            run_dir=run_dir,
-            command=list(sys.argv),
-            overrides=[*(OmegaConf.load(first) if first.exists() else []), *overrides],
-            checkpoint=str(path.absolute()) if (path / "manifest.json").exists() else None,
-        )
+    first = folder / ".hydra" / "overrides.yaml"
+    return Job(
+        config=config.load({str(name): value for name, value in tree.items()}),
+        run_dir=RunDir(folder),
+        command=list(sys.argv),
+        overrides=[*(OmegaConf.load(first) if first.exists() else []), *overrides],
+        in_sweep=in_sweep,
+        checkpoint=checkpoint,
     )
+
+
+def _show(arguments: list[str]) -> int:
+    """`ddp-train runs SWEEP`: show the table of a sweep."""
+    if len(arguments) != 1:
+        raise ConfigError(happened="which sweep?", expected="ddp-train runs SWEEP", fix="give the folder of a sweep")
+    sweep_screen.show(Sweep.load(Path(arguments[0])))
+    return DONE
 
 
 def _is_overridden(composed: DictConfig, key: str) -> bool:

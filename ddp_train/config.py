@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,24 +98,38 @@ def load(tree: dict[str, Any]) -> RunConfig:
     return check(OmegaConf.create(tree))
 
 
+def section(composed: DictConfig, name: str) -> dict[str, Any]:
+    """Resolve and check one of our own sections alone: of a sweep's base config, which may lack what its jobs will have.
+
+    Raises:
+        ConfigErrors: with every problem of the section.
+    """
+    errors: list[ConfigError] = []
+    typed = _typed(SECTIONS[name], OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
+    if errors:
+        raise ConfigErrors(errors)
+    return typed
+
+
 _WITHOUT_EFFECT_ON_RESULTS = (
-    *("name", "resume", "cluster", "metrics", "checkpoint", "trainer.grad_accum_steps", "trainer.log_every_steps"),
+    *("name", "resume", "cluster", "sweep", "metrics", "checkpoint", "trainer.grad_accum_steps", "trainer.log_every_steps"),
     *("trainer.evaluate_every_steps", "data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
 )
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Name the keys that differ between two resolved configs, leaving out those that do not change the results."""
-
-    def counts(key: str) -> bool:
-        return not any(key == other or key.startswith(f"{other}.") for other in _WITHOUT_EFFECT_ON_RESULTS)
-
-    left, right = ({key: value for key, value in _leaves(tree) if counts(key)} for tree in (ours, theirs))
+    left, right = ({key: value for key, value in _leaves(tree) if _changes_results(key)} for tree in (ours, theirs))
     return [
         f"{key}: {right.get(key, '(absent)')} -> {left.get(key, '(absent)')}"
         for key in sorted(left.keys() | right.keys())
         if left.get(key, "") != right.get(key, "")
     ]
+
+
+def identity(tree: Mapping[str, Any]) -> str:
+    """Return the hash of everything that changes the results: two runs with the same one compute the same."""
+    return sha256(json.dumps(sorted((key, value) for key, value in _leaves(tree) if _changes_results(key)), default=str))
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -265,6 +280,10 @@ def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in nodes(tree) if not isinstance(value, Mapping))
+
+
+def _changes_results(key: str) -> bool:
+    return not any(key == other or key.startswith(f"{other}.") for other in _WITHOUT_EFFECT_ON_RESULTS)
 
 
 def _concerns_batch(key: str) -> bool:

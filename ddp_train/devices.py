@@ -10,16 +10,26 @@ CPU_PROCESSES = 2
 """Processes on a machine without a GPU: enough to run the distributed code on a laptop."""
 
 
-def count_gpus() -> int:
-    """Return how many CUDA GPUs a process started now would see.
+def gpus() -> list[str]:
+    """Return the names (for CUDA_VISIBLE_DEVICES) of the GPUs that a process started now would see.
 
-    Workers check the number again with torch, which knows drivers and MIG; this one only decides how many of them to start.
+    Workers count again with torch, which knows drivers and MIG; this only decides how many of them to start, and where.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
-        return names.index("-1") if "-1" in names else sum(1 for name in names if name)  # CUDA ignores all after -1
-    return sum(1 for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
+        return [name for name in names[: names.index("-1") if "-1" in names else None] if name]  # CUDA ignores all after -1
+    return [str(number) for number in range(sum(1 for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()))]
+
+
+def count_gpus() -> int:
+    """Return how many GPUs a process started now would see."""
+    return len(gpus())
+
+
+def gpu_share(number: int, processes: int) -> list[str]:
+    """Return the GPUs of one of several groups that share this machine, a GPU for each process."""
+    return gpus()[number * processes : (number + 1) * processes]
 
 
 def resolve_device(device: str) -> str:

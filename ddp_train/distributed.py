@@ -92,6 +92,20 @@ def join_store() -> dist.Store:
     return store
 
 
+def wait_for(store: dist.Store, key: str) -> str:
+    """Return the value of a key as soon as it is there, however long that takes.
+
+    Raises:
+        DistError: the store is gone.
+    """
+    while True:
+        try:
+            return str(store.get(key).decode())
+        except dist.DistError as error:
+            if "timeout" not in str(error).lower():
+                raise
+
+
 def open_world(store: dist.Store, rank: int, size: int, *, device: str) -> World:
     """Open the process group and take this rank's device. Collective.
 

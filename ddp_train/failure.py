@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -91,6 +92,29 @@ def from_exit(*, rank: int, pid: int, exit_code: int) -> Failure:
     return Failure(
         rank=rank, host=socket.gethostname(), pid=pid, step=None, error=error, message=message, key="", traceback="", time=time.time()
     )
+
+
+def from_agent(*, pid: int, signal_name: str) -> Failure:
+    """Describe the end of an agent, which took its ranks along."""
+    return Failure(
+        rank=0,
+        host=socket.gethostname(),
+        pid=pid,
+        step=None,
+        error=signal_name,
+        message=f"torchrun's agent (pid {pid}) was ended by {signal_name}; its ranks ended with it",
+        key="",
+        traceback="",
+        time=time.time(),
+    )
+
+
+def load(run_dir: RunDir) -> Failure | None:
+    """Read failure.json back; None when there is none."""
+    try:
+        return Failure(**json.loads(run_dir.failure.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _format(error: BaseException) -> str:

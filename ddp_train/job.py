@@ -23,6 +23,7 @@ class Job:
     run_dir: RunDir
     command: list[str]
     overrides: list[str]
+    in_sweep: bool = False  # then the terminal shows the sweep's table, and the job's own output goes to its logs
     checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
 
     def to_json(self) -> str:
@@ -33,6 +34,7 @@ class Job:
                 "run_dir": str(self.run_dir.root),
                 "command": self.command,
                 "overrides": self.overrides,
+                "in_sweep": self.in_sweep,
                 "checkpoint": self.checkpoint,
             }
         )
@@ -45,5 +47,6 @@ class Job:
             run_dir=RunDir(Path(fields["run_dir"])),
             command=fields["command"],
             overrides=fields["overrides"],
+            in_sweep=fields["in_sweep"],
             checkpoint=fields["checkpoint"],
         )

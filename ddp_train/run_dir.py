@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -78,9 +79,17 @@ class RunDir:
         if not self.is_completed():
             self.result.unlink(missing_ok=True)
 
+    def read_result(self) -> dict[str, Any]:
+        """Return result.json; {} when there is none yet."""
+        try:
+            result: dict[str, Any] = json.loads(self.result.read_text())
+        except FileNotFoundError:
+            return {}
+        return result
+
     def is_completed(self) -> bool:
         """Tell whether result.json says so."""
-        return self.result.exists() and json.loads(self.result.read_text()).get("status") == "completed"
+        return self.read_result().get("status") == "completed"
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank:05d}.log"
@@ -153,18 +162,26 @@ def hold(folder: Path, *, key: str) -> None:
 
 
 def let_go() -> None:
-    """Give up every folder that this process holds."""
+    """Give up every folder that this process holds, and remove those that it made and nothing has come to use."""
     while _held:
         os.close(_held.pop())
+    while _made:
+        folder = _made.pop()
+        with contextlib.suppress(OSError):
+            if {path.name for path in folder.iterdir()} <= _NO_USE:
+                shutil.rmtree(folder)
 
 
 _held: list[int] = []
+_made: list[Path] = []
+_NO_USE = {"multirun.yaml", "conf"}  # what a sweep has before its first job
 
 
 def _make(folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
+        _made.append(folder)
     except FileExistsError:
         if not folder.parent.is_dir():
             raise ConfigError(key="hydra.run.dir", happened=f"{folder.parent} is not a folder") from None

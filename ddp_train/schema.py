@@ -52,6 +52,18 @@ class ClusterConfig:
 
 
 @dataclass
+class SweepConfig:
+    """The section `sweep`."""
+
+    isolation: str = field(default="warm", metadata={"one_of": ("warm", "process")})
+    parallel_jobs: int = field(default=1, metadata={"min": 1})
+    on_failure: str = field(default="continue", metadata={"one_of": ("continue", "stop", "retry")})
+    max_retries: int = field(default=2, metadata={"min": 1})
+    metric: str | None = None
+    direction: str | None = field(default=None, metadata={"one_of": ("minimize", "maximize")})
+
+
+@dataclass
 class LoaderConfig:
     """The keys of the section `data` that are ours; the others are arguments of its `_target_`."""
 
@@ -62,6 +74,6 @@ class LoaderConfig:
     eval: dict[str, Any] | None = None
 
 
-SECTIONS: dict[str, type] = {"trainer": TrainerConfig, "checkpoint": CheckpointConfig, "cluster": ClusterConfig}
+SECTIONS: dict[str, type] = {"trainer": TrainerConfig, "checkpoint": CheckpointConfig, "cluster": ClusterConfig, "sweep": SweepConfig}
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
 LOADER_KEYS = tuple(item.name for item in dataclasses.fields(LoaderConfig))

@@ -17,18 +17,11 @@ _INTERRUPTED = 130
 def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
     """Run an agent to its end and return its exit code (130 after Ctrl-C).
 
-    The agent is forked, not started anew: checking the config has imported torch already, which takes a second. This process has no other
-    thread, so that a fork is safe; the ranks are started as fresh interpreters by the agent.
-
     Args:
         arguments: as for `python -m ddp_train.agent`.
         environment: what the ranks' environment has beside this process's own.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    agent = os.fork()
-    if agent == 0:
-        _become_agent(arguments, environment)
+    agent = start_agent(arguments, environment=environment)
     interrupted = False
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -50,6 +43,20 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
             f"\nThe run failed: its agent (pid {agent}) was ended by {signal.Signals(-code).name}; its ranks ended with it", file=sys.stderr
         )
     return code if code >= 0 else 128 - code
+
+
+def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
+    """Start an agent and return its pid.
+
+    It is forked, not started anew: checking the config has imported torch already, which takes a second. This process has no other thread,
+    so that a fork is safe; the ranks are started as fresh interpreters by the agent.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    agent = os.fork()
+    if agent == 0:
+        _become_agent(arguments, environment)
+    return agent
 
 
 def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:

@@ -5,23 +5,24 @@ Nothing is composed for the run here: global rank 0, wherever the rendezvous put
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ddp_train import devices
-from ddp_train.config import RunConfig
 from ddp_train.errors import ConfigError
 from ddp_train.launch.agent_process import rank_environment, run_agent
 
 
-def join(config: RunConfig, arguments: list[str]) -> int:
+def join(cluster: Mapping[str, Any], arguments: list[str]) -> int:
     """Start this node's agent and return its exit code.
 
     Args:
-        config: this node's view of the config, of which only `cluster` is used.
+        cluster: the section `cluster` of the config, as this node sees it.
         arguments: the command line, which every rank gets and global rank 0 alone composes.
 
     Raises:
         ConfigError: the rendezvous is not given.
     """
-    cluster = config.tree["cluster"]
     processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
     if cluster["nodes"] > 1 and not cluster["rendezvous_endpoint"]:
         raise ConfigError(

@@ -24,9 +24,10 @@ class Classification:
     Source: Szegedy et al. 2015, arXiv:1512.00567, section 7 (label smoothing).
     """
 
+    goals: Mapping[str, Goal] = {"accuracy": "max", "accuracy_top5": "max", "loss": "min"}
+
     def __init__(self, *, label_smoothing: float = 0.0) -> None:
         self.label_smoothing = label_smoothing
-        self.goals: Mapping[str, Goal] = {"accuracy": "max", "accuracy_top5": "max", "loss": "min"}
 
     def weight(self, batch: Batch) -> int:
         """Return the number of samples."""

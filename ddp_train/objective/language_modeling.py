@@ -28,10 +28,11 @@ class LanguageModeling:
         bytes_per_token: mean number of text bytes behind one token, for `bits_per_byte`; None: unknown, and the metric is absent.
     """
 
+    goals: Mapping[str, Goal] = {"loss": "min", "perplexity": "min"}
+
     def __init__(self, *, ignore_index: int | None = None, bytes_per_token: float | None = None) -> None:
         self.ignore_index = ignore_index
         self.bytes_per_token = bytes_per_token
-        self.goals: Mapping[str, Goal] = {"loss": "min", "perplexity": "min"}
         if bytes_per_token is not None:
             self.goals = {**self.goals, "bits_per_byte": "min"}
 

@@ -1,0 +1,130 @@
+"""Run the jobs of a sweep: so many at a time as there are slots, work-conserving, and none is lost when another fails.
+
+One thread: each slot is asked in turn. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from ddp_train.job import Job
+from ddp_train.launch.slot import Slot
+from ddp_train.sweep_dir import COMPLETED, FAILED, RUNNING, Sweep, SweepJob
+
+STOP_CODES = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGUSR1: 75}
+"""Signals that end a sweep after its running jobs have saved, and the exit codes that tell."""
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The section `sweep` of the config, as far as it says what follows on what."""
+
+    isolation: str
+    on_failure: str
+    max_retries: int
+    metric: str | None
+
+
+@dataclass
+class _Task:
+    entry: SweepJob
+    job: Job
+
+
+class Schedule:
+    """Runs jobs on slots, for as many calls of `run` as a sweeper needs.
+
+    Args:
+        sweep: kept up to date, in sweep.json too, with every job that starts or ends.
+        slots: where jobs run.
+        policy: what to do after a failure.
+        began: called with each job that starts.
+        ended: called with each job that ended, for good or to be tried again.
+        idle: called several times a second.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        slots: Sequence[Slot],
+        policy: Policy,
+        *,
+        began: Callable[[SweepJob], None],
+        ended: Callable[[SweepJob], None],
+        idle: Callable[[], None],
+    ) -> None:
+        self._sweep, self._slots, self._policy = sweep, slots, policy
+        self._began, self._ended, self._idle = began, ended, idle
+        self._running: dict[int, _Task] = {}  # by the slot's place in the list
+        self.stop_code: int | None = None  # the exit code, when a signal ended it
+        self.is_stopped = False  # no job is started any more
+
+    def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
+        """Run jobs to their end, or until the sweep is stopped."""
+        waiting = deque(_Task(entry, job) for entry, job in jobs)
+        with self._signals():
+            while self._running or (waiting and not self.is_stopped):
+                for place, slot in enumerate(self._slots):
+                    if place not in self._running and waiting and not self.is_stopped:
+                        self._start(place, slot, waiting.popleft())
+                    if place in self._running and (exit_code := slot.poll(_POLL_S / len(self._slots))) is not None:
+                        again = self._finish(place, exit_code)
+                        waiting.extendleft([again] if again else [])
+                self._idle()
+
+    def close(self) -> None:
+        """Let go of all processes."""
+        for slot in self._slots:
+            slot.end()
+
+    def _start(self, place: int, slot: Slot, task: _Task) -> None:
+        task.entry.status = RUNNING
+        task.entry.attempts += 1
+        task.job.run_dir.forget_failure()
+        self._sweep.save()
+        self._running[place] = task
+        self._began(task.entry)
+        slot.start(task.job, fresh=self._policy.isolation == "process")
+
+    def _finish(self, place: int, exit_code: int) -> _Task | None:
+        """Record what a job came to; return it when it is to be tried again."""
+        task = self._running.pop(place)
+        self._sweep.settle(task.entry, self._policy.metric)
+        if exit_code and task.entry.status not in (COMPLETED, "interrupted", "preempted"):
+            task.entry.status = FAILED
+        self._sweep.save()
+        self._ended(task.entry)
+        if exit_code in STOP_CODES.values() and task.entry.status in ("interrupted", "preempted"):
+            self.stop_code, self.is_stopped = exit_code, True
+        elif task.entry.status == FAILED and not self.is_stopped:
+            if self._policy.on_failure == "retry" and task.entry.attempts <= self._policy.max_retries:
+                return task
+            self.is_stopped = self._policy.on_failure == "stop"
+        return None
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Let the running jobs save and end at the first signal, end them at once at the second."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            is_second, self.stop_code, self.is_stopped = self.stop_code is not None, STOP_CODES[signal.Signals(number)], True
+            for place in self._running:
+                if is_second:
+                    self._slots[place].kill()
+                else:
+                    self._slots[place].stop(number)
+
+        before: dict[int, Any] = {number: signal.signal(number, stop) for number in STOP_CODES}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

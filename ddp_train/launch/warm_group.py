@@ -1,0 +1,176 @@
+"""The launcher's end of a worker group that serves one job after another on this machine.
+
+    this process --(Unix socket)--> member of rank 0 --(rendezvous store)--> members of the other ranks --(pipes)--> the ranks themselves
+
+The agent starts one member per rank (`ddp_train/member.py`); members outlive the ranks that a failing job takes along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ddp_train import devices, failure
+from ddp_train.job import Job
+from ddp_train.launch.agent_process import rank_environment, start_agent
+
+GROUP_VARIABLE = "DDP_TRAIN_GROUP"
+"""The environment variable in which members find the folder of their group: `socket`, and `run_dir`, the folder of the job at hand."""
+
+_FAILED = 1
+_ENDS_WITHIN_S = 10.0
+
+
+class WarmSlot:
+    """A slot whose group stays as long as its jobs fit: as many processes, on the same devices, in the same environment.
+
+    Args:
+        agent_log: where torch's agent complains.
+        number: which of the slots that share this machine it is, from 0.
+        slots: how many they are.
+    """
+
+    def __init__(self, agent_log: Path, *, number: int = 0, slots: int = 1) -> None:
+        self._agent_log, self._number, self._slots = agent_log, number, slots
+        self._group: _Group | None = None
+        self._environment: dict[str, str] = {}
+        self._processes = 0
+
+    def start(self, job: Job, *, fresh: bool) -> None:
+        """Begin a job, in the group that is there or in a new one."""
+        cluster = job.config.tree["cluster"]
+        processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
+        environment = rank_environment(processes * self._slots, cluster["threads_per_process"])
+        if self._slots > 1 and devices.resolve_device(cluster["device"]) == "cuda":
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices.gpu_share(self._number, processes))
+        if self._group is None or not self._group.is_alive() or (processes, environment) != (self._processes, self._environment):
+            self.end()
+            self._processes, self._environment = processes, environment
+            self._group = _Group(self._agent_log, processes, environment)
+        self._group.send(job, fresh=fresh)
+
+    def poll(self, timeout_s: float) -> int | None:
+        """Return the exit code of the job, or None when it runs still."""
+        assert self._group is not None
+        return self._group.poll(timeout_s)
+
+    def stop(self, number: int) -> None:
+        """Pass a stop signal on."""
+        if self._group is not None:
+            self._group.signal(number)
+
+    def kill(self) -> None:
+        """End the processes at once."""
+        self.stop(signal.SIGKILL)
+
+    def end(self) -> None:
+        """End the processes when they are idle, or at once."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
+class _Group:
+    """An agent with its members, and the socket to the member of rank 0."""
+
+    def __init__(self, agent_log: Path, processes: int, environment: Mapping[str, str]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ddp_train_"))  # readable by this user alone
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._folder / "socket"))
+        self._listener.listen()
+        self._connection: socket.socket | None = None
+        self._unsent = self._received = b""
+        self._job: Job | None = None
+        self._exit_code: int | None = None
+        self._agent = start_agent(
+            [f"--log={agent_log}", f"--group={self._folder}", "--standalone", f"--nproc-per-node={processes}", "-m", "ddp_train"],
+            environment={**environment, GROUP_VARIABLE: str(self._folder)},
+        )
+
+    def is_alive(self) -> bool:
+        if self._exit_code is None:
+            pid, status = os.waitpid(self._agent, os.WNOHANG)
+            if pid:
+                self._exit_code = os.waitstatus_to_exitcode(status)
+        return self._exit_code is None
+
+    def send(self, job: Job, *, fresh: bool) -> None:
+        self._job = job
+        (self._folder / "run_dir").write_text(str(job.run_dir.root))
+        self._unsent = json.dumps({"job": job.to_json(), "fresh": fresh}).encode() + b"\n"
+        self._flush()
+
+    def poll(self, timeout_s: float) -> int | None:
+        waiting_for = self._connection or self._listener
+        readable, _, _ = select.select([waiting_for], [], [], timeout_s)
+        if readable and self._connection is None:
+            self._connection, _ = self._listener.accept()
+            self._flush()
+        elif readable and self._connection is not None:
+            received = self._connection.recv(1 << 16)
+            if not received:
+                return self._lost()
+            self._received += received
+            line, newline, rest = self._received.partition(b"\n")
+            if newline:
+                self._received = rest
+                return int(json.loads(line)["exit_code"])
+        elif not self.is_alive():
+            return self._lost()
+        return None
+
+    def signal(self, number: int) -> None:
+        if self.is_alive():
+            os.kill(self._agent, number)
+
+    def close(self) -> None:
+        """End the members by ending the connection; kill what does not end."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)  # close alone would not do: agents forked later have a copy
+            self._connection.close()
+        elif self.is_alive():
+            self.signal(signal.SIGKILL)  # its members have not come to the socket yet
+        self._listener.close()
+        self._wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _flush(self) -> None:
+        if self._connection is not None and self._unsent:
+            try:
+                self._connection.sendall(self._unsent)
+            except OSError:  # the member is gone; the next poll says so
+                return
+            self._unsent = b""
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _ENDS_WITHIN_S
+        while self.is_alive():
+            if time.monotonic() > deadline:
+                self.signal(signal.SIGKILL)
+                deadline += _ENDS_WITHIN_S
+            time.sleep(0.01)
+
+    def _lost(self) -> int:
+        """The group ended while it had a job: its agent says why, unless it is the one that was killed."""
+        self._wait()
+        assert self._job is not None and self._exit_code is not None
+        if self._exit_code < 0 and not self._job.run_dir.is_completed():
+            name = signal.Signals(-self._exit_code).name
+            found = failure.from_agent(pid=self._agent, signal_name=name)
+            found.record(self._job.run_dir)
+        return _FAILED if self._exit_code == 0 else self._exit_code if self._exit_code > 0 else 128 - self._exit_code
+
+
+def slots(agent_logs: Path, count: int) -> list[WarmSlot]:
+    """Return the slots of this machine; no process is started yet."""
+    return [WarmSlot(agent_logs / f"agent_{number:05d}.log", number=number, slots=count) for number in range(count)]

@@ -1,0 +1,292 @@
+"""A rank's place in a worker group that runs many jobs: it keeps the process that trains, and replaces it when a job took it along.
+
+Started by torchrun in the rank's stead. It imports torch, touches no device and trains nothing, so that it survives whatever a job does,
+and a rank forked from it starts in a moment. The member of rank 0 leads: it announces each job in the rendezvous store, the others
+follow. When one rank fails, every member ends its own, and the next job gets a new generation of ranks with a new process group.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from multiprocessing import connection
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from torch.distributed import Store
+
+from ddp_train import failure, run_dir
+from ddp_train.distributed import wait_for
+from ddp_train.job import Job
+from ddp_train.process import die_with_parent
+from ddp_train.run_dir import RunDir
+
+RunJobs = Callable[[Callable[[], Job | None], Callable[[int], None], int], None]
+"""What a rank does: (next job or None at the end, report an exit code, generation)."""
+
+_FAILED = 1
+_STOPPED = (130, 75)  # by a signal, after saving: the ranks are sound
+_POLL_S = 0.1
+_DIES_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What the leader puts into the store for each job."""
+
+    number: int
+    generation: int  # of the ranks that are to run it
+    job: str  # Job.to_json; "": there are no more
+
+
+class Member:
+    """One rank's member.
+
+    Args:
+        store: where all members meet; survives the ranks.
+        rank: the rank that it stands for.
+        size: how many there are.
+        run_jobs: what the rank does, in a process of its own.
+    """
+
+    def __init__(self, store: Store, *, rank: int, size: int, run_jobs: RunJobs) -> None:
+        self._store, self._rank, self._size, self._run_jobs = store, rank, size, run_jobs
+        self._child: _Child | None = None
+        self._current: Announcement | None = None
+        self._exit_code: int | None = None
+        self._is_stopping = False
+        for name in ("torch._dynamo", "torch.utils.tensorboard"):  # every rank needs them; once is enough
+            importlib.import_module(name)
+
+    def follow(self) -> int:
+        """Run every job that the leader announces, until it announces the end (members of the ranks other than 0)."""
+        number = 0
+        while not self._is_stopping:
+            number += 1
+            announced = Announcement(**json.loads(wait_for(self._store, f"job/{number}")))
+            if not announced.job:
+                break
+            self.start(announced)
+            while self.poll(_POLL_S) is None:
+                pass
+        self.end()
+        return 0
+
+    def start(self, announced: Announcement) -> None:
+        """Begin a job."""
+        self._exit_code, self._current = None, announced
+        if self._child is None or self._child.generation != announced.generation:
+            self.end()
+            self._child = _Child(announced.generation, self._run_jobs)
+        for number in (signal.SIGINT, signal.SIGTERM):  # the agent tells the rank too, which saves and reports: wait for it
+            signal.signal(number, self._note_stop)
+        self._child.send(announced.job)
+
+    def poll(self, timeout_s: float) -> int | None:
+        """Return the exit code of this rank's part of the job, or None when it runs still."""
+        if self._exit_code is not None:
+            return self._exit_code
+        assert self._child is not None and self._current is not None
+        prefix = f"job/{self._current.number}"
+        exit_code = self._child.poll(timeout_s)
+        if exit_code is None and self._child.is_dead():
+            exit_code = self._bury()
+        elif exit_code is None and self._store.check([f"{prefix}/failed"]):  # on another rank: this one waits for it in vain
+            self.end(at_once=True)
+            exit_code = _FAILED
+        if exit_code is None:
+            return None
+        if exit_code not in (0, *_STOPPED):
+            self._store.set(f"{prefix}/failed", str(self._rank))
+            self.end(at_once=True)
+        self._store.add(f"{prefix}/done", 1)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        self._exit_code = exit_code
+        return exit_code
+
+    def end(self, *, at_once: bool = False) -> None:
+        """End the rank's process, if there is one."""
+        if self._child is not None:
+            self._child.end(at_once=at_once)
+            self._child = None
+
+    def is_done_everywhere(self) -> bool:
+        """Tell whether every member is through with the job."""
+        assert self._current is not None
+        return int(self._store.add(f"job/{self._current.number}/done", 0)) == self._size
+
+    def has_failed_anywhere(self) -> bool:
+        """Tell whether a rank failed in the job."""
+        assert self._current is not None
+        return self._store.check([f"job/{self._current.number}/failed"])
+
+    def _bury(self) -> int:
+        """Say what a rank died of that could not say it itself."""
+        assert self._child is not None and self._current is not None
+        exit_code = self._child.wait()
+        found = failure.from_exit(rank=self._rank, pid=self._child.pid, exit_code=exit_code)
+        folder = Job.from_json(self._current.job).run_dir
+        if not folder.is_completed():
+            _record(found, folder)
+        return _FAILED
+
+    def _note_stop(self, number: int, frame: FrameType | None) -> None:
+        self._is_stopping = True
+        if self._child is not None:
+            self._child.signal(number)
+
+
+class Leader:
+    """The member of rank 0: runs jobs with all the others. A `launch.slot.Slot`."""
+
+    def __init__(self, member: Member, store: Store) -> None:
+        self._member, self._store = member, store
+        self._number = self._generation = 0
+        self._needs_new_ranks = False
+        self._environment: object = None
+
+    def start(self, job: Job, *, fresh: bool) -> None:
+        """Announce a job and begin this rank's part of it."""
+        cluster = job.config.tree["cluster"]
+        environment = (cluster["device"], cluster.get("env"))
+        if fresh or self._needs_new_ranks or environment != self._environment:
+            self._generation += 1
+        self._needs_new_ranks, self._environment = False, environment
+        self._member.start(self._announce(job.to_json()))
+
+    def poll(self, timeout_s: float) -> int | None:
+        """Return the exit code of the job when every rank is through with it."""
+        exit_code = self._member.poll(timeout_s)
+        if exit_code is None:
+            return None
+        if not self._member.is_done_everywhere():
+            time.sleep(min(timeout_s, 0.002))
+            return None
+        self._needs_new_ranks = self._member.has_failed_anywhere()
+        return _FAILED if self._needs_new_ranks else exit_code
+
+    def stop(self, number: int) -> None:
+        """Nothing to do: the agent tells every rank."""
+
+    def kill(self) -> None:
+        """End this rank at once; the others notice."""
+        self._member.end(at_once=True)
+
+    def end(self) -> None:
+        """Keep the ranks: the next job may have them."""
+
+    def leave(self) -> None:
+        """Tell the other members that there are no more jobs, and end."""
+        self._announce("")
+        self._member.end()
+
+    def _announce(self, job: str) -> Announcement:
+        self._number += 1
+        announced = Announcement(self._number, self._generation, job)
+        self._store.set(f"job/{self._number}", json.dumps(asdict(announced)))
+        return announced
+
+
+def serve(leader: Leader, group: Path) -> int:
+    """Run the jobs that the launcher sends through its socket (the member of rank 0)."""
+    with socket.socket(socket.AF_UNIX) as launcher:
+        launcher.connect(str(group / "socket"))
+        for line in launcher.makefile("r"):
+            request: dict[str, Any] = json.loads(line)
+            leader.start(Job.from_json(request["job"]), fresh=request["fresh"])
+            while (exit_code := leader.poll(_POLL_S)) is None:
+                pass
+            launcher.sendall(json.dumps({"exit_code": exit_code}).encode() + b"\n")
+    leader.leave()
+    return 0
+
+
+class _Child:
+    """The process that is the rank: forked, so that it starts with torch imported."""
+
+    def __init__(self, generation: int, run_jobs: RunJobs) -> None:
+        self.generation = generation
+        self._exit_code: int | None = None
+        self._ours, theirs = connection.Pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._ours.close()
+            _become_rank(theirs, generation, run_jobs, parent)
+        theirs.close()
+
+    def send(self, job: str) -> None:
+        self._ours.send_bytes(job.encode())
+
+    def poll(self, timeout_s: float) -> int | None:
+        try:
+            return int(self._ours.recv_bytes()) if self._ours.poll(timeout_s) else None
+        except (EOFError, ConnectionError):
+            return None
+
+    def is_dead(self) -> bool:
+        if self._exit_code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._exit_code = os.waitstatus_to_exitcode(status)
+        return self._exit_code is not None
+
+    def wait(self) -> int:
+        while not self.is_dead():
+            time.sleep(0.005)
+        assert self._exit_code is not None
+        return self._exit_code
+
+    def signal(self, number: int) -> None:
+        if not self.is_dead():
+            os.kill(self.pid, number)
+
+    def end(self, *, at_once: bool) -> None:
+        self._ours.close()  # an idle rank leaves by itself
+        deadline = time.monotonic() + (0.0 if at_once else _DIES_WITHIN_S)
+        while not self.is_dead() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+
+def _become_rank(jobs: connection.Connection, generation: int, run_jobs: RunJobs, parent: int) -> NoReturn:
+    code = _FAILED
+    try:
+        die_with_parent(parent)
+        run_dir.let_go()  # the folders are the member's, whose life is longer
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+
+        def next_job() -> Job | None:
+            try:
+                return Job.from_json(jobs.recv_bytes().decode())
+            except EOFError:
+                return None
+
+        run_jobs(next_job, lambda exit_code: jobs.send_bytes(str(exit_code).encode()), generation)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _record(found: failure.Failure, folder: RunDir) -> None:
+    try:
+        found.record(folder)
+    except OSError:  # a full disk: the rank's log says more
+        return

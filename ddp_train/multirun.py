@@ -1,0 +1,279 @@
+"""A sweep, from Hydra's side: its jobs are composed, checked and frozen before they start; their results go back to the sweeper.
+
+`app` makes one `Multirun` per sweep; Hydra's sweeper calls `launch` through the plugin in `hydra_plugins`, once (Hydra's own sweeper) or
+again and again (Optuna). What is known of earlier attempts on the same folder is answered from sweep.json. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from ddp_train import config, sweep_screen
+from ddp_train.errors import ConfigError
+from ddp_train.job import Job
+from ddp_train.launch.slot import Slot
+from ddp_train.launch.sweep import Policy, Schedule
+from ddp_train.run_dir import RunDir
+from ddp_train.sweep_dir import COMPLETED, FAILED, Sweep, SweepJob
+
+MakeSlots = Callable[[Path, int], Sequence[Slot]]
+"""Gives so many slots; the path is the folder for the logs of torch's agents."""
+
+Check = Callable[[DictConfig, DictConfig], config.RunConfig]
+
+_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+_FROZEN_YAML = "conf"
+_MOST_FILES = 10_000  # below a folder of YAML; more are somebody's data
+
+
+class Multirun:
+    """One sweep.
+
+    Args:
+        sweep: new, or read back from the folder of one that stopped.
+        settings: the section `sweep` of the config.
+        make_slots: where jobs run.
+        check: checks a composed config.
+    """
+
+    def __init__(self, sweep: Sweep, settings: Mapping[str, Any], make_slots: MakeSlots, check: Check) -> None:
+        self.sweep = sweep
+        self._check = check
+        self._metric: str | None = settings["metric"]
+        self._known: list[SweepJob] = []  # completed by an earlier attempt; each answers one launch of the same identity
+        self._screen = sweep_screen.SweepScreen(sweep)
+        self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
+        self._returns: dict[int, JobReturn] = {}
+        if settings["direction"] is not None:
+            sweep.goal = {"minimize": "min", "maximize": "max"}[settings["direction"]]
+        self._make_slots = make_slots
+        self._settings = settings
+        self._schedule: Schedule | None = None
+
+    def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> list[JobReturn]:
+        """Compose, check and freeze jobs, run those that have not been run, and return what each came to.
+
+        Raises:
+            ConfigErrors: with every problem of every job; none has been started.
+        """
+        is_planned = _plans_all(base)
+        loader: Any = context.config_loader
+        if not is_planned:
+            _freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
+        composed = [self._compose(loader, base, overrides, position) for position, overrides in enumerate(job_overrides)]
+        checked = self._check_all(composed)
+        entries: list[SweepJob] = []
+        to_run: list[tuple[SweepJob, Job]] = []
+        for job_config, checked_config in zip(composed, checked, strict=True):
+            entry = self._recall(config.identity(checked_config.tree))
+            if entry is None:
+                entry, job = self._freeze(job_config, checked_config)
+                to_run.append((entry, job))
+            entries.append(entry)
+            self._contexts[entry.number] = (context, job_config)
+        self.sweep.is_planned = is_planned
+        self.sweep.save()
+        self.run(to_run)
+        return [self._job_return(entry) for entry in entries]
+
+    def take_up(self, to_job: Callable[[Path], Job]) -> None:
+        """Run what an earlier attempt left unfinished, from the frozen configs.
+
+        Failed jobs too, when a person may have mended the cause; not for a sweeper that has been told of the failure and went on.
+
+        Args:
+            to_job: makes a job of a run folder.
+        """
+        for entry in self.sweep.jobs:
+            self.sweep.settle(entry, self._metric)
+        again = [job for job in self.sweep.jobs if job.status != COMPLETED and (self.sweep.is_planned or job.status != FAILED)]
+        self.run([(entry, to_job(self.sweep.run_dir(entry).root)) for entry in again])
+        self._known = [job for job in self.sweep.jobs if job.status == COMPLETED]
+
+    def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
+        """Run frozen jobs. Leaves by SystemExit when the sweep is to end here."""
+        if not jobs:
+            return
+        if self._schedule is None:
+            count = self._settings["parallel_jobs"]
+            self._schedule = Schedule(
+                self.sweep,
+                self._make_slots(self.sweep.root, count),
+                Policy(**{name: self._settings[name] for name in ("isolation", "on_failure", "max_retries", "metric")}),
+                began=self._began,
+                ended=self._ended,
+                idle=self._screen.idle,
+            )
+        with self._screen:
+            self._schedule.run(jobs)
+        if self._schedule.is_stopped:
+            raise SystemExit(self._schedule.stop_code or 1)
+
+    def close(self) -> None:
+        """End the processes and show the table."""
+        if self._schedule is not None:
+            self._schedule.close()
+        if self.sweep.jobs:
+            self.sweep.save()
+            sweep_screen.show(self.sweep)
+        missing = [job.number for job in self.sweep.jobs if job.status == COMPLETED and job.metric is None]
+        if missing and self._metric:
+            self._screen.say(str(_no_such_metric(self.sweep, self._metric, missing[0])))
+
+    def exit_code(self) -> int:
+        """Return 1 when a job failed, else 0."""
+        return int(any(job.status == FAILED for job in self.sweep.jobs))
+
+    def _compose(self, loader: Any, base: DictConfig, overrides: list[str], position: int) -> DictConfig:
+        composed: DictConfig = loader.load_sweep_config(base, overrides)
+        number = max((job.number for job in self.sweep.jobs), default=-1) + 1 + position
+        with read_write(composed), open_dict(composed):
+            composed.hydra.job.num = number
+            composed.hydra.job.id = str(number)
+            HydraConfig.instance().set_config(composed)  # for ${hydra:...}
+        with read_write(composed.hydra.runtime):
+            composed.hydra.runtime.output_dir = str(Path(composed.hydra.sweep.dir) / str(composed.hydra.sweep.subdir))
+        return composed
+
+    def _check_all(self, composed: Sequence[DictConfig]) -> list[config.RunConfig]:
+        """Check every job; a mistake that several of them share is told once."""
+        checked: list[config.RunConfig] = []
+        found: dict[str, tuple[ConfigError, list[int]]] = {}
+        for place, job_config in enumerate(composed):
+            try:
+                checked.append(self._check(job_config, job_config.hydra))
+                continue
+            except config.ConfigErrors as errors:
+                problems = errors.errors
+            except ConfigError as error:
+                problems = [error]
+            for problem in problems:
+                found.setdefault(str(problem), (problem, []))[1].append(place)
+        for problem, places in found.values():
+            if len(places) < len(composed):
+                others = f" and {len(places) - 1} more" if len(places) > 1 else ""
+                problem.happened += f" (in the job {' '.join(composed[places[0]].hydra.overrides.task)}{others})"
+        folders = [job_config.hydra.runtime.output_dir for job_config in composed]
+        twice = next((folder for folder in folders if folders.count(folder) > 1 or Path(folder).exists()), None)
+        if twice is not None and not self.sweep.jobs:
+            problem = ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {twice}", expected="one each")
+            found[twice] = (problem, [])
+        if found:
+            raise config.ConfigErrors(problem for problem, _ in found.values())
+        return checked
+
+    def _recall(self, identity: str) -> SweepJob | None:
+        """Return the completed job of an earlier attempt at this sweep that computed the same, once."""
+        for job in self._known:
+            if job.identity == identity:
+                self._known.remove(job)
+                return job
+        return None
+
+    def _freeze(self, composed: DictConfig, checked: config.RunConfig) -> tuple[SweepJob, Job]:
+        """Write a job's config into its folder, where it stays as it is whatever happens to the YAML."""
+        run_dir = RunDir(Path(composed.hydra.runtime.output_dir))
+        overrides = [str(text) for text in composed.hydra.overrides.task]
+        entry = SweepJob(
+            number=composed.hydra.job.num,
+            folder=str(run_dir.root.relative_to(self.sweep.root)),
+            overrides=overrides,
+            identity=config.identity(checked.tree),
+        )
+        hydra_folder = run_dir.root / composed.hydra.output_subdir if composed.hydra.output_subdir else None
+        if hydra_folder is not None:
+            hydra_folder.mkdir(parents=True)
+            job_config = copy.deepcopy(composed)
+            with read_write(job_config), open_dict(job_config):
+                hydra_config = OmegaConf.create({"hydra": job_config.pop("hydra")})
+            OmegaConf.save(job_config, hydra_folder / "config.yaml")
+            OmegaConf.save(hydra_config, hydra_folder / "hydra.yaml")
+            OmegaConf.save(OmegaConf.create(overrides), hydra_folder / "overrides.yaml")
+        run_dir.record_config(checked.yaml())
+        self.sweep.jobs.append(entry)
+        return entry, Job(config=checked, run_dir=run_dir, command=list(sys.argv), overrides=overrides, in_sweep=True)
+
+    def _began(self, entry: SweepJob) -> None:
+        self._screen.began(entry)
+        if entry.number in self._contexts:
+            context, job_config = self._contexts[entry.number]
+            context.callbacks.on_job_start(config=job_config, task_function=_run_elsewhere)
+
+    def _ended(self, entry: SweepJob) -> None:
+        self._screen.ended(entry)
+        if entry.number in self._contexts:
+            context, job_config = self._contexts[entry.number]
+            context.callbacks.on_job_end(config=job_config, job_return=self._job_return(entry))
+
+    def _job_return(self, entry: SweepJob) -> JobReturn:
+        """Return what a sweeper gets: the metric, or an exception for a job that has none."""
+        _, job_config = self._contexts[entry.number]
+        found = JobReturn(overrides=entry.overrides, cfg=job_config, hydra_cfg=job_config, working_dir=str(self.sweep.root / entry.folder))
+        found.status, found.return_value = JobStatus.COMPLETED, entry.metric
+        if entry.metric is None and job_config.hydra.sweeper._target_ != _BASIC_SWEEPER:  # that one reads it only to raise
+            found.status = JobStatus.FAILED
+            found.return_value = RuntimeError(f"job {entry.number} of {self.sweep.root} is {entry.status} and has no metric")
+        return found
+
+
+def _run_elsewhere(composed: DictConfig) -> None:
+    """Stand for the task function in Hydra's callbacks: a job's processes are not this one."""
+
+
+def _plans_all(base: DictConfig) -> bool:
+    """Tell whether one call of `launch` has all jobs."""
+    return base.hydra.sweeper._target_ == _BASIC_SWEEPER and base.hydra.sweeper.max_batch_size is None
+
+
+def _freeze_yaml(loader: Any, base: DictConfig, folder: Path) -> None:
+    """Make Hydra's loader read copies of the YAML files as they were when the sweep began.
+
+    A sweeper that decides as it goes composes for hours; a file that is edited meanwhile must not reach its later jobs.
+    """
+    for number, element in enumerate(loader.config_search_path.get_path()):
+        element.path = _copy_yaml(element.path, folder / f"path_{number}")
+    more = [_copy_yaml(path, folder / f"searchpath_{number}") for number, path in enumerate(base.hydra.searchpath)]
+    loader.repository.initialize_sources(loader.config_search_path)
+    if more:
+        with read_write(base.hydra), open_dict(base.hydra):
+            base.hydra.overrides.hydra.append(f"hydra.searchpath={more}")
+
+
+def _copy_yaml(path: str, copied: Path) -> str:
+    """Copy the YAML files below an element of Hydra's search path, unless that is done; return the element to use."""
+    scheme, _, original = path.partition("://")
+    if scheme != "file" or not Path(original).is_dir() or copied.is_relative_to(original) or str(copied) == original:
+        return path
+    if not copied.exists():
+        files = list(islice(Path(original).rglob("*"), _MOST_FILES + 1))
+        if len(files) > _MOST_FILES:
+            print(f"{original} has too many files to keep a copy: do not edit its YAML while the sweep runs", file=sys.stderr)
+            return path
+        for file in files:
+            if file.suffix in (".yaml", ".yml"):
+                target = copied / file.relative_to(original)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
+    return f"file://{copied}"
+
+
+def _no_such_metric(sweep: Sweep, metric: str, number: int) -> ConfigError:
+    known = sweep.run_dir(sweep.jobs[number]).read_result().get("metrics", {}).get("last", {})
+    close = config.nearest(metric, known)
+    return ConfigError(
+        key="sweep.metric",
+        happened=f"job {number} has no metric {metric!r}",
+        expected=f"one of {', '.join(known)}",
+        fix=f"sweep.metric={close}" if close else "",
+    )

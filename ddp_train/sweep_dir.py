@@ -1,0 +1,134 @@
+"""What a sweep is on disk: its folder, and in it sweep.json, from which it can be shown and continued.
+
+    sweep.json  sweep.csv  multirun.yaml (as Hydra writes it)  conf/ (YAML that later jobs are composed from)  0/  1/ ... (run folders)
+
+The folder of a job that has not started yet holds its frozen config already. What a job came to is read from its result.json: sweep.json
+may be a moment behind when everything was killed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddp_train.errors import ConfigError
+from ddp_train.run_dir import RunDir, write_atomic, write_json
+
+QUEUED, RUNNING, COMPLETED, FAILED = "queued", "running", "completed", "failed"
+
+
+@dataclass(kw_only=True)
+class SweepJob:
+    """One job of a sweep."""
+
+    number: int
+    folder: str  # below the sweep's
+    overrides: list[str]  # as the sweeper gave them
+    identity: str  # config.identity of what they compose to
+    status: str = QUEUED  # queued, running, or what result.json says: completed, failed, interrupted, preempted
+    metric: float | None = None
+    seconds: float | None = None
+    attempts: int = 0
+
+
+@dataclass(kw_only=True)
+class Sweep:
+    """A sweep, as sweep.json has it."""
+
+    root: Path
+    command: list[str]  # the arguments that it was started with
+    is_planned: bool = False  # every job is in `jobs`; False for a sweeper that decides as it goes
+    metric: str | None = None
+    goal: str | None = None  # min | max
+    jobs: list[SweepJob] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, root: Path) -> Sweep:
+        """Read a sweep back.
+
+        Raises:
+            ConfigError: the folder holds none.
+        """
+        try:
+            content = json.loads((root / "sweep.json").read_text())
+            jobs = [SweepJob(**job) for job in content.pop("jobs")]
+            return cls(root=root, jobs=jobs, **content)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ConfigError(happened=f"{root} holds no sweep that can be read: {error}", expected="a folder with sweep.json") from None
+
+    def save(self) -> None:
+        """Write sweep.json and sweep.csv."""
+        write_json(self.root / "sweep.json", {name: value for name, value in asdict(self).items() if name != "root"})
+        write_atomic(self.root / "sweep.csv", self._csv())
+
+    def run_dir(self, job: SweepJob) -> RunDir:
+        """Return the run folder of a job."""
+        return RunDir(self.root / job.folder)
+
+    def settle(self, job: SweepJob, metric: str | None) -> None:
+        """Take over what a job's result.json says of it.
+
+        Args:
+            metric: the one to compare by; None: the one that the objective names first.
+        """
+        result = self.run_dir(job).read_result()
+        job.status = result.get("status", "interrupted" if job.attempts else QUEUED)
+        job.seconds = result.get("seconds")
+        if job.status != COMPLETED:
+            job.metric = None
+            return
+        headline = result.get("headline") or {}
+        name = metric or headline.get("metric")
+        job.metric = result["metrics"]["last"].get(name)
+        self.metric = self.metric or name
+        self.goal = self.goal or (headline.get("goal") if name == headline.get("metric") else None)
+
+    def ranked(self) -> list[SweepJob]:
+        """Return the jobs, the best first, those without a metric last."""
+        sign = -1 if self.goal == "max" else 1
+        return sorted(self.jobs, key=lambda job: (job.metric is None, sign * (job.metric or 0.0), job.number))
+
+    def swept(self) -> list[str]:
+        """Return the keys whose values differ between the jobs; for a single job, all that it overrides."""
+        values = [_values(job) for job in self.jobs]
+        keys = list(dict.fromkeys(key for each in values for key in each))
+        return [key for key in keys if len({each.get(key) for each in values}) > 1] or (keys if len(self.jobs) == 1 else [])
+
+    def value(self, job: SweepJob, key: str) -> str:
+        """Return what a job has for a swept key, as it was written; "" where it leaves the key alone."""
+        return _values(job).get(key, "")
+
+    def _csv(self) -> str:
+        swept, text = self.swept(), io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(["job", *swept, "status", self.metric or "metric", "seconds"])
+        for job in self.ranked():
+            writer.writerow([job.number, *(self.value(job, key) for key in swept), job.status, job.metric, job.seconds])
+        return text.getvalue()
+
+
+def is_sweep(folder: Path) -> bool:
+    """Tell whether a folder is that of a sweep."""
+    return (folder / "sweep.json").is_file()
+
+
+def sweep_of(run: Path) -> Path | None:
+    """Return the folder of the sweep that a run folder belongs to; None for a run of its own."""
+    return next(
+        (folder for folder in run.parents if is_sweep(folder) and any(run == folder / job.folder for job in Sweep.load(folder).jobs)), None
+    )
+
+
+def _values(job: SweepJob) -> dict[str, str]:
+    return dict(_split(job.overrides))
+
+
+def _split(overrides: Iterable[str]) -> Iterable[tuple[str, Any]]:
+    for text in overrides:
+        key, _, value = text.partition("=")
+        yield key, value

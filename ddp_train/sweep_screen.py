@@ -1,0 +1,163 @@
+"""A sweep as a person sees it: one live table while it runs, and a sorted one at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ddp_train import failure
+from ddp_train.run_dir import RunDir
+from ddp_train.sweep_dir import COMPLETED, FAILED, QUEUED, RUNNING, Sweep, SweepJob
+
+_COLOURS = {COMPLETED: "green", FAILED: "red", RUNNING: "cyan", QUEUED: "dim"}
+_REFRESH_S = 0.5
+_TAIL_BYTES = 4096
+_LINES_AROUND = 8  # the table's head and foot, and the line that the user typed
+
+
+class SweepScreen:
+    """Shows a sweep on the terminal; plain lines where the output is no terminal."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self._console = Console(file=sys.stdout)
+        self._live: Live | None = None
+        self._shown = 0.0
+        self._started: dict[int, float] = {}
+
+    def __enter__(self) -> SweepScreen:
+        """Say where the sweep lies, and show the table."""
+        if not self._started:
+            print(f"sweep    {RunDir(self._sweep.root).shown()}", flush=True)
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)  # no thread: agents are forked from here
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def began(self, job: SweepJob) -> None:
+        """Show that a job starts."""
+        self._started[job.number] = time.monotonic()
+        if self._live is None:
+            print(f"job {job.number}  {self._values(job)}", flush=True)
+        self._refresh()
+
+    def ended(self, job: SweepJob) -> None:
+        """Show how a job ended; for a failure, its first traceback."""
+        if job.status == FAILED:
+            found = failure.load(self._sweep.run_dir(job))
+            self.say(f"\njob {job.number} failed  {self._values(job)}{found.screen(self._sweep.run_dir(job)) if found else ''}")
+        elif self._live is None:
+            done = sum(each.status in (COMPLETED, FAILED) for each in self._sweep.jobs)
+            count = f"{done} of {len(self._sweep.jobs)}" if self._sweep.is_planned else f"{done} done"
+            print(f"job {job.number}  {job.status}  {self._metric(job)}{_seconds(job.seconds)}  ({count})", flush=True)
+        self._refresh()
+
+    def say(self, text: str) -> None:
+        """Print something above the table."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def idle(self) -> None:
+        """Bring the table up to date now and then."""
+        if time.monotonic() - self._shown > _REFRESH_S:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._shown = time.monotonic()
+        if self._live is not None:
+            room = max(5, shutil.get_terminal_size().lines - _LINES_AROUND)
+            self._live.update(self._progress_table(room), refresh=True)
+
+    def _progress_table(self, room: int) -> Table:
+        """Return the running jobs, then those that ended last, as many as there is room for."""
+        jobs = self._sweep.jobs
+        running = [job for job in jobs if job.status == RUNNING]
+        others = [job for job in jobs if job.status not in (RUNNING, QUEUED)]
+        shown = sorted((others[-max(0, room - len(running)) :] if room > len(running) else []) + running[:room], key=lambda job: job.number)
+        counts = [f"{sum(job.status == status for job in jobs)} {status}" for status in (COMPLETED, FAILED, RUNNING, QUEUED)]
+        table = _table(self._sweep, caption=", ".join(text for text in counts if not text.startswith("0 ")))
+        for job in shown:
+            _add(table, self._sweep, job, progress=self._progress(job) if job.status == RUNNING else None)
+        return table
+
+    def _progress(self, job: SweepJob) -> tuple[str, str]:
+        """Return how far a running job is, and for how long it has run."""
+        seconds = _seconds(time.monotonic() - self._started.get(job.number, time.monotonic()))
+        record = _last_record(self._sweep.run_dir(job).metrics)
+        if not record:
+            return "starting", seconds
+        loss = record.get("loss")
+        return f"step {record['step']}" + (f", loss {loss:.4g}" if isinstance(loss, float) else ""), seconds
+
+    def _values(self, job: SweepJob) -> str:
+        swept = self._sweep.swept()
+        return " ".join(text for text in job.overrides if text.partition("=")[0] in swept)
+
+    def _metric(self, job: SweepJob) -> str:
+        return "" if job.metric is None else f"{self._sweep.metric} {job.metric:.4g}  "
+
+
+def show(sweep: Sweep) -> None:
+    """Print the table of a sweep, the best job first, and where it lies."""
+    table = _table(sweep)
+    for job in sweep.ranked():
+        _add(table, sweep, job)
+    console = Console(file=sys.stdout)
+    console.print(table)
+    folder = RunDir(sweep.root).shown()
+    best = sweep.ranked()[0] if sweep.jobs else None
+    lines = (
+        []
+        if best is None or best.metric is None or sweep.goal is None
+        else [f"best     job {best.number}: {sweep.metric} {best.metric:.6g}  {folder}/{best.folder}"]
+    )
+    unfinished = [job for job in sweep.jobs if job.status != COMPLETED]
+    lines += [f"table    {folder}/sweep.csv"]
+    if unfinished:
+        lines += [f"{len(unfinished)} of {len(sweep.jobs)} jobs are not completed; `ddp-train resume {folder}` runs them"]
+    print("\n".join(lines), flush=True)
+
+
+def _table(sweep: Sweep, caption: str | None = None) -> Table:
+    table = Table(caption=caption, caption_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("job", *sweep.swept(), "status", sweep.metric or "metric", "seconds"):
+        table.add_column(title, justify="right" if title in ("job", "seconds") else "left", overflow="fold")
+    return table
+
+
+def _add(table: Table, sweep: Sweep, job: SweepJob, progress: tuple[str, str] | None = None) -> None:
+    colour = _COLOURS.get(job.status, "yellow")
+    metric, seconds = progress or ("" if job.metric is None else f"{job.metric:.6g}", _seconds(job.seconds))
+    status = job.status + (f" (attempt {job.attempts})" if job.attempts > 1 else "")
+    table.add_row(str(job.number), *(sweep.value(job, key) for key in sweep.swept()), f"[{colour}]{status}[/]", metric, seconds)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.1f}"
+
+
+def _last_record(metrics: Path) -> dict[str, object]:
+    """Return the newest whole line of metrics.jsonl."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+        return next(json.loads(line) for line in reversed(lines) if line.endswith("}"))
+    except (OSError, ValueError, StopIteration):
+        return {}
