@@ -131,4 +131,4 @@ def _values(job: SweepJob) -> dict[str, str]:
 def _split(overrides: Iterable[str]) -> Iterable[tuple[str, Any]]:
     for text in overrides:
         key, _, value = text.partition("=")
-        yield key, value
+        yield key.lstrip("+~"), value

@@ -106,8 +106,7 @@ class SweepScreen:
         return f"step {record['step']}" + (f", loss {loss:.4g}" if isinstance(loss, float) else ""), seconds
 
     def _values(self, job: SweepJob) -> str:
-        swept = self._sweep.swept()
-        return " ".join(text for text in job.overrides if text.partition("=")[0] in swept)
+        return " ".join(f"{key}={self._sweep.value(job, key)}" for key in self._sweep.swept())
 
     def _metric(self, job: SweepJob) -> str:
         return "" if job.metric is None else f"{self._sweep.metric} {job.metric:.4g}  "
