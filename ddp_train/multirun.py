@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -54,11 +55,11 @@ class Multirun:
         self._known: list[SweepJob] = []  # completed by an earlier attempt; each answers one launch of the same identity
         self._screen = sweep_screen.SweepScreen(sweep)
         self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
-        self._returns: dict[int, JobReturn] = {}
         if settings["direction"] is not None:
             sweep.goal = {"minimize": "min", "maximize": "max"}[settings["direction"]]
         self._make_slots = make_slots
         self._settings = settings
+        self._is_first_launch = True
         self._schedule: Schedule | None = None
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> list[JobReturn]:
@@ -68,9 +69,11 @@ class Multirun:
             ConfigErrors: with every problem of every job; none has been started.
         """
         is_planned = _plans_all(base)
+        self.sweep.keys = self.sweep.keys or _swept_keys(base)
         loader: Any = context.config_loader
-        if not is_planned:
+        if not is_planned and self._is_first_launch:
             _freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
+        self._is_first_launch = False
         composed = [self._compose(loader, base, overrides, position) for position, overrides in enumerate(job_overrides)]
         checked = self._check_all(composed)
         entries: list[SweepJob] = []
@@ -231,6 +234,12 @@ def _run_elsewhere(composed: DictConfig) -> None:
     """Stand for the task function in Hydra's callbacks: a job's processes are not this one."""
 
 
+def _swept_keys(base: DictConfig) -> list[str]:
+    """Return the keys for which the command gives several values."""
+    given = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + list(base.hydra.overrides.task)
+    return [override.key_or_group for override in OverridesParser.create().parse_overrides(given) if override.is_sweep_override()]
+
+
 def _plans_all(base: DictConfig) -> bool:
     """Tell whether one call of `launch` has all jobs."""
     return base.hydra.sweeper._target_ == _BASIC_SWEEPER and base.hydra.sweeper.max_batch_size is None
@@ -252,7 +261,9 @@ def _freeze_yaml(loader: Any, base: DictConfig, folder: Path) -> None:
 
 def _copy_yaml(path: str, copied: Path) -> str:
     """Copy the YAML files below an element of Hydra's search path, unless that is done; return the element to use."""
-    scheme, _, original = path.partition("://")
+    scheme, separator, original = path.partition("://")
+    if not separator:
+        scheme, original = "file", path
     if scheme != "file" or not Path(original).is_dir() or copied.is_relative_to(original) or str(copied) == original:
         return path
     if not copied.exists():

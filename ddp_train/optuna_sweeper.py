@@ -70,7 +70,7 @@ def _take_up(storage: str, study_name: str) -> int:
 
     optuna.logging.set_verbosity(logging.WARNING)
     state = optuna.trial.TrialState
-    study: Any = optuna.create_study(study_name=study_name, storage=storage, load_if_exists=True)
+    study: Any = optuna.load_study(study_name=study_name, storage=storage)
     trials = study.get_trials()
     for trial in trials:
         if trial.state == state.RUNNING:

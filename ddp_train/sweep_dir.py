@@ -42,6 +42,7 @@ class Sweep:
 
     root: Path
     command: list[str]  # the arguments that it was started with
+    keys: list[str] = field(default_factory=list)  # that the command sweeps over
     is_planned: bool = False  # every job is in `jobs`; False for a sweeper that decides as it goes
     metric: str | None = None
     goal: str | None = None  # min | max
@@ -94,10 +95,10 @@ class Sweep:
         return sorted(self.jobs, key=lambda job: (job.metric is None, sign * (job.metric or 0.0), job.number))
 
     def swept(self) -> list[str]:
-        """Return the keys whose values differ between the jobs; for a single job, all that it overrides."""
+        """Return the keys that the command sweeps over, then others whose values differ between the jobs (a sweeper's own)."""
         values = [_values(job) for job in self.jobs]
-        keys = list(dict.fromkeys(key for each in values for key in each))
-        return [key for key in keys if len({each.get(key) for each in values}) > 1] or (keys if len(self.jobs) == 1 else [])
+        keys = dict.fromkeys(key for each in values for key in each)
+        return self.keys + [key for key in keys if key not in self.keys and len({each.get(key) for each in values}) > 1]
 
     def value(self, job: SweepJob, key: str) -> str:
         """Return what a job has for a swept key, as it was written; "" where it leaves the key alone."""

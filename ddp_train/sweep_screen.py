@@ -20,6 +20,7 @@ from ddp_train.sweep_dir import COMPLETED, FAILED, QUEUED, RUNNING, Sweep, Sweep
 _COLOURS = {COMPLETED: "green", FAILED: "red", RUNNING: "cyan", QUEUED: "dim"}
 _REFRESH_S = 0.5
 _TAIL_BYTES = 4096
+_WIDTH = 10  # of a number that is shown as it is
 _LINES_AROUND = 8  # the table's head and foot, and the line that the user typed
 
 
@@ -106,7 +107,7 @@ class SweepScreen:
         return f"step {record['step']}" + (f", loss {loss:.4g}" if isinstance(loss, float) else ""), seconds
 
     def _values(self, job: SweepJob) -> str:
-        return " ".join(f"{key}={self._sweep.value(job, key)}" for key in self._sweep.swept())
+        return " ".join(f"{key}={_short(self._sweep.value(job, key))}" for key in self._sweep.swept())
 
     def _metric(self, job: SweepJob) -> str:
         return "" if job.metric is None else f"{self._sweep.metric} {job.metric:.4g}  "
@@ -144,11 +145,19 @@ def _add(table: Table, sweep: Sweep, job: SweepJob, progress: tuple[str, str] | 
     colour = _COLOURS.get(job.status, "yellow")
     metric, seconds = progress or ("" if job.metric is None else f"{job.metric:.6g}", _seconds(job.seconds))
     status = job.status + (f" (attempt {job.attempts})" if job.attempts > 1 else "")
-    table.add_row(str(job.number), *(sweep.value(job, key) for key in sweep.swept()), f"[{colour}]{status}[/]", metric, seconds)
+    table.add_row(str(job.number), *(_short(sweep.value(job, key)) for key in sweep.swept()), f"[{colour}]{status}[/]", metric, seconds)
 
 
 def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.1f}"
+
+
+def _short(value: str) -> str:
+    """Return a number with the digits that a person reads; sweep.csv has them all."""
+    try:
+        return value if len(value) < _WIDTH else f"{float(value):.6g}"
+    except ValueError:
+        return value
 
 
 def _last_record(metrics: Path) -> dict[str, object]:

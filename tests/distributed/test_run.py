@@ -63,16 +63,12 @@ def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Proje
     assert done.stdout.count("  ddp-train ") + done.stdout.count("/ddp-train ") >= 2  # commands to try next
 
 
-def test_runs_started_at_the_same_time_never_share_a_folder(project: Project) -> None:
-    short = [*TINY, "trainer.max_steps=2", "cluster=cpu"]
-    started = [project.start(*short) for _ in range(2)]  # the same second: two folders
-    started += [project.start(*short, "hydra.run.dir=outputs/same") for _ in range(2)]  # the same name: one of them is told
+def test_two_runs_of_one_name_never_share_a_folder(project: Project) -> None:
+    started = [project.start(*TINY, "trainer.max_steps=2", "cluster=cpu", "hydra.run.dir=outputs/same") for _ in range(2)]
     done = [finish(process) for process in started]
-    assert [each.returncode for each in done[:2]] == [0, 0]
-    assert sorted(each.returncode for each in done[2:]) == [0, 2]
-    assert "another run is working in" in done[2].output + done[3].output
-    assert len(project.runs()) == 3
-    assert all(json.loads((run / "result.json").read_text())["status"] == "completed" for run in project.runs())
+    assert sorted(each.returncode for each in done) == [0, 2]
+    assert "another run is working in" in done[0].output + done[1].output
+    assert json.loads((project.the_run() / "result.json").read_text())["status"] == "completed"
 
 
 def test_two_machines_by_hand_that_start_seconds_apart_share_one_run(project: Project, free_port: int) -> None:
@@ -85,24 +81,6 @@ def test_two_machines_by_hand_that_start_seconds_apart_share_one_run(project: Pr
     run = project.the_run()
     assert json.loads((run / "environment.json").read_text())["world_size"] == 2
     assert [record["step"] for record in metrics(run, "train")] == [1, 2, 3]
-
-
-def test_a_sweep_runs_every_combination_as_a_job_of_two_ranks(project: Project) -> None:
-    done = project.run("-m", *TINY, "trainer.max_steps=2", "cluster=cpu", "optimizer.lr=0.1,0.01", timeout=200)
-    assert done.returncode == 0, done.output
-    runs = project.runs()
-    assert [run.name for run in runs] == ["0", "1"]
-    assert [yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["lr"] for run in runs] == [0.1, 0.01]
-    assert all((run / "logs/rank_00001.log").exists() and (run / ".hydra/overrides.yaml").exists() for run in runs)
-
-
-def test_a_sweep_under_torchrun_uses_one_group_of_ranks(project: Project) -> None:
-    done = project.run("-m", *TINY, "trainer.max_steps=2", "seed=1,1", torchrun=["--standalone", "--nproc-per-node=2"])
-    assert done.returncode == 0, done.output
-    first, second = project.runs()
-    assert first.parent == second.parent
-    losses = [[record["loss"] for record in metrics(run, "train")] for run in (first, second)]
-    assert losses[0] == losses[1]  # nothing of the first job is left in the second
 
 
 def test_components_from_the_users_own_folder_work_from_the_command_line(project: Project) -> None:
