@@ -57,6 +57,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
         UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
     """
     data, trainer = tree["data"], tree["trainer"]
+    seed_all(tree["seed"])  # for data that is drawn at random
     with world.main_first():  # rank 0 downloads; the others find the files
         train_source = _source(data, {}, key="data")
         eval_source = _source(data, data["eval"], key="data.eval") if data["eval"] is not None else None

@@ -20,7 +20,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ddp_train import config, sweep_screen
+from ddp_train import config, devices, sweep_screen
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
@@ -156,7 +156,9 @@ class Multirun:
         for place, job_config in enumerate(composed):
             try:
                 checked.append(self._check(job_config, job_config.hydra))
-                continue
+                if checked[-1].tree["resume"] in ("auto", "never"):
+                    continue
+                problems = [ConfigError(key="resume", happened="names one run, in a sweep", expected="auto or never")]
             except config.ConfigErrors as errors:
                 problems = errors.errors
             except ConfigError as error:
@@ -167,6 +169,18 @@ class Multirun:
             if len(places) < len(composed):
                 others = f" and {len(places) - 1} more" if len(places) > 1 else ""
                 problem.happened += f" (in the job {' '.join(composed[places[0]].hydra.overrides.task)}{others})"
+        wanted = [
+            self._settings["parallel_jobs"] * devices.processes_per_node(each.tree["cluster"]["processes_per_node"], "cuda")
+            for each in checked
+            if devices.resolve_device(each.tree["cluster"]["device"]) == "cuda" and self._settings["parallel_jobs"] > 1
+        ]
+        if max(wanted, default=0) > devices.count_gpus():
+            too_many = ConfigError(
+                key="sweep.parallel_jobs",
+                happened=f"{max(wanted)} processes at a time want a GPU each; this machine shows {devices.count_gpus()}",
+                fix="fewer jobs at a time, or a smaller cluster.processes_per_node",
+            )
+            found[str(too_many)] = (too_many, [])
         folders = [job_config.hydra.runtime.output_dir for job_config in composed]
         twice = next((folder for folder in folders if folders.count(folder) > 1 or Path(folder).exists()), None)
         if twice is not None and not self.sweep.jobs:

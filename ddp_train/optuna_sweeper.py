@@ -58,7 +58,10 @@ def prepare(composed: DictConfig, folder: Path, goal: str | None, *, is_taken_up
         if not is_given("max_failure_rate") and composed.sweep.on_failure != "stop":
             sweeper.max_failure_rate = 1.0
         if is_taken_up:
-            sweeper.n_trials -= _take_up(str(sweeper.storage), str(sweeper.study_name))
+            done = _take_up(str(sweeper.storage), str(sweeper.study_name))
+            sweeper.n_trials -= done
+            if sweeper.sampler.get("seed") is not None:
+                sweeper.sampler.seed += done  # the same one would suggest what it suggested at the start
 
 
 def _take_up(storage: str, study_name: str) -> int:

@@ -41,6 +41,7 @@ class SweepScreen:
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)  # no thread: agents are forked from here
             self._live.start()
+            self._console.show_cursor(True)  # rich hides it, and a launcher that is killed could not bring it back
         return self
 
     def __exit__(self, *error: object) -> None:

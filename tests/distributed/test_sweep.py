@@ -226,7 +226,16 @@ def test_ten_runs_started_at_once_have_ten_folders_and_ten_results(project: Proj
 
 def test_optuna_drives_jobs_and_is_resumed_through_its_storage(project: Project) -> None:
     optuna = pytest.importorskip("optuna", reason="needs the extra `optuna`")
-    swept = ["-m", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=12", "hydra.sweeper.sampler.seed=1", *FEW, "trainer.max_steps=3"]
+    project.write("mine/optimizer/mine.yaml", "_target_: torch.optim.AdamW\n_partial_: true\nlr: 0.001\n")
+    swept = [
+        "--config-dir=mine",
+        "-m",
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.n_trials=12",
+        "hydra.sweeper.sampler.seed=1",
+        "optimizer=mine",
+    ]
+    swept += [*FEW, "trainer.max_steps=3"]
     swept += ["model=mlp,convnet", "optimizer.lr=tag(log,interval(0.0001,0.1))", "cluster=cpu", "hydra.sweep.dir=sweep", "model.width=8"]
     process = project.start(*swept)
     sweep = project.folder / "sweep"
@@ -234,6 +243,7 @@ def test_optuna_drives_jobs_and_is_resumed_through_its_storage(project: Project)
     process.send_signal(signal.SIGKILL)
     finish(process)
     finished = statuses(sweep).count("completed")
+    project.write("mine/optimizer/mine.yaml", "_target_: nothing.like.it\nlr: 0.001\n")  # trials to come are composed from what was there
     done = project.run("resume", "sweep", timeout=200)
     assert done.returncode == 0, done.output
     assert statuses(sweep) == ["completed"] * 12
