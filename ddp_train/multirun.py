@@ -74,13 +74,16 @@ class Multirun:
         if not is_planned and self._is_first_launch:
             _freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
         self._is_first_launch = False
-        composed = [self._compose(loader, base, overrides, position) for position, overrides in enumerate(job_overrides)]
+        first = self._next_number()
+        composed = [self._compose(loader, base, overrides, first + place) for place, overrides in enumerate(job_overrides)]
         checked = self._check_all(composed)
         entries: list[SweepJob] = []
         to_run: list[tuple[SweepJob, Job]] = []
-        for job_config, checked_config in zip(composed, checked, strict=True):
+        for overrides, job_config, checked_config in zip(job_overrides, composed, checked, strict=True):
             entry = self._recall(config.identity(checked_config.tree))
             if entry is None:
+                if job_config.hydra.job.num != self._next_number():  # one before it was recalled
+                    job_config = self._compose(loader, base, overrides, self._next_number())
                 entry, job = self._freeze(job_config, checked_config)
                 to_run.append((entry, job))
             entries.append(entry)
@@ -138,9 +141,11 @@ class Multirun:
         """Return 1 when a job failed, else 0."""
         return int(any(job.status == FAILED for job in self.sweep.jobs))
 
-    def _compose(self, loader: Any, base: DictConfig, overrides: list[str], position: int) -> DictConfig:
+    def _next_number(self) -> int:
+        return max((job.number for job in self.sweep.jobs), default=-1) + 1
+
+    def _compose(self, loader: Any, base: DictConfig, overrides: list[str], number: int) -> DictConfig:
         composed: DictConfig = loader.load_sweep_config(base, overrides)
-        number = max((job.number for job in self.sweep.jobs), default=-1) + 1 + position
         with read_write(composed), open_dict(composed):
             composed.hydra.job.num = number
             composed.hydra.job.id = str(number)
