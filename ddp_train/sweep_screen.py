@@ -65,7 +65,7 @@ class SweepScreen:
         elif self._live is None:
             done = sum(each.status in (COMPLETED, FAILED) for each in self._sweep.jobs)
             count = f"{done} of {len(self._sweep.jobs)}" if self._sweep.is_planned else f"{done} done"
-            print(f"job {job.number}  {job.status}  {self._metric(job)}{_seconds(job.seconds)}  ({count})", flush=True)
+            print(f"job {job.number}  {job.status}  {self._metric(job)}in {_seconds(job.seconds) or '?'} s  ({count})", flush=True)
         self._refresh()
 
     def say(self, text: str) -> None:
