@@ -63,9 +63,10 @@ def _take_options(arguments: list[str]) -> dict[str, str]:
 
 def _record_for_group(found: failure.Failure, group: Path) -> None:
     """Say in the folder of the job at hand why its group is gone; the launcher shows it."""
-    run_dir = RunDir(Path((group / "run_dir").read_text()))
+    job = group / "run_dir"
+    run_dir = RunDir(Path(job.read_text()))
     if not run_dir.is_completed():
-        _record(found, run_dir, seconds=0.0)
+        _record(found, run_dir, seconds=time.time() - job.stat().st_mtime)
 
 
 def _record(found: failure.Failure, run_dir: RunDir, *, seconds: float) -> bool:

@@ -62,14 +62,15 @@ class Member:
         self._child: _Child | None = None
         self._current: Announcement | None = None
         self._exit_code: int | None = None
-        self._is_stopping = False
+        self._started = 0.0
+        self.is_stopping = False
         for name in ("torch._dynamo", "torch.utils.tensorboard"):  # every rank needs them; once is enough
             importlib.import_module(name)
 
     def follow(self) -> int:
         """Run every job that the leader announces, until it announces the end (members of the ranks other than 0)."""
         number = 0
-        while not self._is_stopping:
+        while not self.is_stopping:
             number += 1
             announced = Announcement(**json.loads(wait_for(self._store, f"job/{number}")))
             if not announced.job:
@@ -82,7 +83,7 @@ class Member:
 
     def start(self, announced: Announcement) -> None:
         """Begin a job."""
-        self._exit_code, self._current = None, announced
+        self._exit_code, self._current, self._started = None, announced, time.monotonic()
         if self._child is None or self._child.generation != announced.generation:
             self.end()
             self._child = _Child(announced.generation, self._run_jobs)
@@ -135,12 +136,13 @@ class Member:
         exit_code = self._child.wait()
         found = failure.from_exit(rank=self._rank, pid=self._child.pid, exit_code=exit_code)
         folder = Job.from_json(self._current.job).run_dir
-        if not folder.is_completed():
-            _record(found, folder)
+        told_to_end = self.is_stopping and -exit_code in (signal.SIGINT, signal.SIGTERM)  # by the agent, which knows why
+        if not told_to_end and not folder.is_completed():
+            _record(found, folder, seconds=time.monotonic() - self._started)
         return _FAILED
 
     def _note_stop(self, number: int, frame: FrameType | None) -> None:
-        self._is_stopping = True
+        self.is_stopping = True
         if self._child is not None:
             self._child.signal(number)
 
@@ -168,6 +170,8 @@ class Leader:
         exit_code = self._member.poll(timeout_s)
         if exit_code is None:
             return None
+        if self._member.is_stopping and exit_code == _FAILED:
+            return _FAILED  # another member may be gone, and never be done
         if not self._member.is_done_everywhere():
             time.sleep(min(timeout_s, 0.002))
             return None
@@ -183,6 +187,11 @@ class Leader:
 
     def end(self) -> None:
         """Keep the ranks: the next job may have them."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the agent told this rank to end."""
+        return self._member.is_stopping
 
     def leave(self) -> None:
         """Tell the other members that there are no more jobs, and end."""
@@ -206,6 +215,8 @@ def serve(leader: Leader, group: Path) -> int:
             while (exit_code := leader.poll(_POLL_S)) is None:
                 pass
             launcher.sendall(json.dumps({"exit_code": exit_code}).encode() + b"\n")
+            if leader.is_stopping:
+                break
     leader.leave()
     return 0
 
@@ -285,8 +296,8 @@ def _become_rank(jobs: connection.Connection, generation: int, run_jobs: RunJobs
         os._exit(code)
 
 
-def _record(found: failure.Failure, folder: RunDir) -> None:
+def _record(found: failure.Failure, folder: RunDir, *, seconds: float) -> None:
     try:
-        found.record(folder)
+        found.record(folder, seconds=seconds)
     except OSError:  # a full disk: the rank's log says more
         return

@@ -90,6 +90,7 @@ class _Group:
         self._connection: socket.socket | None = None
         self._unsent = self._received = b""
         self._job: Job | None = None
+        self._sent = 0.0
         self._exit_code: int | None = None
         self._agent = start_agent(
             [f"--log={agent_log}", f"--group={self._folder}", "--standalone", f"--nproc-per-node={processes}", "-m", "ddp_train"],
@@ -104,7 +105,7 @@ class _Group:
         return self._exit_code is None
 
     def send(self, job: Job, *, fresh: bool) -> None:
-        self._job = job
+        self._job, self._sent = job, time.monotonic()
         (self._folder / "run_dir").write_text(str(job.run_dir.root))
         self._unsent = json.dumps({"job": job.to_json(), "fresh": fresh}).encode() + b"\n"
         self._flush()
@@ -167,7 +168,7 @@ class _Group:
         if self._exit_code < 0 and not self._job.run_dir.is_completed():
             name = signal.Signals(-self._exit_code).name
             found = failure.from_agent(pid=self._agent, signal_name=name)
-            found.record(self._job.run_dir)
+            found.record(self._job.run_dir, seconds=time.monotonic() - self._sent)
         return _FAILED if self._exit_code == 0 else self._exit_code if self._exit_code > 0 else 128 - self._exit_code
 
 
