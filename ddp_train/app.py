@@ -345,9 +345,9 @@ def _report(command: Callable[[], int]) -> int:
     """Turn every way in which a command ends into its exit code, and say what the user can mend."""
     try:
         return command()
-    except _Exit as error:
-        if error.error is None:
-            return int(error.code or 0)
+    except SystemExit as error:  # ours, a sweep's that ends here, or Hydra's own
+        if not isinstance(error, _Exit) or error.error is None:
+            return error.code if isinstance(error.code, int) else DONE
         _say(error.error)
     except (ConfigError, config.ConfigErrors, HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         _say(error)

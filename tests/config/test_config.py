@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from ddp_train import app, config, target
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
+from ddp_train.run_dir import write_json
 
 OPTIONS = sorted(
     f"{path.parent.name}={path.stem}" for path in app.CONF.glob("*/*.yaml") if path.parent.name not in ("experiment", "cluster")
@@ -53,7 +54,7 @@ def command_line(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str)
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["ddp-train", *arguments])
-    return app.run(run_job), jobs
+    return app.run(app.Place(run=run_job, slots=lambda folder, count: [])), jobs
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -211,20 +212,83 @@ def test_hydra_names_that_nobody_reads_are_found_in_a_users_file_too(
     assert "did you mean hydra.run.dir?" in shown or "dri" in shown
 
 
-def test_a_stop_ends_the_whole_sweep_and_a_bad_job_does_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+class FakeSlot:
+    """A slot whose jobs end as soon as they are asked, as `outcome` says of their seed: an exit code and a status."""
+
+    def __init__(self, outcome: dict[int, tuple[int, str]], seen: list[str]) -> None:
+        self.outcome, self.seen = outcome, seen
+
+    def start(self, job: Job, *, fresh: bool) -> None:
+        self.job = job
+        self.seen.append(f"start {job.config.tree['seed']}")
+
+    def poll(self, timeout_s: float) -> int | None:
+        code, status = self.outcome.get(self.job.config.tree["seed"], (0, "completed"))
+        metrics = {"last": {"eval/accuracy": 1 / self.job.config.tree["seed"]}}
+        write_json(self.job.run_dir.result, {"status": status, "metrics": metrics, "headline": {"metric": "eval/accuracy", "goal": "max"}})
+        self.seen.append(f"end {self.job.config.tree['seed']}")
+        return code
+
+    def stop(self, number: int) -> None: ...
+    def kill(self) -> None: ...
+    def end(self) -> None:
+        self.seen.append("free")
+
+
+def sweep(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str, outcome: dict[int, tuple[int, str]] | None = None
+) -> tuple[int, list[str]]:
+    """Run a sweep whose jobs are not real; return the exit code and what happened in which order."""
+    seen: list[str] = []
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["ddp-train", *arguments])
+    place = app.Place(run=lambda job: 0, slots=lambda folder, count: [FakeSlot(outcome or {}, seen) for _ in range(count)])
+    return app.run(place), seen
+
+
+def test_a_stop_ends_a_sweep_and_resuming_runs_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    outcome = {1: (1, "failed"), 3: (130, "interrupted")}
+    code, seen = sweep(monkeypatch, tmp_path, "-m", "seed=1,2,3,4", "cluster=cpu", "hydra.sweep.dir=s", outcome=outcome)
+    assert code == 130
+    assert seen == ["start 1", "end 1", "start 2", "end 2", "start 3", "end 3", "free"]
+    code, seen = sweep(monkeypatch, tmp_path, "resume", "s")
+    assert code == 0
+    assert seen == ["start 1", "end 1", "start 3", "end 3", "start 4", "end 4", "free"]
+    code, seen = sweep(monkeypatch, tmp_path, "-m", "seed=4,5", "cluster=cpu", "hydra.sweep.dir=s")  # the same folder, one value more
+    assert (code, seen) == (0, ["start 5", "end 5", "free"])
+    assert sorted(path.name for path in (tmp_path / "s").iterdir() if path.is_dir()) == ["0", "1", "2", "3", "4"]
+
+
+def test_slots_are_filled_as_they_become_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, seen = sweep(monkeypatch, tmp_path, "-m", "seed=1,2,3", "cluster=cpu", "sweep.parallel_jobs=2")
+    assert code == 0
+    assert seen == ["start 1", "end 1", "start 2", "end 2", "start 3", "end 3", "free", "free"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["seed=1,-1,2"], "seed: is -1 (in the job seed=-1"),
+        (["seed=1,2", "hydra.sweep.subdir=same"], "two jobs of the sweep have the folder"),
+        (["seed=1,2", "resume=somewhere"], "names one run, in a sweep"),
+        (["seed=1,2", "sweep.on_failure=retyr"], "sweep.on_failure=retry"),
+        (["seed=1,2", "hydra/launcher=basic"], "hydra/launcher=ddp_train"),
+        (["seed=1,2", "cluster.device=cuda", "sweep.parallel_jobs=99"], "sweep.parallel_jobs"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    started: list[int] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    code, seen = sweep(monkeypatch, tmp_path, "-m", *arguments, "cluster.processes_per_node=1")
+    assert (code, seen) == (2, [])
+    assert said in capsys.readouterr().err
+    assert "basic" in str(arguments) or not list(tmp_path.glob("outputs/default/sweeps/*"))
 
-    def run_job(job: Job) -> int:
-        started.append(job.config.tree["seed"])
-        return 130 if job.config.tree["seed"] == 3 else 0
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ddp-train", "-m", "seed=1,-1,2,3,4", "cluster=cpu"])
-    assert app.run(run_job) == 130
-    assert started == [1, 2, 3]
-    assert "job 1: " in capsys.readouterr().err
+def test_a_metric_that_no_job_has_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep(monkeypatch, tmp_path, "-m", "seed=1,2", "cluster=cpu", "sweep.metric=eval/acuracy")
+    assert "sweep.metric=eval/accuracy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
