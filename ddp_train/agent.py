@@ -14,14 +14,18 @@ import sys
 import time
 from pathlib import Path
 
+from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 
-from ddp_train import failure
+from ddp_train import failure, rendezvous
 from ddp_train.process import die_with_parent
+from ddp_train.restart import Deaths
 from ddp_train.run_dir import RunDir
 
+_ENVIRONMENT_REFUSES = 78
 _RUN_DIR_OPTION = "--run-dir="
 
 
@@ -32,19 +36,27 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments[0].startswith(_RUN_DIR_OPTION):
         run_dir = RunDir(Path(arguments.pop(0).removeprefix(_RUN_DIR_OPTION)))
     _quieten(run_dir)
+    deaths = None if run_dir is None else Deaths(run_dir)
+    if deaths is not None:
+        logging.getLogger("torch").addHandler(deaths)
+    options = torchrun.parse_args(arguments)
     started = time.monotonic()
     try:
-        torchrun.run(torchrun.parse_args(arguments))
+        torchrun.run(options)
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode)
-        if run_dir is not None and _record(found, run_dir, seconds=time.monotonic() - started):
+        is_first = run_dir is not None and _record(found, run_dir, seconds=time.monotonic() - started)
+        if run_dir is not None and (is_first or (deaths is not None and deaths.pid == first.pid)):
             print(found.screen(run_dir), file=sys.stderr, flush=True)
         elif run_dir is None and first.exitcode < 0:
             print(f"\nThe run failed: rank {rank} on {found.host} (pid {found.pid}): {found.message}", file=sys.stderr, flush=True)
         return max(1, first.exitcode)  # a rank that refused the input has said so with 2
     except SignalException as error:
         return 128 + int(error.sigval)
+    except (RendezvousError, DistError) as error:
+        print(f"\n{rendezvous.explain(error, options)}", file=sys.stderr, flush=True)
+        return _ENVIRONMENT_REFUSES
     return 0
 
 

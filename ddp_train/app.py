@@ -33,6 +33,7 @@ CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).par
 """The config groups: inside the installed package, or at the top of a checkout."""
 
 DONE, WRONG_INPUT, INTERRUPTED = 0, 2, 130
+_LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine, with the lease of a network file system on another
 STOPPED = (INTERRUPTED, 143)  # by Ctrl-C, by SIGTERM
 """Exit codes; docs/architecture.md has the whole table."""
 
@@ -70,6 +71,11 @@ def run(run_job: RunJob) -> int:
         return next((code for code in exit_codes if code != DONE), DONE)
 
     return _report(compose)
+
+
+def resume(folder: Path, run_job: RunJob) -> int:
+    """Continue the run that an earlier attempt of this group of ranks has left (under torchrun)."""
+    return _report(lambda: _resume([str(folder)], run_job, let_go_within_s=_LET_GO_WITHIN_S))
 
 
 class Checked(Callback):
@@ -201,7 +207,7 @@ def _run_of(path: Path) -> Path:
     )
 
 
-def _resume(arguments: list[str], run_job: RunJob) -> int:
+def _resume(arguments: list[str], run_job: RunJob, *, let_go_within_s: float = 0.0) -> int:
     """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config, without composing anything again."""
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(happened="which run?", expected="ddp-train resume RUN [key=value ...]", fix="give a run folder or a checkpoint")
@@ -216,7 +222,7 @@ def _resume(arguments: list[str], run_job: RunJob) -> int:
         raise ConfigError(
             key="cluster", happened="the run is over several machines", fix=f"torchrun ... -m ddp_train resume {path}, on each"
         )
-    hold(folder, key="resume")
+    hold(folder, key="resume", within_s=let_go_within_s)
     run_dir, first = RunDir(folder), folder / ".hydra" / "overrides.yaml"
     run_dir.forget_failure()
     run_dir.record_config(checked.yaml())

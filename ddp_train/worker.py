@@ -11,15 +11,15 @@ import os
 import sys
 import time
 import warnings
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from torch.distributed import DistError, Store
 
-from ddp_train import checkpoint, environment, failure, summary
-from ddp_train.app import run as compose_and_run
+from ddp_train import app, checkpoint, environment, failure, memory, rendezvous, restart, summary
 from ddp_train.build import Components, build, build_writers
+from ddp_train.cluster import environment_of
 from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, join_store, open_world
 from ddp_train.errors import UserError
@@ -27,13 +27,14 @@ from ddp_train.interfaces import MetricWriter
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import open_rank_log
 from ddp_train.process import die_with_parent
-from ddp_train.run_dir import write_json
+from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, seed_all
 from ddp_train.trainer import Loop, Record, settle, train
 
 logger = logging.getLogger(__name__)
 
 _FAILED = 1
+_ENVIRONMENT_REFUSES = 78
 _PEER_REPORTS_S = 5.0
 
 
@@ -46,15 +47,22 @@ def main() -> int:
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
-    group = _Group()
-    if JOB_VARIABLE in os.environ:
-        return group.run(Job.from_json(os.environ[JOB_VARIABLE]))
-    if group.rank != 0:
-        return group.follow()
     try:
-        return compose_and_run(group.lead)
-    finally:
-        group.end()
+        group = _Group()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return _ENVIRONMENT_REFUSES
+    if JOB_VARIABLE in os.environ:
+        code = group.run(group.again(Job.from_json(os.environ[JOB_VARIABLE])))
+    elif group.rank != 0:
+        code = group.follow()
+    else:
+        try:
+            code = app.resume(group.remembered, group.lead) if group.remembered else app.run(group.lead)
+        finally:
+            group.end()
+    group.part()
+    return code
 
 
 def leave(code: int) -> NoReturn:
@@ -75,7 +83,15 @@ class _Group:
     def __init__(self) -> None:
         self._world: World | None = None
         self._announced = 0
-        self.rank = int(os.environ["RANK"])
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        recalled = memory.recall()
+        if recalled and self.rank == 0 and JOB_VARIABLE in os.environ:  # before any rank of this attempt can fail
+            self._clear(recalled)
+        attempt = rendezvous.meet(join_store(), self.rank, self.size, remembered=recalled)
+        self._store: Store = attempt.store
+        self.remembered = attempt.remembered
+        if self.remembered and self.rank == 0 and JOB_VARIABLE not in os.environ:
+            self._clear(self.remembered)
 
     def lead(self, job: Job) -> int:
         """Announce a job to the other ranks and run it with them (rank 0)."""
@@ -98,12 +114,13 @@ class _Group:
     def run(self, job: Job) -> int:
         """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
         state = TrainState()
+        memory.remember(Path(job.checkpoint) if job.checkpoint else job.run_dir.root)
         terminal = open_rank_log(job.run_dir, self.rank)
         started = time.monotonic()
         try:
             if self._world is None:
-                size = int(os.environ["WORLD_SIZE"])
-                self._world = open_world(self._store, self.rank, size, device=resolve_device(job.config.tree["cluster"]["device"]))
+                os.environ.update(environment_of(job.config.tree["cluster"]))  # of ranks that a user's torchrun started
+                self._world = open_world(self._store, self.rank, self.size, device=resolve_device(job.config.tree["cluster"]["device"]))
             run_job(job, self._world, state)
         except (Exception, SystemExit) as error:  # sys.exit in a component is no way to leave either
             logger.exception("rank %d failed", self.rank)
@@ -115,15 +132,27 @@ class _Group:
                 is_first = found.record(job.run_dir, seconds=time.monotonic() - started)
             except OSError:  # a full disk, say, which may be the very failure
                 is_first = True
-            if is_first:
+            if is_first and restart.is_last_attempt():
                 print(found.screen(job.run_dir), file=terminal, flush=True)
             os._exit(_FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
         return 0
 
-    @cached_property
-    def _store(self) -> Store:
-        """The store where the ranks meet. Joined once: with a static rendezvous rank 0 serves it, and a port can be served once."""
-        return join_store()
+    def again(self, job: Job) -> Job:
+        """Return the job that `ddp-train` composed as this attempt begins it: after the first, where the one before it had got to."""
+        if self.remembered is None:
+            return job
+        return replace(job, checkpoint=str(self.remembered) if self.remembered != job.run_dir.root else None)
+
+    def part(self) -> None:
+        """Leave when all ranks have ended well; there is nothing to start again any more."""
+        rendezvous.part(self._store, self.rank, self.size)
+        memory.forget()
+
+    def _clear(self, remembered: Path) -> None:
+        """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
+        run_dir = RunDir(restart.run_folder(remembered))
+        print(restart.line(run_dir, size=self.size), flush=True)
+        run_dir.forget_failure()
 
     def _next_key(self) -> str:
         self._announced += 1
@@ -150,6 +179,8 @@ def run_job(job: Job, world: World, state: TrainState) -> None:
         print(summary.opening(job, world), flush=True)
     components = build(tree, job.config.batch, world)
     _resume(job, components, state, world)
+    if job.checkpoint is not None:
+        memory.remember(run_dir.root)  # the checkpoint has been loaded: from now on the newest one counts
     if world.is_main:
         print(summary.plan(components, state), flush=True)
     if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):

@@ -5,10 +5,15 @@ Nothing is composed for the run here: global rank 0, wherever the rendezvous put
 
 from __future__ import annotations
 
+import os
+import sys
+
 from ddp_train import devices
+from ddp_train.cluster import Meeting, environment_of, max_restarts, meeting, processes_given
 from ddp_train.config import RunConfig
-from ddp_train.errors import ConfigError
 from ddp_train.launch.agent_process import rank_environment, run_agent
+
+_LAST_CALL_S = 5  # how long an elastic run that has machines enough waits for one more; a late one makes it start again, not fail
 
 
 def join(config: RunConfig, arguments: list[str]) -> int:
@@ -19,25 +24,33 @@ def join(config: RunConfig, arguments: list[str]) -> int:
         arguments: the command line, which every rank gets and global rank 0 alone composes.
 
     Raises:
-        ConfigError: the rendezvous is not given.
+        ConfigError: neither the config nor the environment says where the machines meet.
     """
     cluster = config.tree["cluster"]
-    processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
-    if cluster["nodes"] > 1 and not cluster["rendezvous_endpoint"]:
-        raise ConfigError(
-            key="cluster.rendezvous_endpoint",
-            happened="is not given",
-            expected="HOST:PORT of the first node, the same on every node",
-            fix="cluster.rendezvous_endpoint=node0:29400",
-        )
-    agent = [f"--nnodes={cluster['nodes']}", f"--nproc-per-node={processes}"]
-    if cluster["rendezvous_endpoint"]:
-        agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={cluster['rendezvous_endpoint']}", f"--rdzv-id={cluster['rendezvous_id']}"]
-        if cluster["node_rank"] is not None:
-            agent += [f"--rdzv-conf=is_host={int(cluster['node_rank'] == 0)}"]
-    else:
-        agent += ["--standalone"]
-    return run_agent(
-        [*agent, "-m", "ddp_train", *arguments],
-        environment=rank_environment(processes, cluster["threads_per_process"]),
-    )
+    found = meeting(cluster, os.environ)
+    processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster["device"])
+    agent = [f"--nproc-per-node={processes}", f"--max-restarts={max_restarts(cluster, os.environ)}"]
+    agent += rendezvous_options(found, join_timeout_s=cluster["join_timeout_s"])
+    environment = rank_environment(processes, cluster["threads_per_process"])
+    if found.backend == "c10d":
+        # torch's agents share one store for all attempts, whose address a newcomer never learns and a new rank 0 does not serve: both wait
+        # for ever (docs/decisions/0008-restart.md). With this each attempt has a store of its own.
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if found.endpoint:
+        nodes = f"{found.min_nodes} to {found.max_nodes}" if found.is_elastic else str(found.max_nodes)
+        print(f"waiting for {nodes} machines at {found.endpoint}, {cluster['join_timeout_s']} s at most", file=sys.stderr)
+    return run_agent([*agent, "-m", "ddp_train", *arguments], environment=environment | environment_of(cluster))
+
+
+def rendezvous_options(found: Meeting, *, join_timeout_s: int) -> list[str]:
+    """Return what torchrun has to be told so that the agents find each other."""
+    if not found.endpoint:
+        return ["--standalone"]  # a free port
+    options = [f"--nnodes={found.min_nodes}:{found.max_nodes}", f"--rdzv-backend={found.backend}", f"--rdzv-id={found.id}"]
+    options += [f"--rdzv-endpoint={found.endpoint}"]
+    if found.backend == "static":
+        return [*options, f"--node-rank={found.node_rank}", f"--rdzv-conf=timeout={join_timeout_s}"]
+    settings = [f"join_timeout={join_timeout_s}", f"read_timeout={join_timeout_s}", f"last_call_timeout={_LAST_CALL_S}"]
+    if found.node_rank is not None:
+        settings.append(f"is_host={int(found.node_rank == 0)}")
+    return [*options, f"--rdzv-conf={','.join(settings)}"]
