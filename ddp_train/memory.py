@@ -7,11 +7,21 @@ process: a small file named after it holds the folder, in a folder of the tempor
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What an earlier attempt left for this one."""
+
+    folder: Path
+    restarts: int  # how often this node's agent had started its ranks again when it was written
 
 
 def remember(folder: Path) -> None:
@@ -23,17 +33,23 @@ def remember(folder: Path) -> None:
         file = _file_of(os.getppid())
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as stream:
-            stream.write(str(folder))
+            json.dump({"folder": str(folder), "restarts": _restarts()}, stream)
         temporary.replace(file)
     except OSError as error:
         print(f"a restart would begin a new run, because this one cannot be noted in {tempfile.gettempdir()}: {error}", file=sys.stderr)
 
 
-def recall() -> Path | None:
-    """Return the folder that an earlier attempt under this agent remembered."""
+def recall() -> Memory | None:
+    """Return what an earlier attempt under this agent remembered."""
     with contextlib.suppress(OSError):
-        return Path(_file_of(os.getppid()).read_text(encoding="utf-8"))
+        found = json.loads(_file_of(os.getppid()).read_text(encoding="utf-8"))
+        return Memory(folder=Path(found["folder"]), restarts=found["restarts"])
     return None
+
+
+def has_failed(memory: Memory | None) -> bool:
+    """Tell whether a failure here has started the ranks again, and not a machine that came or went."""
+    return memory is not None and _restarts() > memory.restarts
 
 
 def forget() -> None:
@@ -56,6 +72,10 @@ def _file_of(agent: int) -> Path:
         if pid.isdigit() and _start_time(int(pid)) != start:
             file.unlink(missing_ok=True)
     return folder / f"{here}_{agent}_{_start_time(agent)}"
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _here() -> str:

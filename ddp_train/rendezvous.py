@@ -87,16 +87,18 @@ def explain(error: Exception, options: Namespace) -> str:
         options: the agent's, as torchrun parses them.
     """
     endpoint = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    reason = str(cause).splitlines()[0]
     if isinstance(error, RendezvousClosedError):
         happened, fix = f"the run that met at {endpoint} has ended", "start all machines again"
-    elif isinstance(error, RendezvousTimeoutError):
-        happened = f"too few machines came to {endpoint} in time ({options.nnodes.replace(':', ' to ')} are expected)"
-        fix = "the same command on every machine; cluster.join_timeout_s=SECONDS for machines that start late"
+    elif isinstance(error, RendezvousTimeoutError) or "waiting for clients" in reason:  # the second is what a static rendezvous says
+        least = options.nnodes.partition(":")[0]
+        happened = f"fewer than {least} machines came to {endpoint} in time"
+        fix = "the same command on every machine; a longer cluster.join_timeout_s for machines that start late"
     else:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        happened = f"{endpoint} cannot be reached or served ({str(cause).splitlines()[0]})"
+        happened = f"{endpoint} cannot be reached or served ({reason})"
         fix = "cluster.rendezvous_endpoint=HOST:PORT of machine 0, with a port that is free there and open between the machines"
     return str(UserError(key="cluster", happened=happened, expected="every machine at the same rendezvous", fix=fix))
 

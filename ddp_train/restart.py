@@ -13,6 +13,9 @@ from pathlib import Path
 from ddp_train import failure
 from ddp_train.run_dir import RunDir
 
+LOST = "Another rank ended without a report and broke the connection"
+"""What a rank adds to its failure when its collective broke: it is not the one to blame."""
+
 _SHOWN = 160  # characters of an error in the one line
 
 
@@ -26,19 +29,24 @@ def run_folder(remembered: Path) -> Path:
     return remembered.parent.parent if (remembered / "manifest.json").exists() else remembered
 
 
-def line(run_dir: RunDir, *, size: int) -> str:
-    """Say why the ranks have started again, and where they continue. To be asked before the earlier failure makes way."""
+def line(run_dir: RunDir, *, size: int, has_failed: bool) -> str:
+    """Say why the ranks have started again, and where they continue. To be asked before the earlier failure makes way.
+
+    Args:
+        size: the number of ranks now.
+        has_failed: whether a failure on this machine is the reason.
+    """
     steps = [path.parent.name.removeprefix("step_") for path in run_dir.checkpoints.glob("step_*/COMPLETE")]
     place = f"from step {max(map(int, steps))}" if steps else "from the start"
     restart = f"restart {_count('TORCHELASTIC_RESTART_COUNT')} of {_count('TORCHELASTIC_MAX_RESTARTS')}"
-    if run_dir.failure.exists():
-        found = json.loads(run_dir.failure.read_text())
+    found = json.loads(run_dir.failure.read_text()) if run_dir.failure.exists() else None
+    if found and LOST not in found["traceback"]:
         message = " ".join(f"{found['error']}: {found['message']}".split())
         if found["error"].startswith("SIG"):
             message = found["error"]  # which says it all
         message = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
         return f"rank {found['rank']} failed ({message}); {restart} {place}"
-    if _count("TORCHELASTIC_RESTART_COUNT"):
+    if found or has_failed:
         return f"a rank ended without a report; {restart} {place}"
     return f"the machines have changed; {size} ranks continue {place}"
 

@@ -84,10 +84,10 @@ class _Group:
         self._world: World | None = None
         self._announced = 0
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        recalled = memory.recall()
+        recalled = self._recalled = memory.recall()
         if recalled and self.rank == 0 and JOB_VARIABLE in os.environ:  # before any rank of this attempt can fail
-            self._clear(recalled)
-        attempt = rendezvous.meet(join_store(), self.rank, self.size, remembered=recalled)
+            self._clear(recalled.folder)
+        attempt = rendezvous.meet(join_store(), self.rank, self.size, remembered=recalled.folder if recalled else None)
         self._store: Store = attempt.store
         self.remembered = attempt.remembered
         if self.remembered and self.rank == 0 and JOB_VARIABLE not in os.environ:
@@ -125,7 +125,7 @@ class _Group:
         except (Exception, SystemExit) as error:  # sys.exit in a component is no way to leave either
             logger.exception("rank %d failed", self.rank)
             if _comes_from_a_peer(error):
-                error.add_note("Another rank ended without a report and broke the connection: see the logs of the other ranks.")
+                error.add_note(f"{restart.LOST}: see the logs of the other ranks.")
                 time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
             found = failure.from_exception(error, rank=self.rank, step=state.step or None)
             try:
@@ -151,7 +151,7 @@ class _Group:
     def _clear(self, remembered: Path) -> None:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
         run_dir = RunDir(restart.run_folder(remembered))
-        print(restart.line(run_dir, size=self.size), flush=True)
+        print(restart.line(run_dir, size=self.size, has_failed=memory.has_failed(self._recalled)), flush=True)
         run_dir.forget_failure()
 
     def _next_key(self) -> str:

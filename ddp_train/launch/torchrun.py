@@ -6,13 +6,17 @@ Nothing is composed for the run here: global rank 0, wherever the rendezvous put
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import time
 
 from ddp_train import devices
 from ddp_train.cluster import Meeting, environment_of, max_restarts, meeting, processes_given
 from ddp_train.config import RunConfig
+from ddp_train.errors import UserError
 from ddp_train.launch.agent_process import rank_environment, run_agent
 
+_ENVIRONMENT_REFUSES = 78
 _LAST_CALL_S = 5  # how long an elastic run that has machines enough waits for one more; a late one makes it start again, not fail
 
 
@@ -39,6 +43,9 @@ def join(config: RunConfig, arguments: list[str]) -> int:
     if found.endpoint:
         nodes = f"{found.min_nodes} to {found.max_nodes}" if found.is_elastic else str(found.max_nodes)
         print(f"waiting for {nodes} machines at {found.endpoint}, {cluster['join_timeout_s']} s at most", file=sys.stderr)
+        if problem := _reach(found, within_s=cluster["join_timeout_s"]):
+            print(f"\n{problem}", file=sys.stderr)
+            return _ENVIRONMENT_REFUSES
     return run_agent([*agent, "-m", "ddp_train", *arguments], environment=environment | environment_of(cluster))
 
 
@@ -54,3 +61,39 @@ def rendezvous_options(found: Meeting, *, join_timeout_s: int) -> list[str]:
     if found.node_rank is not None:
         settings.append(f"is_host={int(found.node_rank == 0)}")
     return [*options, f"--rdzv-conf={','.join(settings)}"]
+
+
+def _reach(found: Meeting, *, within_s: float) -> UserError | None:
+    """Wait until somebody serves the endpoint, unless this machine does; return why nobody could be reached.
+
+    torch waits as well, and then prints pages of C++ frames without the reason.
+    """
+    host, _, port = found.endpoint.rpartition(":")
+    address, deadline = (host.strip("[]"), int(port)), time.monotonic() + within_s
+    if found.node_rank == 0 or (found.node_rank is None and _is_here(address)):
+        return None
+    while True:
+        try:
+            with socket.create_connection(address, timeout=max(1.0, min(5.0, deadline - time.monotonic()))):
+                return None
+        except OSError as error:
+            if time.monotonic() > deadline:
+                return UserError(
+                    key="cluster.rendezvous_endpoint",
+                    happened=f"{found.endpoint} could not be reached in {within_s} s: {error.strerror or error}",
+                    expected="the agent of machine 0, at a port that is open between the machines",
+                    fix="start the run there too; or the host of machine 0 and another port; or a longer cluster.join_timeout_s",
+                )
+        time.sleep(0.5)
+
+
+def _is_here(address: tuple[str, int]) -> bool:
+    """Tell whether an address is this machine's: only then something can be bound to it."""
+    try:
+        for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind((place[0], 0))
+            return True
+    except OSError:
+        pass
+    return False
