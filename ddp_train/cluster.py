@@ -15,6 +15,7 @@ from ddp_train.errors import ConfigError
 _Value = TypeVar("_Value")
 
 _PORT = 29500  # torchrun's own default; only where several machines are given MASTER_ADDR and no port
+_C10D_PORT = 29400  # torch's own default, for operators that give the host alone
 _ID = "ddp_train"
 _VARIABLES = {
     "nodes": ("PET_NNODES", "NNODES"),
@@ -73,6 +74,8 @@ def meeting(cluster: Mapping[str, Any], environment: Mapping[str, str]) -> Meeti
             expected="HOST:PORT of the first node, the same on every node",
             fix="cluster.rendezvous_endpoint=node0:29400",
         )
+    if backend == "c10d" and ":" not in str(endpoint):
+        endpoint = f"{endpoint}:{_C10D_PORT}"
     host, _, port = str(endpoint).rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(key=endpoint_from, happened=f"is {endpoint!r}", expected="HOST:PORT")
@@ -104,8 +107,8 @@ def node_range(nodes: Any) -> tuple[int, int]:
     Raises:
         ValueError: it is neither; the text says what was expected.
     """
-    low, _, high = str(nodes).partition(":")
-    numbers = [int(part) for part in (low, high or low) if part.isdigit()]
+    low, colon, high = str(nodes).partition(":")
+    numbers = [int(part) for part in (low, high if colon else low) if part.isdigit()]
     if isinstance(nodes, bool) or len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
         raise ValueError("a number of machines, or MIN:MAX such as 1:4 (in quotes in a YAML)")
     return numbers[0], numbers[1]

@@ -90,7 +90,7 @@ def explain(error: Exception, options: Namespace) -> str:
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    reason = str(cause).splitlines()[0]
+    reason = str(cause).partition("\n")[0]
     if isinstance(error, RendezvousClosedError):
         happened, fix = f"the run that met at {endpoint} has ended", "start all machines again"
     elif isinstance(error, RendezvousTimeoutError) or "waiting for clients" in reason:  # the second is what a static rendezvous says

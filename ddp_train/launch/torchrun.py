@@ -34,7 +34,7 @@ def join(config: RunConfig, arguments: list[str]) -> int:
     found = meeting(cluster, os.environ)
     processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster["device"])
     agent = [f"--nproc-per-node={processes}", f"--max-restarts={max_restarts(cluster, os.environ)}"]
-    agent += rendezvous_options(found, join_timeout_s=cluster["join_timeout_s"])
+    agent += rendezvous_options(found, join_timeout_s=cluster["join_timeout_s"], conf=os.environ.get("PET_RDZV_CONF", ""))
     environment = rank_environment(processes, cluster["threads_per_process"])
     if found.backend == "c10d":
         # torch's agents share one store for all attempts, whose address a newcomer never learns and a new rank 0 does not serve: both wait
@@ -49,18 +49,23 @@ def join(config: RunConfig, arguments: list[str]) -> int:
     return run_agent([*agent, "-m", "ddp_train", *arguments], environment=environment | environment_of(cluster))
 
 
-def rendezvous_options(found: Meeting, *, join_timeout_s: int) -> list[str]:
-    """Return what torchrun has to be told so that the agents find each other."""
+def rendezvous_options(found: Meeting, *, join_timeout_s: int, conf: str = "") -> list[str]:
+    """Return what torchrun has to be told so that the agents find each other.
+
+    Args:
+        conf: the user's own `--rdzv-conf` (PET_RDZV_CONF), which wins over our time-outs.
+    """
     if not found.endpoint:
         return ["--standalone"]  # a free port
     options = [f"--nnodes={found.min_nodes}:{found.max_nodes}", f"--rdzv-backend={found.backend}", f"--rdzv-id={found.id}"]
-    options += [f"--rdzv-endpoint={found.endpoint}"]
-    if found.backend == "static":
-        return [*options, f"--node-rank={found.node_rank}", f"--rdzv-conf=timeout={join_timeout_s}"]
+    options.append(f"--rdzv-endpoint={found.endpoint}")
     settings = [f"join_timeout={join_timeout_s}", f"read_timeout={join_timeout_s}", f"last_call_timeout={_LAST_CALL_S}"]
-    if found.node_rank is not None:
+    if found.backend == "static":
+        options.append(f"--node-rank={found.node_rank}")
+        settings = [f"timeout={join_timeout_s}"]
+    elif found.node_rank is not None:
         settings.append(f"is_host={int(found.node_rank == 0)}")
-    return [*options, f"--rdzv-conf={','.join(settings)}"]
+    return [*options, f"--rdzv-conf={','.join([*settings, conf] if conf else settings)}"]
 
 
 def _reach(found: Meeting, *, within_s: float) -> UserError | None:
