@@ -77,8 +77,8 @@ def meeting(cluster: Mapping[str, Any], environment: Mapping[str, str]) -> Meeti
     if backend == "c10d" and ":" not in str(endpoint):
         endpoint = f"{endpoint}:{_C10D_PORT}"
     host, _, port = str(endpoint).rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(key=endpoint_from, happened=f"is {endpoint!r}", expected="HOST:PORT")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(key=endpoint_from, happened=f"is {endpoint!r}", expected="HOST:PORT, a port from 1 to 65535")
     if backend == "static" and min_nodes < max_nodes:
         raise ConfigError(
             key="cluster.nodes",

@@ -48,6 +48,7 @@ def test_what_the_config_leaves_out_is_read_from_the_environment(
     [
         ({}, {"nodes": 2}, "cluster.rendezvous_endpoint", "neither PET_RDZV_ENDPOINT nor MASTER_ADDR"),
         ({}, {"nodes": 2, "rendezvous_endpoint": "node0:port"}, "cluster.rendezvous_endpoint", "HOST:PORT"),
+        ({"PET_RDZV_ENDPOINT": "node0:70000"}, {"nodes": 2}, "PET_RDZV_ENDPOINT", "1 to 65535"),
         ({"PET_NNODES": "two"}, {}, "PET_NNODES", "MIN:MAX"),
         ({"PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "a:1"}, {"nodes": 2}, "PET_RDZV_BACKEND", "c10d or static"),
         ({"NODE_RANK": "2", "MASTER_ADDR": "m"}, {"nodes": 2}, "NODE_RANK", "of 2 machines"),
