@@ -33,9 +33,10 @@ CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).par
 """The config groups: inside the installed package, or at the top of a checkout."""
 
 DONE, WRONG_INPUT, INTERRUPTED = 0, 2, 130
-_LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine, with the lease of a network file system on another
 STOPPED = (INTERRUPTED, 143)  # by Ctrl-C, by SIGTERM
 """Exit codes; docs/architecture.md has the whole table."""
+
+_LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine, with the lease of a network file system on another
 
 
 def main() -> int:
