@@ -14,19 +14,20 @@ import sys
 import time
 from pathlib import Path
 
+from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 
-from ddp_train import failure
+from ddp_train import failure, rendezvous
+from ddp_train.exit_code import ENVIRONMENT_REFUSES
 from ddp_train.process import die_with_parent
+from ddp_train.restart import Deaths
 from ddp_train.run_dir import RunDir
 
-_OPTIONS = (
-    "--run-dir=",
-    "--group=",
-    "--log=",
-)  # the folder of the run; a worker group's folder, in which a file names it; torch's own lines
+_OPTIONS = ("--run-dir=", "--group=", "--log=")
+"""Ours: the folder of the run; the folder of a worker group, in which a file names that of the job at hand; where torch's own lines go."""
 
 
 def main(arguments: list[str]) -> int:
@@ -35,21 +36,30 @@ def main(arguments: list[str]) -> int:
     given = _take_options(arguments)
     run_dir = RunDir(Path(given["--run-dir="])) if "--run-dir=" in given else None
     _quieten(Path(given["--log="]) if "--log=" in given else run_dir.agent_log(0) if run_dir is not None else None)
+    deaths = None if run_dir is None else Deaths(run_dir)
+    if deaths is not None:
+        logging.getLogger("torch").addHandler(deaths)
+    options = torchrun.parse_args(arguments)
     started = time.monotonic()
     try:
-        torchrun.run(torchrun.parse_args(arguments))
+        torchrun.run(options)
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode)
         if "--group=" in given:
             _record_for_group(found, Path(given["--group="]))
-        elif run_dir is not None and _record(found, run_dir, seconds=time.monotonic() - started):
-            print(found.screen(run_dir), file=sys.stderr, flush=True)
-        elif run_dir is None and first.exitcode < 0:
+        elif run_dir is not None:
+            is_first = _record(found, run_dir, seconds=time.monotonic() - started)
+            if is_first or (deaths is not None and deaths.pid == first.pid):
+                print(found.screen(run_dir), file=sys.stderr, flush=True)
+        elif first.exitcode < 0:
             print(f"\nThe run failed: rank {rank} on {found.host} (pid {found.pid}): {found.message}", file=sys.stderr, flush=True)
         return max(1, first.exitcode)  # a rank that refused the input has said so with 2
     except SignalException as error:
         return 128 + int(error.sigval)
+    except (RendezvousError, DistError) as error:
+        print(f"\n{rendezvous.explain(error, options)}", file=sys.stderr, flush=True)
+        return ENVIRONMENT_REFUSES
     return 0
 
 

@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ddp_train import config, devices, diagnose, launch, optuna_sweeper, sweep_screen
 from ddp_train.config import section
 from ddp_train.errors import ConfigError
+from ddp_train.exit_code import DONE, INTERRUPTED, WRONG_INPUT
 from ddp_train.job import Job
 from ddp_train.multirun import MakeSlots, Multirun
 from ddp_train.run_dir import RunDir, claim_given, claim_new, hold, let_go
@@ -44,9 +45,7 @@ class Place:
 CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if path.is_dir())
 """The config groups: inside the installed package, or at the top of a checkout."""
 
-DONE, WRONG_INPUT, INTERRUPTED = 0, 2, 130
-STOPPED = (INTERRUPTED, 143)  # by Ctrl-C, by SIGTERM
-"""Exit codes; docs/architecture.md has the whole table."""
+_LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine, with the lease of a network file system on another
 
 
 def main() -> int:
@@ -114,6 +113,11 @@ class _Command:
     def exit_code(self) -> int:
         """Return how it went."""
         return self._exit_code if self._multirun is None else self._multirun.exit_code()
+
+
+def resume(folder: Path, place: Place) -> int:
+    """Continue the run or the sweep that an earlier attempt of this group of ranks has left (under torchrun)."""
+    return _report(lambda: _resume([str(folder)], place, let_go_within_s=_LET_GO_WITHIN_S))
 
 
 class Checked(Callback):
@@ -199,6 +203,8 @@ def _check(composed: DictConfig, hydra_config: DictConfig) -> config.RunConfig:
         HydraConfig.instance().set_config(composed)  # for ${hydra:...}, which Hydra itself resolves only later
         with read_write(job_config), open_dict(job_config):
             del job_config["hydra"]
+            if hydra_config.job.env_set and "cluster" in job_config:  # Hydra's own way to say it, which reaches this process alone
+                job_config.cluster.env = {**hydra_config.job.env_set, **(job_config.cluster.env or {})}
     if hydra_config.job.chdir:
         raise ConfigError(
             key="hydra.job.chdir",
@@ -256,7 +262,7 @@ def _run_of(path: Path) -> Path:
     )
 
 
-def _resume(arguments: list[str], place: Place) -> int:
+def _resume(arguments: list[str], place: Place, *, let_go_within_s: float = 0.0) -> int:
     """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config, without composing anything again."""
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
@@ -266,29 +272,31 @@ def _resume(arguments: list[str], place: Place) -> int:
         )
     path, overrides = Path(arguments[0]), arguments[1:]
     if is_sweep(path):
-        return _resume_sweep(path.absolute(), overrides, place)
+        return _resume_sweep(path.absolute(), overrides, place, let_go_within_s=let_go_within_s)
     folder = _run_of(path)
     job = _frozen_job(folder, overrides, checkpoint=str(path.absolute()) if (path / "manifest.json").exists() else None)
     if job.config.tree["cluster"]["launcher"] == "torchrun" and not devices.is_torchrun_worker():
         raise ConfigError(
             key="cluster", happened="the run is over several machines", fix=f"torchrun ... -m ddp_train resume {path}, on each"
         )
-    hold(sweep_of(folder) or folder, key="resume")  # a sweep that runs may come to this job at any time
+    hold(sweep_of(folder) or folder, key="resume", within_s=let_go_within_s)  # a sweep that runs may come to this job at any time
     job.run_dir.forget_failure()
     job.run_dir.record_config(job.config.yaml())
     return place.run(job)
 
 
-def _resume_sweep(folder: Path, overrides: list[str], place: Place) -> int:
+def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, let_go_within_s: float) -> int:
     """Run what a sweep has not finished. A sweeper that decides as it goes is asked again after that."""
     sweep = Sweep.load(folder)
     if not sweep.is_planned:
+        hold(folder, key="resume", within_s=let_go_within_s)
+        let_go()  # composing takes it again
         sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
         return _compose(place)
     wrong = [text for text in overrides if not text.startswith(("sweep.", "cluster."))]
     if wrong:
         raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
-    hold(folder, key="resume")
+    hold(folder, key="resume", within_s=let_go_within_s)
     first = _frozen_job(sweep.run_dir(sweep.jobs[0]).root, overrides)
     multirun = Multirun(sweep, first.config.tree["sweep"], place.slots, _check)
     try:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.errors import ConfigError
-from ddp_train.rules import BatchIdentity, batch_identity, check_device, check_steps, check_strategy
+from ddp_train.rules import BatchIdentity, batch_identity, check_device, check_machines, check_steps, check_strategy
 from ddp_train.run_dir import sha256
 from ddp_train.schema import LOADER_KEYS, SECTIONS, TARGETS, LoaderConfig, RootConfig
 from ddp_train.target import check_target
@@ -83,6 +83,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors += check_steps(tree, sections["trainer"])
         errors += check_strategy(tree, batch)
         errors += check_device(tree, sections["cluster"])
+        errors += check_machines(sections["cluster"])
     if errors or batch is None:
         raise ConfigErrors(errors)
     tree.update(root)
@@ -193,6 +194,11 @@ def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -
 def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> list[ConfigError]:
     if value is None:
         return []
+    if "parse" in rule:
+        try:
+            rule["parse"](value)
+        except ValueError as error:
+            return [ConfigError(key=key, happened=f"is {value!r}", expected=str(error))]
     if "min" in rule and value < rule["min"]:
         return [ConfigError(key=key, happened=f"is {value}", expected=f"at least {rule['min']}")]
     if "above" in rule and not value > rule["above"]:

@@ -92,6 +92,12 @@ def join_store() -> dist.Store:
     return store
 
 
+def join_store_again(prefix: str) -> dist.Store:
+    """Connect once more to the store that another process of this rank has joined."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.PrefixStore(prefix, dist.TCPStore(address, port, is_master=False, timeout=_TIMEOUT))
+
+
 def wait_for(store: dist.Store, key: str) -> str:
     """Return the value of a key as soon as it is there, however long that takes.
 

@@ -25,6 +25,7 @@ from torch.distributed import Store
 
 from ddp_train import failure, run_dir
 from ddp_train.distributed import wait_for
+from ddp_train.exit_code import DONE, FAILED, STOPPED
 from ddp_train.job import Job
 from ddp_train.process import die_with_parent
 from ddp_train.run_dir import RunDir
@@ -32,8 +33,6 @@ from ddp_train.run_dir import RunDir
 RunJobs = Callable[[Callable[[], Job | None], Callable[[int], None], int], None]
 """What a rank does: (next job or None at the end, report an exit code, generation)."""
 
-_FAILED = 1
-_STOPPED = (130, 75)  # by a signal, after saving: the ranks are sound
 _POLL_S = 0.1
 _DIES_WITHIN_S = 5.0
 
@@ -102,10 +101,10 @@ class Member:
             exit_code = self._bury()
         elif exit_code is None and self._store.check([f"{prefix}/failed"]):  # on another rank: this one waits for it in vain
             self.end(at_once=True)
-            exit_code = _FAILED
+            exit_code = FAILED
         if exit_code is None:
             return None
-        if exit_code not in (0, *_STOPPED):
+        if exit_code not in (DONE, *STOPPED):
             self._store.set(f"{prefix}/failed", str(self._rank))
             self.end(at_once=True)
         self._store.add(f"{prefix}/done", 1)
@@ -139,7 +138,7 @@ class Member:
         told_to_end = self.is_stopping and -exit_code in (signal.SIGINT, signal.SIGTERM)  # by the agent, which knows why
         if not told_to_end and not folder.is_completed():
             _record(found, folder, seconds=time.monotonic() - self._started)
-        return _FAILED
+        return FAILED
 
     def _note_stop(self, number: int, frame: FrameType | None) -> None:
         self.is_stopping = True
@@ -170,13 +169,13 @@ class Leader:
         exit_code = self._member.poll(timeout_s)
         if exit_code is None:
             return None
-        if self._member.is_stopping and exit_code == _FAILED:
-            return _FAILED  # another member may be gone, and never be done
+        if self._member.is_stopping and exit_code == FAILED:
+            return FAILED  # another member may be gone, and never be done
         if not self._member.is_done_everywhere():
             time.sleep(min(timeout_s, 0.002))
             return None
         self._needs_new_ranks = self._member.has_failed_anywhere()
-        return _FAILED if self._needs_new_ranks else exit_code
+        return FAILED if self._needs_new_ranks else exit_code
 
     def stop(self, number: int) -> None:
         """Nothing to do: the agent tells every rank."""
@@ -273,7 +272,7 @@ class _Child:
 
 
 def _become_rank(jobs: connection.Connection, generation: int, run_jobs: RunJobs, parent: int) -> NoReturn:
-    code = _FAILED
+    code = FAILED
     try:
         die_with_parent(parent)
         run_dir.let_go()  # the folders are the member's, whose life is longer

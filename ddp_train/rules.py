@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_train import devices
+from ddp_train.cluster import check_environment, max_restarts, meeting, most_nodes
 from ddp_train.errors import ConfigError
 
 
@@ -34,13 +35,14 @@ def batch_identity(
     trainer: Mapping[str, Any], data: Mapping[str, Any], cluster: Mapping[str, Any]
 ) -> tuple[BatchIdentity | None, list[ConfigError]]:
     """Derive whichever of the global batch size and the accumulation is not given; refuse a contradiction."""
-    if cluster["nodes"] > 1 and cluster["launcher"] == "local" and not devices.is_torchrun_worker():
+    nodes = 1 if devices.is_torchrun_worker() else _nodes(cluster)
+    if nodes > 1 and cluster["launcher"] == "local":
         return None, [
             ConfigError(
                 key="cluster.nodes", happened=f"is {cluster['nodes']}, but cluster.launcher=local has one machine", fix="cluster=torchrun"
             )
         ]
-    world_size = cluster["nodes"] * devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
+    world_size = nodes * devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
     if devices.is_torchrun_worker():
         world_size, started = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
         if cluster["processes_per_node"] not in (None, started):
@@ -127,7 +129,7 @@ def check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Con
 def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[ConfigError]:
     errors = []
     device = devices.resolve_device(cluster["device"])
-    if device == "cuda" and not devices.is_torchrun_worker() and cluster["nodes"] == 1:
+    if device == "cuda" and not devices.is_torchrun_worker() and _nodes(cluster) == 1:
         gpus, wanted = devices.count_gpus(), devices.processes_per_node(cluster["processes_per_node"], "cuda")
         if gpus < wanted:
             errors.append(
@@ -148,3 +150,31 @@ def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[Co
             )
         )
     return errors
+
+
+def check_machines(cluster: Mapping[str, Any]) -> list[ConfigError]:
+    """Check where the machines meet, on each of them, and what their processes' environment is to be."""
+    errors = list(check_environment(cluster))
+    if cluster["launcher"] == "torchrun" and not devices.is_torchrun_worker():
+        try:
+            found, restarts = meeting(cluster, os.environ), max_restarts(cluster, os.environ)
+        except ConfigError as error:
+            return [*errors, error]
+        if found.is_elastic and restarts == 0:
+            errors.append(
+                ConfigError(
+                    key="cluster.max_restarts",
+                    happened=f"is 0 with {found.min_nodes} to {found.max_nodes} machines: the first one that leaves would end the run",
+                    expected="at least 1",
+                    fix="cluster.max_restarts=10",
+                )
+            )
+    return errors
+
+
+def _nodes(cluster: Mapping[str, Any]) -> int:
+    """Return how many machines take part at most; 1 where the environment has no good number, which `check_machines` will say."""
+    try:
+        return most_nodes(cluster, os.environ if cluster["launcher"] == "torchrun" else {})
+    except ConfigError:
+        return 1

@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,10 @@ class RunDir:
             write_atomic(self.config, text)
 
     def forget_failure(self) -> None:
-        """Remove what an earlier attempt left that did not complete, so that this one can say how it ends."""
-        self.failure.unlink(missing_ok=True)
+        """Move what an earlier attempt left that did not complete out of the way: this one says how it ends. Reports are numbered."""
+        if self.failure.exists():
+            earlier = sum(1 for _ in self.root.glob("failure.*.json")) + 1
+            self.failure.rename(self.root / f"failure.{earlier}.json")
         if not self.is_completed():
             self.result.unlink(missing_ok=True)
 
@@ -139,15 +142,21 @@ def claim_given(folder: Path, *, key: str) -> Path:
     return folder
 
 
-def hold(folder: Path, *, key: str) -> None:
+def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
     """Keep a run folder for this process and the agents forked from it, until the last of them ends, however it ends.
+
+    Args:
+        within_s: how long to wait for one that is just ending.
 
     Raises:
         ConfigError: another run holds it.
     """
     descriptor = os.open(folder, os.O_RDONLY)  # the folder itself is locked: no file that could be left behind
+    deadline = time.monotonic() + within_s
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while not _lock(descriptor) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        _lock(descriptor, must=True)
     except BlockingIOError:
         os.close(descriptor)
         raise ConfigError(
@@ -170,6 +179,16 @@ def let_go() -> None:
         with contextlib.suppress(OSError):
             if {path.name for path in folder.iterdir()} <= _NO_USE:
                 shutil.rmtree(folder)
+
+
+def _lock(descriptor: int, *, must: bool = False) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if must:
+            raise
+        return False
+    return True
 
 
 _held: list[int] = []

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddp_train.cluster import node_range
+
 
 @dataclass
 class RootConfig:
@@ -43,12 +45,16 @@ class ClusterConfig:
 
     launcher: str = field(default="local", metadata={"one_of": ("local", "torchrun")})
     device: str = field(default="auto", metadata={"one_of": ("auto", "cpu", "cuda")})
-    nodes: int = field(default=1, metadata={"min": 1})
+    nodes: Any = field(default=1, metadata={"parse": node_range})  # a number or "min:max"
     processes_per_node: int | None = field(default=None, metadata={"min": 1})
     threads_per_process: int | None = field(default=None, metadata={"min": 1})
     node_rank: int | None = field(default=None, metadata={"min": 0})
     rendezvous_endpoint: str | None = None
-    rendezvous_id: str = "ddp_train"
+    rendezvous_backend: str | None = field(default=None, metadata={"one_of": ("c10d", "static")})
+    rendezvous_id: str | None = None
+    join_timeout_s: int = field(default=300, metadata={"min": 1})
+    max_restarts: int | None = field(default=0, metadata={"min": 0})
+    env: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -5,24 +5,26 @@ A worker is the rank itself for a single run, and the rank's `Member` for a swee
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from torch.distributed import DistError, PrefixStore, Store
+from torch.distributed import DistError, Store
 
-from ddp_train import checkpoint, environment, failure, summary
-from ddp_train.app import Place
-from ddp_train.app import run as compose_and_run
+from ddp_train import app, checkpoint, environment, failure, memory, rendezvous, restart, summary
 from ddp_train.build import Components, build, build_writers
+from ddp_train.cluster import environment_of
 from ddp_train.devices import resolve_device
-from ddp_train.distributed import World, join_store, open_world, wait_for
+from ddp_train.distributed import World, join_store, join_store_again, open_world, wait_for
 from ddp_train.errors import ConfigError, UserError
+from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FAILED
 from ddp_train.interfaces import MetricWriter
 from ddp_train.isolation import Baseline
 from ddp_train.job import JOB_VARIABLE, Job
@@ -30,15 +32,14 @@ from ddp_train.launch.warm_group import GROUP_VARIABLE
 from ddp_train.log import rank_log
 from ddp_train.member import Leader, Member, serve
 from ddp_train.process import die_with_parent
-from ddp_train.run_dir import write_json
+from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, seed_all
 from ddp_train.trainer import Loop, Record, settle, train
 
 logger = logging.getLogger(__name__)
 
-_FAILED = 1
 _PEER_REPORTS_S = 5.0
-_COMMAND_KEY, _SWEEP, _NOTHING = "ddp_train/command", "sweep", "nothing"
+_COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
 
 def main() -> int:
@@ -50,19 +51,14 @@ def main() -> int:
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
-    store, rank, size = join_store(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if JOB_VARIABLE in os.environ:
-        return Rank(store, rank, size).run(Job.from_json(os.environ[JOB_VARIABLE]))
-    if GROUP_VARIABLE in os.environ:
-        member = Member(store, rank=rank, size=size, run_jobs=_serve_jobs)
-        return serve(Leader(member, store), Path(os.environ[GROUP_VARIABLE])) if rank == 0 else member.follow()
-    group = _TorchrunGroup(store, rank, size)
-    if rank != 0:
-        return group.follow()
     try:
-        return compose_and_run(Place(run=group.run, slots=group.slots))
-    finally:
-        group.end()
+        group = _Group()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return ENVIRONMENT_REFUSES
+    code = group.serve()
+    group.part()
+    return code
 
 
 def leave(code: int) -> NoReturn:
@@ -77,22 +73,55 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-class _TorchrunGroup:
-    """The ranks that a user's torchrun started. Rank 0 says in the store what they are for: one run, a sweep, or nothing (`--help`)."""
+class _Group:
+    """The processes that an agent started, as seen from one of them.
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store, self._rank, self._size = store, rank, size
+    The agent of `ddp-train` says in the environment what they are for; under torchrun rank 0 says it in the store: one run, a sweep, or
+    nothing (`--help`).
+    """
+
+    def __init__(self) -> None:
+        self._rank, self._size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._leader: Leader | None = None
         self._is_announced = False
+        recalled = self._recalled = memory.recall()
+        if recalled and self._rank == 0 and JOB_VARIABLE in os.environ:  # before any rank of this attempt can fail
+            self._clear(recalled.folder)
+        self._attempt = rendezvous.meet(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
+        if self._attempt.remembered and self._rank == 0 and JOB_VARIABLE not in os.environ:
+            self._clear(self._attempt.remembered)
 
-    def run(self, job: Job) -> int:
+    def serve(self) -> int:
+        """Do what the processes are for, to its end, and return the exit code."""
+        if JOB_VARIABLE in os.environ:
+            return self._as_rank(self._again(Job.from_json(os.environ[JOB_VARIABLE])))
+        if GROUP_VARIABLE in os.environ:
+            member = self._member()
+            return serve(self._lead(member), Path(os.environ[GROUP_VARIABLE])) if self._rank == 0 else member.follow()
+        if self._rank != 0:
+            return self._follow()
+        place = app.Place(run=self._run, slots=self._slots)
+        try:
+            return app.resume(self._attempt.remembered, place) if self._attempt.remembered else app.run(place)
+        finally:
+            if self._leader is not None:
+                self._leader.leave()
+            elif not self._is_announced:
+                self._announce({})
+
+    def part(self) -> None:
+        """Leave when all processes have ended well; there is nothing to start again any more."""
+        rendezvous.part(self._attempt.store, self._rank, self._size)
+        memory.forget()
+
+    def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         text = job.to_json()
-        self._announce(text)
-        return Rank(self._store, self._rank, self._size).run(Job.from_json(text))  # what the others receive, to the letter
+        self._announce({"job": text})
+        return self._as_rank(Job.from_json(text))  # what the others receive, to the letter
 
-    def slots(self, agent_logs: Path, count: int) -> list[Leader]:
-        """Announce a sweep, and return the one place where its jobs run: this group (rank 0)."""
+    def _slots(self, folder: Path, count: int) -> list[Leader]:
+        """Announce a sweep, and return the one place where its jobs run: these processes (rank 0)."""
         if count > 1:
             raise ConfigError(
                 key="sweep.parallel_jobs",
@@ -100,38 +129,53 @@ class _TorchrunGroup:
                 expected="1 under torchrun",
                 fix=f"ddp-train -m ... sweep.parallel_jobs={count}",
             )
-        self._announce(_SWEEP)
-        self._leader = Leader(self._member(), self._store)
-        return [self._leader]
+        memory.remember(folder)
+        self._announce({"sweep": str(folder)})
+        return [self._lead(self._member())]
 
-    def end(self) -> None:
-        """Tell the other ranks that nothing comes any more (rank 0)."""
-        if self._leader is not None:
-            self._leader.leave()
-        elif not self._is_announced:
-            self._announce(_NOTHING)
-
-    def follow(self) -> int:
+    def _follow(self) -> int:
         """Take part in what rank 0 announces (other ranks)."""
-        announced = wait_for(self._store, _COMMAND_KEY)
-        if announced == _NOTHING:
-            return 0
-        if announced == _SWEEP:
+        announced = json.loads(wait_for(self._attempt.store, _COMMAND_KEY))
+        if "sweep" in announced:
+            memory.remember(Path(announced["sweep"]))
             return self._member().follow()
-        return Rank(self._store, self._rank, self._size).run(Job.from_json(announced))
+        return self._as_rank(Job.from_json(announced["job"])) if announced else DONE
 
-    def _announce(self, text: str) -> None:
+    def _announce(self, command: Mapping[str, str]) -> None:
         self._is_announced = True
-        self._store.set(_COMMAND_KEY, text)
+        self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
+
+    def _as_rank(self, job: Job) -> int:
+        memory.remember(Path(job.checkpoint) if job.checkpoint else job.run_dir.root)
+        return Rank(self._attempt.store, self._rank, self._size).run(job)
+
+    def _again(self, job: Job) -> Job:
+        """Return the job that `ddp-train` composed as this attempt begins it: after the first, where the one before it had got to."""
+        remembered = self._attempt.remembered
+        if remembered is None:
+            return job
+        return replace(job, checkpoint=str(remembered) if remembered != job.run_dir.root else None)
 
     def _member(self) -> Member:
-        return Member(self._store, rank=self._rank, size=self._size, run_jobs=_serve_jobs)
+        def run_jobs(next_job: Callable[[], Job | None], report: Callable[[int], None], generation: int) -> None:
+            store = join_store_again(f"{self._attempt.prefix}/generation_{generation}")
+            _serve_jobs(Rank(store, self._rank, self._size), next_job, report)
+
+        return Member(self._attempt.store, rank=self._rank, size=self._size, run_jobs=run_jobs)
+
+    def _lead(self, member: Member) -> Leader:
+        self._leader = Leader(member, self._attempt.store)
+        return self._leader
+
+    def _clear(self, remembered: Path) -> None:
+        """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
+        run_dir = RunDir(restart.run_folder(remembered))
+        print(restart.line(run_dir, size=self._size, has_failed=memory.has_failed(self._recalled)), flush=True)
+        run_dir.forget_failure()
 
 
-def _serve_jobs(next_job: Callable[[], Job | None], report: Callable[[int], None], generation: int) -> None:
-    """Run jobs as one rank of a worker group, each as if it were the first."""
-    store = PrefixStore(f"generation_{generation}", join_store())
-    rank = Rank(store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+def _serve_jobs(rank: Rank, next_job: Callable[[], Job | None], report: Callable[[int], None]) -> None:
+    """Run jobs one after another, each as if it were the first."""
     baseline = Baseline()
     while (job := next_job()) is not None:
         exit_code = rank.run(job)
@@ -152,6 +196,7 @@ class Rank:
             state = TrainState()
             started = time.monotonic()
             try:
+                os.environ.update(environment_of(job.config.tree["cluster"]))  # of ranks that a user's torchrun started
                 if self._world is None:
                     self._world = open_world(
                         self._store, self._rank, self._size, device=resolve_device(job.config.tree["cluster"]["device"])
@@ -164,16 +209,16 @@ class Rank:
     def _fail(self, error: BaseException, job: Job, state: TrainState, terminal: TextIO, *, seconds: float) -> NoReturn:
         logger.exception("rank %d failed", self._rank)
         if _comes_from_a_peer(error):
-            error.add_note("Another rank ended without a report and broke the connection: see the logs of the other ranks.")
+            error.add_note(f"{restart.LOST}: see the logs of the other ranks.")
             time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
         found = failure.from_exception(error, rank=self._rank, step=state.step or None)
         try:
             is_first = found.record(job.run_dir, seconds=seconds)
         except OSError:  # a full disk, say, which may be the very failure
             is_first = True
-        if is_first and not job.in_sweep:
+        if is_first and not job.in_sweep and restart.is_last_attempt():
             print(found.screen(job.run_dir), file=terminal, flush=True)
-        os._exit(_FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
+        os._exit(FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:
@@ -196,6 +241,8 @@ def run_job(job: Job, world: World, state: TrainState) -> None:
         print(summary.opening(job, world), flush=True)
     components = build(tree, job.config.batch, world)
     _resume(job, components, state, world)
+    if job.checkpoint is not None:
+        memory.remember(run_dir.root)  # the checkpoint has been loaded: from now on the newest one counts
     if world.is_main:
         print(summary.plan(components, state), flush=True)
     if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):

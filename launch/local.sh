@@ -6,4 +6,4 @@ set -euo pipefail
 processes=${PROCESSES:-$({ nvidia-smi -L 2>/dev/null || true; } | wc -l)}     # one per GPU
 [ "$processes" -gt 0 ] || processes=2                            # two on CPU
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) / processes > 0 ? $(nproc) / processes : 1))}
-exec torchrun --standalone --nproc-per-node="$processes" -m ddp_train "$@"
+exec torchrun --standalone --nproc-per-node="$processes" --max-restarts="${RESTARTS:-0}" -m ddp_train "$@"

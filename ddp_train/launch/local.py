@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from ddp_train import devices
+from ddp_train.cluster import environment_of, max_restarts
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.run_dir import write_json
@@ -18,9 +19,10 @@ def run(job: Job) -> int:
     cluster = job.config.tree["cluster"]
     processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
     arguments = [f"--run-dir={job.run_dir.root}", "--standalone", f"--nproc-per-node={processes}"]
+    arguments.append(f"--max-restarts={max_restarts(cluster, {})}")
     code = run_agent(
         [*arguments, "-m", "ddp_train"],
-        environment=rank_environment(processes, cluster["threads_per_process"]) | {JOB_VARIABLE: job.to_json()},
+        environment=rank_environment(processes, cluster["threads_per_process"]) | environment_of(cluster) | {JOB_VARIABLE: job.to_json()},
     )
     if code != 0 and not job.run_dir.result.exists():  # no rank and no agent was left to say it
         write_json(job.run_dir.result, {"status": "interrupted" if code in (130, 143) else "failed"})

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from ddp_train.exit_code import INTERRUPTED, PREEMPTED, STOPPED
 from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
 from ddp_train.sweep_dir import COMPLETED, FAILED, RUNNING, Sweep, SweepJob
 
-STOP_CODES = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGUSR1: 75}
-"""Signals that end a sweep after its running jobs have saved, and the exit codes that tell."""
+_EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: PREEMPTED, signal.SIGUSR1: PREEMPTED}
+"""Of the signals that end a sweep after its running jobs have saved."""
 
 _POLL_S = 0.1
 
@@ -102,10 +103,11 @@ class Schedule:
             task.entry.status = FAILED
         self._sweep.save()
         self._ended(task.entry)
-        if exit_code in STOP_CODES.values() and task.entry.status in ("interrupted", "preempted"):
+        if exit_code in STOPPED and task.entry.status in ("interrupted", "preempted"):
             self.stop_code, self.is_stopped = exit_code, True
         elif task.entry.status == FAILED and not self.is_stopped:
-            if self._policy.on_failure == "retry" and task.entry.attempts <= self._policy.max_retries:
+            retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
+            if task.entry.attempts <= max(retries, task.job.config.tree["cluster"]["max_restarts"] or 0):
                 return task
             self.is_stopped = self._policy.on_failure == "stop"
         return None
@@ -115,14 +117,14 @@ class Schedule:
         """Let the running jobs save and end at the first signal, end them at once at the second."""
 
         def stop(number: int, frame: FrameType | None) -> None:
-            is_second, self.stop_code, self.is_stopped = self.stop_code is not None, STOP_CODES[signal.Signals(number)], True
+            is_second, self.stop_code, self.is_stopped = self.stop_code is not None, _EXIT_CODES[signal.Signals(number)], True
             for place in self._running:
                 if is_second:
                     self._slots[place].kill()
                 else:
                     self._slots[place].stop(number)
 
-        before: dict[int, Any] = {number: signal.signal(number, stop) for number in STOP_CODES}
+        before: dict[int, Any] = {number: signal.signal(number, stop) for number in _EXIT_CODES}
         try:
             yield
         finally:

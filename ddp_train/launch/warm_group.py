@@ -20,13 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ddp_train import devices, failure
+from ddp_train.cluster import environment_of
+from ddp_train.exit_code import FAILED
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
 
 GROUP_VARIABLE = "DDP_TRAIN_GROUP"
 """The environment variable in which members find the folder of their group: `socket`, and `run_dir`, the folder of the job at hand."""
 
-_FAILED = 1
 _ENDS_WITHIN_S = 10.0
 
 
@@ -49,7 +50,7 @@ class WarmSlot:
         """Begin a job, in the group that is there or in a new one."""
         cluster = job.config.tree["cluster"]
         processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
-        environment = rank_environment(processes * self._slots, cluster["threads_per_process"])
+        environment = rank_environment(processes * self._slots, cluster["threads_per_process"]) | environment_of(cluster)
         if self._slots > 1 and devices.resolve_device(cluster["device"]) == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices.gpu_share(self._number, processes))
         if self._group is None or not self._group.is_alive() or (processes, environment) != (self._processes, self._environment):
@@ -169,7 +170,7 @@ class _Group:
             name = signal.Signals(-self._exit_code).name
             found = failure.from_agent(pid=self._agent, signal_name=name)
             found.record(self._job.run_dir, seconds=time.monotonic() - self._sent)
-        return _FAILED if self._exit_code == 0 else self._exit_code if self._exit_code > 0 else 128 - self._exit_code
+        return FAILED if self._exit_code == 0 else self._exit_code if self._exit_code > 0 else 128 - self._exit_code
 
 
 def slots(agent_logs: Path, count: int) -> list[WarmSlot]:

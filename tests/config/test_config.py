@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from ddp_train import app, config, target
+from ddp_train.cluster import environment_of, meeting
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.run_dir import write_json
@@ -19,12 +20,15 @@ from ddp_train.run_dir import write_json
 OPTIONS = sorted(
     f"{path.parent.name}={path.stem}" for path in app.CONF.glob("*/*.yaml") if path.parent.name not in ("experiment", "cluster")
 )
+CLUSTERS = sorted(path.stem for path in app.CONF.glob("cluster/*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in app.CONF.glob("experiment/*.yaml"))
 FITTING = {  # what an option of one group needs of the others
     "data=char_text": ["model=gpt", "objective=language_modeling"],
     "model=gpt": ["data=char_text", "objective=language_modeling"],
     "objective=language_modeling": ["data=char_text", "model=gpt"],
-    "amp=fp16": ["cluster=torchrun", "cluster.device=cuda", "cluster.nodes=2"],  # two nodes: this machine's GPUs are not asked for
+    "amp=fp16": [  # two nodes: this machine's GPUs are not asked for
+        *["cluster=torchrun", "cluster.device=cuda", "cluster.nodes=2", "cluster.rendezvous_endpoint=node0:29400"]
+    ],
     "scheduler=warmup_stable_decay": ["trainer.max_steps=5000"],
 }
 
@@ -60,6 +64,16 @@ def command_line(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes_and_fits_its_class(option: str) -> None:
     assert checked(option, *FITTING.get(option, [])).tree["name"] == "default"
+
+
+@pytest.mark.parametrize("preset", CLUSTERS)
+def test_every_cluster_composes_and_passes_the_check(monkeypatch: pytest.MonkeyPatch, preset: str) -> None:
+    for name, value in {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_RDZV_ENDPOINT": "node0:29400"}.items():
+        monkeypatch.setenv(name, value)
+    cluster = checked(f"cluster={preset}", "cluster.device=cpu").tree["cluster"]
+    found = meeting(cluster, os.environ)
+    assert (cluster["launcher"], found.max_nodes) in (("local", 1), ("torchrun", 2))
+    assert all(isinstance(value, str) for value in environment_of(cluster).values())
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -134,6 +148,12 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["scheduler.warmup_steps=-5"], "scheduler.warmup_steps", "at least 0"),
         (["+metrics.mine.x=1"], "metrics.mine._target_", "the dotted path"),
         (["cluster.nodes=2"], "cluster.nodes", "cluster=torchrun"),
+        (["cluster.nodes=2:1"], "cluster.nodes", "MIN:MAX"),
+        (["cluster=torchrun", "cluster.nodes=2"], "cluster.rendezvous_endpoint", "node0:29400"),
+        (["cluster=torchrun", "cluster.nodes=1:2", "cluster.rendezvous_endpoint=a:1"], "cluster.max_restarts", "would end the run"),
+        (["cluster.max_restarts=-1"], "cluster.max_restarts", "at least 0"),
+        (["+cluster.env.WORLD_SIZE=3"], "cluster.env.WORLD_SIZE", "set by torchrun"),
+        (["+cluster.env.NCCL_ALGO=[Ring,Tree]"], "cluster.env.NCCL_ALGO", "text, a number"),
         (["strategy.static_graph=true", "trainer.grad_accum_steps=2", "cluster=cpu"], "strategy.static_graph", "2 micro-batches"),
         (["~strategy"], "strategy", "the section is missing"),
     ],

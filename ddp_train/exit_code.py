@@ -1,0 +1,11 @@
+"""The exit codes of `ddp-train`; docs/architecture.md explains them to users."""
+
+from __future__ import annotations
+
+DONE = 0
+FAILED = 1
+WRONG_INPUT = 2  # nothing was started
+PREEMPTED = 75  # stopped by SIGTERM or SIGUSR1, saved: run it again
+ENVIRONMENT_REFUSES = 78  # do not run it again before something is mended
+INTERRUPTED = 130  # stopped by Ctrl-C
+STOPPED = (INTERRUPTED, PREEMPTED)

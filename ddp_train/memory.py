@@ -1,0 +1,102 @@
+"""What this node remembers from one attempt of a run to the next: the folder to continue.
+
+torchrun starts new processes after a failure and tells them nothing. What lives as long as the run does is the agent, each rank's parent
+process: a small file named after it holds the folder, in a folder of the temporary directory that belongs to this user alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What an earlier attempt left for this one."""
+
+    folder: Path
+    restarts: int  # how often this node's agent had started its ranks again when it was written
+
+
+def remember(folder: Path) -> None:
+    """Keep a folder for the attempts after this one: a run folder, the checkpoint to begin with, or a sweep's folder.
+
+    Every rank may call it; those of one node write the same. What cannot be written is said, and costs only the restarts.
+    """
+    try:
+        file = _file_of(os.getppid())
+        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as stream:
+            json.dump({"folder": str(folder), "restarts": _restarts()}, stream)
+        temporary.replace(file)
+    except OSError as error:
+        print(f"a restart would begin a new run, because this one cannot be noted in {tempfile.gettempdir()}: {error}", file=sys.stderr)
+
+
+def recall() -> Memory | None:
+    """Return what an earlier attempt under this agent remembered."""
+    with contextlib.suppress(OSError):
+        found = json.loads(_file_of(os.getppid()).read_text(encoding="utf-8"))
+        return Memory(folder=Path(found["folder"]), restarts=found["restarts"])
+    return None
+
+
+def has_failed(memory: Memory | None) -> bool:
+    """Tell whether a failure here has started the ranks again, and not a machine that came or went."""
+    return memory is not None and _restarts() > memory.restarts
+
+
+def forget() -> None:
+    """Remove what was remembered: the run has ended well."""
+    with contextlib.suppress(OSError):
+        _file_of(os.getppid()).unlink()
+
+
+def _file_of(agent: int) -> Path:
+    """Return the file of an agent, after removing those of agents that are gone."""
+    folder = Path(tempfile.gettempdir()) / f"ddp_train_{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    facts = folder.lstat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or folder.is_symlink():
+        raise PermissionError(f"{folder} is not a folder of yours alone")  # what another user writes there could send us anywhere
+    here = _here()
+    for file in folder.glob(f"{here}_*"):
+        pid, _, start = file.name.removeprefix(f"{here}_").partition("_")
+        if pid.isdigit() and _start_time(int(pid)) != start:
+            file.unlink(missing_ok=True)
+    return folder / f"{here}_{agent}_{_start_time(agent)}"
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _here() -> str:
+    """Name this machine and its process numbers: containers may share a temporary directory, and each counts from 1."""
+    try:
+        numbers = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        numbers = 0
+    return f"{socket.gethostname()}_{numbers}"
+
+
+def _start_time(pid: int) -> str:
+    """Return when a process began, so that a number given out again is not mistaken for it; "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]  # in clock ticks since the machine started
+    except OSError:
+        pass
+    if Path("/proc/self").exists():
+        return ""
+    try:  # no /proc: macOS
+        os.kill(pid, 0)
+    except OSError:
+        return ""
+    return "0"

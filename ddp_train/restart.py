@@ -1,0 +1,81 @@
+"""A group of ranks that torchrun starts again: what of the attempt before it must make way, and the one line that says so.
+
+The failure screen is for the last failure. The ones before it stay as failure.1.json, failure.2.json, ...
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from ddp_train import failure
+from ddp_train.run_dir import RunDir
+from ddp_train.sweep_dir import is_sweep
+
+LOST = "Another rank ended without a report and broke the connection"
+"""What a rank adds to its failure when its collective broke: it is not the one to blame."""
+
+_SHOWN = 160  # characters of an error in the one line
+
+
+def is_last_attempt() -> bool:
+    """Tell whether this node's agent has no restart left, so that a failure now is the run's."""
+    return _count("TORCHELASTIC_RESTART_COUNT") >= _count("TORCHELASTIC_MAX_RESTARTS")
+
+
+def run_folder(remembered: Path) -> Path:
+    """Return the run folder of what was remembered: itself, or a checkpoint in it."""
+    return remembered.parent.parent if (remembered / "manifest.json").exists() else remembered
+
+
+def line(run_dir: RunDir, *, size: int, has_failed: bool) -> str:
+    """Say why the ranks have started again, and where they continue. To be asked before the earlier failure makes way.
+
+    Args:
+        size: the number of ranks now.
+        has_failed: whether a failure on this machine is the reason.
+    """
+    restart = f"restart {_count('TORCHELASTIC_RESTART_COUNT')} of {_count('TORCHELASTIC_MAX_RESTARTS')}"
+    if is_sweep(run_dir.root):
+        return f"{'a process ended' if has_failed else 'the machines have changed'}; {restart} continues the sweep"
+    steps = [path.parent.name.removeprefix("step_") for path in run_dir.checkpoints.glob("step_*/COMPLETE")]
+    place = f"from step {max(map(int, steps))}" if steps else "from the start"
+    found = json.loads(run_dir.failure.read_text()) if run_dir.failure.exists() else None
+    if found and LOST not in found["traceback"]:
+        message = " ".join(f"{found['error']}: {found['message']}".split())
+        if found["error"].startswith("SIG"):
+            message = found["error"]  # which says it all
+        message = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
+        return f"rank {found['rank']} failed ({message}); {restart} {place}"
+    if found or has_failed:
+        return f"a rank ended without a report; {restart} {place}"
+    return f"the machines have changed; {size} ranks continue {place}"
+
+
+def _count(variable: str) -> int:
+    return int(os.environ.get(variable, "0"))
+
+
+class Deaths(logging.Handler):
+    """Writes failure.json for a rank that died without a word, as soon as the agent of its machine sees it.
+
+    torch's agent names that rank in its log alone, before it starts the ranks again. One machine: there the local rank is the rank.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        super().__init__(logging.ERROR)
+        self._run_dir = run_dir
+        self.pid: int | None = None  # of the last one reported here, which no rank has shown
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take torch's line `failed (exitcode: -9) local_rank: 1 (pid: 123) of ...`; others are not ours."""
+        if not str(record.msg).startswith("failed (exitcode:") or not isinstance(record.args, tuple) or len(record.args) < 3:
+            return
+        exit_code, local_rank, pid = (int(str(value)) for value in record.args[:3])
+        try:
+            if failure.from_exit(rank=local_rank, pid=pid, exit_code=exit_code).record(self._run_dir):
+                self.pid = pid
+        except OSError:  # a full disk, say
+            self.handleError(record)

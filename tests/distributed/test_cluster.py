@@ -1,0 +1,79 @@
+"""Several agents: how they find each other, and what happens when one does not come, goes, and comes back."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import yaml
+
+from tests.conftest import TINY, Project, finish, metrics, wait_for
+
+pytestmark = pytest.mark.distributed
+
+TWO = [*TINY, "cluster=torchrun", "cluster.device=cpu", "cluster.processes_per_node=1"]
+SLOW = """
+import time
+from ddp_train.model.mlp import MLP
+
+class Slow(MLP):
+    def forward(self, images):
+        time.sleep(0.1 * self.training)
+        return super().forward(images)
+"""
+
+
+def test_machines_meet_as_an_operators_environment_says(project: Project, free_port: int) -> None:
+    environment = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port)}
+    started = [project.start(*TWO, "trainer.max_steps=3", env={**environment, "PET_NODE_RANK": rank}) for rank in ("1", "0")]
+    done = [finish(process) for process in started]
+    assert [each.returncode for each in done] == [0, 0], done[0].output + done[1].output
+    run = project.the_run()
+    assert json.loads((run / "environment.json").read_text())["world_size"] == 2
+    assert [record["step"] for record in metrics(run, "train")] == [1, 2, 3]
+
+
+def test_a_machine_that_cannot_meet_the_others_says_where_and_ends_with_78(project: Project, free_port: int) -> None:
+    endpoint = f"127.0.0.1:{free_port}"
+    meeting = [*TWO, "cluster.nodes=2", f"cluster.rendezvous_endpoint={endpoint}", "cluster.join_timeout_s=1"]
+    nobody_there = project.run(*meeting, "cluster.node_rank=1")
+    nobody_comes = project.run(*meeting, "cluster.node_rank=0")
+    for done, said in (
+        (nobody_there, f"{endpoint} could not be reached in 1 s"),
+        (nobody_comes, f"fewer than 2 machines came to {endpoint}"),
+    ):
+        assert done.returncode == 78, done.output
+        assert said in done.output
+        assert "fix:" in done.output
+        assert "Traceback" not in done.output and "frame #" not in done.output
+    assert project.runs() == []
+
+
+def test_an_elastic_run_survives_a_machine_that_leaves_and_takes_it_back(project: Project, free_port: int) -> None:
+    project.write("slow.py", SLOW)
+    command = [*TWO, "model._target_=slow.Slow", "cluster.nodes=1:2", "cluster.max_restarts=3", "trainer.global_batch_size=64"]
+    command += [f"cluster.rendezvous_endpoint=127.0.0.1:{free_port}", "checkpoint.every_steps=5", "trainer.max_epochs=5"]
+    quick = {"PET_RDZV_CONF": "keep_alive_interval=1,last_call_timeout=2"}
+    host = project.start(*command, "cluster.node_rank=0", env=quick)
+    time.sleep(0.5)
+    guest = project.start(*command, "cluster.node_rank=1", env=quick)
+
+    def last_step() -> int:
+        return max([record["step"] for run in project.runs() if (run / "metrics.jsonl").exists() for record in metrics(run)], default=0)
+
+    wait_for(lambda: last_step() > 6)
+    guest.kill()
+    finish(guest)
+    before = last_step()
+    wait_for(lambda: (project.the_run() / "config.1.yaml").exists() and last_step() > before + 3)  # one rank now, another accumulation
+    guest = project.start(*command, "cluster.node_rank=1", env=quick)
+    done = [finish(process) for process in (host, guest)]
+    assert [each.returncode for each in done] == [0, 0], done[0].output + done[1].output
+    run = project.the_run()
+    output = done[0].stdout + done[1].stdout
+    assert "a rank ended without a report; restart 1 of 3 from step" in output
+    assert "the machines have changed; 2 ranks continue from step" in output
+    assert [record["step"] for record in metrics(run, "train")] == list(range(1, 51))  # none twice, none missing
+    assert "global batch 64 = micro-batch 32 x 1 rank x accumulation 2" in output
+    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["global_batch_size"] == 64

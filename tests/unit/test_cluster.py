@@ -1,0 +1,95 @@
+"""Where machines meet: from the config, or else from what torchrun's users and Kubernetes operators set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_train.cluster import Meeting, environment_of, max_restarts, meeting, node_range, processes_given
+from ddp_train.errors import ConfigError
+from ddp_train.launch.torchrun import rendezvous_options
+
+NOTHING: dict[str, Any] = dict.fromkeys(
+    ("nodes", "node_rank", "rendezvous_endpoint", "rendezvous_id", "rendezvous_backend", "max_restarts", "processes_per_node", "env")
+)
+
+
+def found(environment: dict[str, str], **cluster: Any) -> Meeting:
+    return meeting({**NOTHING, **cluster}, environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "cluster", "expected"),
+    [
+        ({}, {"nodes": 2, "rendezvous_endpoint": "node0:1", "node_rank": 1}, ("c10d", "node0:1", 1, (2, 2))),
+        ({"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "pod-0:23456", "PET_RDZV_BACKEND": "c10d"}, {}, ("c10d", "pod-0:23456", None, (1, 4))),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "7"}, {}, ("static", "m:7", 1, (2, 2))),
+        ({"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "m"}, {}, ("static", "m:29500", 2, (3, 3))),
+        ({"NNODES": "3", "MASTER_ADDR": "m", "MASTER_PORT": "5"}, {}, ("c10d", "m:5", None, (3, 3))),
+        ({"NNODES": "2:3", "NODE_RANK": "2", "MASTER_ADDR": "m", "MASTER_PORT": "5"}, {}, ("c10d", "m:5", 2, (2, 3))),
+        (
+            {"PET_NNODES": "9", "PET_RDZV_ENDPOINT": "theirs:1"},
+            {"nodes": 2, "rendezvous_endpoint": "ours"},
+            ("c10d", "ours:29400", None, (2, 2)),
+        ),
+        ({"PET_NNODES": "1", "MASTER_ADDR": "m", "MASTER_PORT": "5"}, {}, ("", "", None, (1, 1))),
+    ],
+)
+def test_what_the_config_leaves_out_is_read_from_the_environment(
+    environment: dict[str, str], cluster: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    result = found(environment, **cluster)
+    assert (result.backend, result.endpoint, result.node_rank, (result.min_nodes, result.max_nodes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "cluster", "key", "said"),
+    [
+        ({}, {"nodes": 2}, "cluster.rendezvous_endpoint", "neither PET_RDZV_ENDPOINT nor MASTER_ADDR"),
+        ({}, {"nodes": 2, "rendezvous_endpoint": "node0:port"}, "cluster.rendezvous_endpoint", "HOST:PORT"),
+        ({"PET_RDZV_ENDPOINT": "node0:70000"}, {"nodes": 2}, "PET_RDZV_ENDPOINT", "1 to 65535"),
+        ({"PET_NNODES": "two"}, {}, "PET_NNODES", "MIN:MAX"),
+        ({"PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "a:1"}, {"nodes": 2}, "PET_RDZV_BACKEND", "c10d or static"),
+        ({"NODE_RANK": "2", "MASTER_ADDR": "m"}, {"nodes": 2}, "NODE_RANK", "of 2 machines"),
+        ({"MASTER_ADDR": "m"}, {"nodes": 2, "rendezvous_backend": "static"}, "cluster.node_rank", "cannot tell them apart"),
+        ({"MASTER_ADDR": "m"}, {"nodes": "1:2", "rendezvous_backend": "static"}, "cluster.nodes", "waits for all machines"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(environment: dict[str, str], cluster: dict[str, Any], key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        found(environment, **cluster)
+    assert raised.value.key == key
+    assert said in str(raised.value)
+
+
+def test_a_range_of_nodes() -> None:
+    assert [node_range(value) for value in (1, "3", "1:4")] == [(1, 1), (3, 3), (1, 4)]
+    for wrong in (0, -1, "4:2", "1:", "a", "0:2", True, 1.5, "1:2:3"):
+        with pytest.raises(ValueError, match="MIN:MAX"):
+            node_range(wrong)
+
+
+def test_an_operators_restarts_and_processes_are_taken_where_the_config_has_none() -> None:
+    environment = {"PET_MAX_RESTARTS": "7", "PET_NPROC_PER_NODE": "4"}
+    assert (max_restarts(NOTHING, environment), processes_given(NOTHING, environment)) == (7, 4)
+    ours = {**NOTHING, "max_restarts": 0, "processes_per_node": 2}
+    assert (max_restarts(ours, environment), processes_given(ours, environment)) == (0, 2)
+    assert processes_given(NOTHING, {"PET_NPROC_PER_NODE": "auto"}) is None
+
+
+def test_values_of_the_environment_become_text() -> None:
+    cluster = {"env": {"A": 1, "B": True, "C": False, "D": "x", "E": None, "F": 0.5}}
+    assert environment_of(cluster) == {"A": "1", "B": "1", "C": "0", "D": "x", "F": "0.5"}
+
+
+def test_one_machine_takes_no_fixed_port() -> None:
+    assert rendezvous_options(found({"MASTER_PORT": "29500", "MASTER_ADDR": "m"}, nodes=1), join_timeout_s=5) == ["--standalone"]
+
+
+def test_the_options_of_each_rendezvous() -> None:
+    elastic = rendezvous_options(found({}, nodes="1:2", rendezvous_endpoint="a:1", node_rank=0), join_timeout_s=5, conf="close_timeout=3")
+    assert "--nnodes=1:2" in elastic
+    assert elastic[-1] == "--rdzv-conf=join_timeout=5,read_timeout=5,last_call_timeout=5,is_host=1,close_timeout=3"
+    static = rendezvous_options(found({}, nodes=2, rendezvous_endpoint="a:1", rendezvous_backend="static", node_rank=1), join_timeout_s=5)
+    assert static[-2:] == ["--node-rank=1", "--rdzv-conf=timeout=5"]

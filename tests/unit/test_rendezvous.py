@@ -1,0 +1,74 @@
+"""Ranks agree on a new place in a store that still holds what dead ranks wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from torch.distributed import Store, TCPStore
+
+from ddp_train.errors import UserError
+from ddp_train.rendezvous import Attempt, meet, part
+
+Value = TypeVar("Value")
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+
+
+def client(server: TCPStore) -> Store:
+    return TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=20))
+
+
+def on_all(size: int, act: Callable[[int], Value]) -> list[Value]:
+    """Do something as every rank at once."""
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(act, range(size)))
+
+
+def attempt(store: TCPStore, size: int, remembered: dict[int, Path] | None = None) -> list[Attempt]:
+    return on_all(size, lambda rank: meet(client(store), rank, size, remembered=(remembered or {}).get(rank), within_s=20))
+
+
+def test_every_attempt_has_an_empty_place_of_its_own(store: TCPStore) -> None:
+    for number in range(3):
+        ranks = attempt(store, 3)
+        assert not ranks[1].store.check(["key"])  # of the attempt before
+        ranks[0].store.set("key", str(number))
+        assert [rank.store.get("key") for rank in ranks] == [str(number).encode()] * 3
+
+
+def test_a_dead_ranks_hello_is_not_mistaken_for_the_new_one(store: TCPStore) -> None:
+    with pytest.raises(UserError, match="rank 0 did not answer"):
+        meet(client(store), 1, 2, remembered=Path("/of/the/dead"), within_s=1)  # it wrote its hello, and then its rank 0 was gone
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meet, client(store), 0, 2, remembered=None, within_s=20)
+        assert not waiting.done()
+        other = meet(client(store), 1, 2, remembered=None, within_s=20)
+        main = waiting.result()
+    assert main.remembered is other.remembered is None
+    main.store.set("key", "new")
+    assert other.store.get("key") == b"new"
+
+
+def test_one_rank_that_remembers_is_enough_for_all(store: TCPStore) -> None:
+    assert {rank.remembered for rank in attempt(store, 3)} == {None}
+    assert {rank.remembered for rank in attempt(store, 3, {2: Path("/runs/one")})} == {Path("/runs/one")}
+
+
+def test_a_rank_that_does_not_come_is_named(store: TCPStore) -> None:
+    with pytest.raises(UserError, match="of 3 ranks these did not come: 1, 2"):
+        meet(client(store), 0, 3, remembered=None, within_s=0.3)
+
+
+def test_parting_waits_for_all_and_for_no_one_who_is_gone(store: TCPStore) -> None:
+    ranks = attempt(store, 3)
+    on_all(3, lambda rank: part(ranks[rank].store, rank, 3, within_s=20))
+    assert ranks[0].store.check(["left/1", "left/2"])
+    part(attempt(store, 2)[0].store, 0, 2, within_s=0.2)

@@ -1,0 +1,64 @@
+"""The one line of a restart, and the report of a rank that could not write its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from ddp_train import failure, restart
+from ddp_train.run_dir import RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    for name in ("step_00000020", "step_00000040"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "COMPLETE").touch()
+    (tmp_path / "checkpoints" / ".partial_step_00000060").mkdir()
+    return RunDir(tmp_path)
+
+
+def test_the_line_names_the_rank_the_error_and_the_step(run_dir: RunDir) -> None:
+    failure.from_exception(ValueError("too\nlarge"), rank=1, step=47).record(run_dir)
+    said = restart.line(run_dir, size=4, has_failed=True)
+    assert said == "rank 1 failed (ValueError: too large); restart 1 of 3 from step 40"
+
+
+def test_the_line_blames_nobody_who_only_lost_a_connection(run_dir: RunDir) -> None:
+    assert restart.line(run_dir, size=4, has_failed=True) == "a rank ended without a report; restart 1 of 3 from step 40"
+    assert restart.line(run_dir, size=4, has_failed=False) == "the machines have changed; 4 ranks continue from step 40"
+    error = RuntimeError("connection closed")
+    error.add_note(restart.LOST)
+    failure.from_exception(error, rank=0, step=47).record(run_dir)
+    assert restart.line(run_dir, size=4, has_failed=True).startswith("a rank ended without a report; ")
+
+
+def test_earlier_reports_are_kept_and_numbered(run_dir: RunDir) -> None:
+    for number in (1, 2):
+        failure.from_exit(rank=number, pid=5, exit_code=-9).record(run_dir)
+        run_dir.forget_failure()
+        assert json.loads((run_dir.root / f"failure.{number}.json").read_text())["rank"] == number
+        assert not run_dir.failure.exists() and not run_dir.result.exists()
+
+
+def test_only_the_last_attempt_shows_its_failure(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not restart.is_last_attempt()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    assert restart.is_last_attempt()
+
+
+def test_a_rank_that_died_without_a_word_is_reported_by_its_agent(run_dir: RunDir) -> None:
+    deaths, logger = restart.Deaths(run_dir), logging.getLogger("test_restart")
+    logger.addHandler(deaths)
+    logger.error("another line of torch's agent about %s", "something")
+    assert not run_dir.failure.exists()
+    for pid in (77, 78):  # the first is kept
+        logger.error("failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s", -9, 1, pid, "python")
+    logger.removeHandler(deaths)
+    found = json.loads(run_dir.failure.read_text())
+    assert (found["rank"], found["pid"], found["error"], deaths.pid) == (1, 77, "SIGKILL", 77)
