@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,10 +20,14 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ddp_train import failure
-from ddp_train.process import die_with_parent
+from ddp_train.process import STOP_SIGNALS, die_with_parent
 from ddp_train.run_dir import RunDir
 
+_SAVING_S = 300
+"""How long ranks may take to save after a stop signal; whoever is in a hurry sends a second one."""
+
 _RUN_DIR_OPTION = "--run-dir="
+_PASSED_ON = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGQUIT)
 
 
 def main(arguments: list[str]) -> int:
@@ -32,12 +37,18 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments[0].startswith(_RUN_DIR_OPTION):
         run_dir = RunDir(Path(arguments.pop(0).removeprefix(_RUN_DIR_OPTION)))
     _quieten(run_dir)
-    started = time.monotonic()
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SAVING_S))
+    arguments = [f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments]
+    started, oom_kills = time.monotonic(), failure.oom_kills()
     try:
         torchrun.run(torchrun.parse_args(arguments))
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
-        found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode)
+        was_out_of_memory = None if oom_kills is None else (failure.oom_kills() or 0) > oom_kills
+        found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, was_out_of_memory=was_out_of_memory)
+        if run_dir is not None:
+            others = {other: failed.pid for other, failed in error.failures.items() if other != rank}
+            found = found.beside(failure.last_words(run_dir, others))
         if run_dir is not None and _record(found, run_dir, seconds=time.monotonic() - started):
             print(found.screen(run_dir), file=sys.stderr, flush=True)
         elif run_dir is None and first.exitcode < 0:

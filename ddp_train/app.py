@@ -33,7 +33,7 @@ CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).par
 """The config groups: inside the installed package, or at the top of a checkout."""
 
 DONE, WRONG_INPUT, INTERRUPTED = 0, 2, 130
-STOPPED = (INTERRUPTED, 143)  # by Ctrl-C, by SIGTERM
+STOPPED = (INTERRUPTED, 75, 143)  # by Ctrl-C; by another signal with everything saved, with nothing to save
 """Exit codes; docs/architecture.md has the whole table."""
 
 

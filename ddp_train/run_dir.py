@@ -21,6 +21,9 @@ from typing import Any
 
 from ddp_train.errors import ConfigError
 
+STOPPED = {"interrupted": 130, "preempted": 75}
+"""The status of a run that a signal stopped in good order (SIGINT, any other) -> the exit code of `ddp-train`."""
+
 
 @dataclass(frozen=True)
 class RunDir:
@@ -80,7 +83,12 @@ class RunDir:
 
     def is_completed(self) -> bool:
         """Tell whether result.json says so."""
-        return self.result.exists() and json.loads(self.result.read_text()).get("status") == "completed"
+        return self.read_result().get("status") == "completed"
+
+    def read_result(self) -> dict[str, Any]:
+        """Return what result.json holds; nothing while the run goes on, or when it was killed."""
+        found: dict[str, Any] = json.loads(self.result.read_text()) if self.result.exists() else {}
+        return found
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank:05d}.log"

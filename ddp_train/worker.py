@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 import warnings
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
@@ -27,8 +28,9 @@ from ddp_train.interfaces import MetricWriter
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import open_rank_log
 from ddp_train.process import die_with_parent
-from ddp_train.run_dir import write_json
+from ddp_train.run_dir import STOPPED, RunDir, write_json
 from ddp_train.state import TrainState, seed_all
+from ddp_train.stop import Stop
 from ddp_train.trainer import Loop, Record, settle, train
 
 logger = logging.getLogger(__name__)
@@ -48,13 +50,16 @@ def main() -> int:
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
     group = _Group()
     if JOB_VARIABLE in os.environ:
-        return group.run(Job.from_json(os.environ[JOB_VARIABLE]))
-    if group.rank != 0:
-        return group.follow()
-    try:
-        return compose_and_run(group.lead)
-    finally:
-        group.end()
+        code = group.run(Job.from_json(os.environ[JOB_VARIABLE]))
+    elif group.rank != 0:
+        code = group.follow()
+    else:
+        try:
+            code = compose_and_run(group.lead)
+        finally:
+            group.end()
+    # A rank that was stopped and saved has not failed: torchrun must neither restart it nor put its page about failures over our last line.
+    return 0 if code in STOPPED.values() else code
 
 
 def leave(code: int) -> NoReturn:
@@ -100,25 +105,25 @@ class _Group:
         state = TrainState()
         terminal = open_rank_log(job.run_dir, self.rank)
         started = time.monotonic()
+        stop: Stop | None = None
         try:
             if self._world is None:
                 size = int(os.environ["WORLD_SIZE"])
                 self._world = open_world(self._store, self.rank, size, device=resolve_device(job.config.tree["cluster"]["device"]))
-            run_job(job, self._world, state)
+            stop = Stop(
+                self._world,
+                name=f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{self._announced}",
+                leave=lambda number: _leave_untrained(job.run_dir, number),
+                report=lambda rank, pid, doing: _report_lost(failure.from_loss(rank=rank, pid=pid).beside(doing), job.run_dir, terminal),
+            )
+            code = run_job(job, self._world, state, stop)
+            stop.close()
+            return code
         except (Exception, SystemExit) as error:  # sys.exit in a component is no way to leave either
             logger.exception("rank %d failed", self.rank)
-            if _comes_from_a_peer(error):
-                error.add_note("Another rank ended without a report and broke the connection: see the logs of the other ranks.")
-                time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
-            found = failure.from_exception(error, rank=self.rank, step=state.step or None)
-            try:
-                is_first = found.record(job.run_dir, seconds=time.monotonic() - started)
-            except OSError:  # a full disk, say, which may be the very failure
-                is_first = True
-            if is_first:
-                print(found.screen(job.run_dir), file=terminal, flush=True)
+            found = _describe(error, job, state, stop, rank=self.rank)
+            _show(found, job.run_dir, terminal, seconds=time.monotonic() - started)
             os._exit(_FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
-        return 0
 
     @cached_property
     def _store(self) -> Store:
@@ -135,11 +140,60 @@ def _comes_from_a_peer(error: BaseException) -> bool:
     return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
-def run_job(job: Job, world: World, state: TrainState) -> None:
-    """Run one job to its end; result.json has what came of it. Collective.
+def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | None, *, rank: int) -> failure.Failure:
+    """Find out who is to blame for an error on this rank, and what the others were doing."""
+    is_a_peers = _comes_from_a_peer(error)
+    if stop is not None:
+        stop.say(failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
+    if is_a_peers:
+        error.add_note("Another rank ended without a report and broke the connection: see the logs of the other ranks.")
+        time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
+        gone = stop.gone() if stop is not None else None
+        if stop is not None and gone is not None and not job.run_dir.failure.exists():  # the agent found nothing wrong with its end
+            departed, pid = gone
+            doing = stop.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
+            return failure.from_departure(rank=departed, pid=pid, step=state.step).beside(doing)
+    found = failure.from_exception(error, rank=rank, step=state.step or None)
+    return found if stop is None or job.run_dir.failure.exists() else found.beside(stop.ask_others())
+
+
+def _show(found: failure.Failure, run_dir: RunDir, terminal: TextIO, *, seconds: float = 0.0) -> None:
+    """Record a failure, and show it unless another one was earlier."""
+    try:
+        is_first = found.record(run_dir, seconds=seconds)
+    except OSError:  # a full disk, say, which may be the very failure
+        is_first = True
+    if is_first:
+        print(found.screen(run_dir), file=terminal, flush=True)
+
+
+def _report_lost(found: failure.Failure, run_dir: RunDir, terminal: TextIO) -> None:
+    """Report a rank that was killed, where no agent of ours knows the run's folder and does it better."""
+    if JOB_VARIABLE not in os.environ:
+        _show(found, run_dir, terminal)
+
+
+def _leave_untrained(run_dir: RunDir, number: signal.Signals) -> None:
+    """Say that a stop came before the first step (rank 0)."""
+    if not run_dir.is_completed():
+        write_json(
+            run_dir.result, {"status": _status(number), "step": None, "epoch": None, "samples": None, "metrics": {}, "seconds": None}
+        )
+    print(summary.stopped(run_dir, None), flush=True)
+
+
+def _status(number: signal.Signals) -> str:
+    return "interrupted" if number == signal.SIGINT else "preempted"
+
+
+def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
+    """Run one job to its end or to a stop; result.json has what came of it. Collective.
 
     Args:
         state: advanced in place, so that a caller can say how far a failed run got.
+
+    Returns:
+        The exit code of `ddp-train`.
     """
     started = time.monotonic()
     tree, run_dir = job.config.tree, job.run_dir
@@ -155,7 +209,7 @@ def run_job(job: Job, world: World, state: TrainState) -> None:
     if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):
         if world.is_main:
             print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
-        return
+        return 0
     if world.is_main:
         run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
     writers = (
@@ -178,22 +232,28 @@ def run_job(job: Job, world: World, state: TrainState) -> None:
             keep_last=tree["checkpoint"]["keep_last"],
             config_hash=job.config.hash(),
         ),
+        stops_after=stop.comes_after,
+        is_stopping=stop.is_asked,
     )
-    train(components, state, world, loop)
+    stop.can_save()
+    is_done = train(components, state, world, loop)
     world.barrier()  # every rank is through: only now it is completed
-    result = {
-        "status": "completed",
-        "step": state.step,
-        "epoch": round(state.samples / components.train_loader.order.epoch_size, 4),
-        "samples": state.samples,
-        "metrics": {"last": loop.last, "best": state.best},
-        "seconds": round(time.monotonic() - started, 3),
-    }
+    status = "completed" if is_done else _status(stop.cause())
     if world.is_main:
         for writer in writers:
             writer.close()
+        result = {
+            "status": status,
+            "step": state.step,
+            "epoch": round(state.samples / components.train_loader.order.epoch_size, 4),
+            "samples": state.samples,
+            "metrics": {"last": loop.last, "best": state.best},
+            "seconds": round(time.monotonic() - started, 3),
+        }
         write_json(run_dir.result, result)
-        print(summary.closing(job, result), flush=True)
+        print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step), flush=True)
+    world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
+    return STOPPED.get(status, 0)
 
 
 def _write(writers: list[MetricWriter], record: Record) -> None:

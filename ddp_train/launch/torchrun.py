@@ -10,6 +10,8 @@ from ddp_train.config import RunConfig
 from ddp_train.errors import ConfigError
 from ddp_train.launch.agent_process import rank_environment, run_agent
 
+_PREEMPTED = 75
+
 
 def join(config: RunConfig, arguments: list[str]) -> int:
     """Start this node's agent and return its exit code.
@@ -37,7 +39,8 @@ def join(config: RunConfig, arguments: list[str]) -> int:
             agent += [f"--rdzv-conf=is_host={int(cluster['node_rank'] == 0)}"]
     else:
         agent += ["--standalone"]
-    return run_agent(
+    code = run_agent(
         [*agent, "-m", "ddp_train", *arguments],
         environment=rank_environment(processes, cluster["threads_per_process"]),
     )
+    return _PREEMPTED if code == 143 else code  # rank 0, wherever it is, says what was saved: running again continues either way
