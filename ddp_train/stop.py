@@ -49,7 +49,7 @@ class Stop:
         name: of the job, unique in the world's store.
         leave: what to do in a thread, on rank 0, before all ranks end without having trained.
         report: what to do in a thread before this rank ends, because the rank that it is given is gone without a word. It gets that
-            rank's pid, and what the others were doing.
+            rank's pid, and what the others were doing. None: an agent of ours reports it, and knows more.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Stop:
         *,
         name: str = "",
         leave: Callable[[signal.Signals], None] = lambda number: None,
-        report: Callable[[int, int, dict[int, str]], None] = lambda rank, pid, doing: None,
+        report: Callable[[int, int, dict[int, str]], None] | None = None,
     ) -> None:
         self._signal: signal.Signals | None = None  # what asked for the stop
         self._asked = Event()
@@ -77,7 +77,7 @@ class Stop:
         self._threads = [Thread(target=self._listen, name="stop-signals", daemon=True)]
         if world.size > 1:
             assert world.store is not None
-            self._store = self._connect()
+            self._store = self._connect()  # a connection serves one request at a time, and the reading thread always waits on its own
             self._threads.append(Thread(target=self._read, args=(self._connect(),), name="stop-messages", daemon=True))
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -130,12 +130,11 @@ class Stop:
         gone = [rank for rank, pid in self._neighbours.items() if not _is_alive(pid)]
         others = [rank for rank in range(self._world.size) if rank not in (self._world.rank, *gone)]
         try:
-            store = self._connect()
-            _send(store, "ask")
+            _send(self._store, "ask")
             deadline = time.monotonic() + _ANSWERS_S
             while len(answers) < len(others) and time.monotonic() < deadline:
                 missing = [rank for rank in others if rank not in answers]
-                answers |= {rank: store.get(f"doing/{rank}").decode() for rank in missing if store.check([f"doing/{rank}"])}
+                answers |= {rank: self._store.get(f"doing/{rank}").decode() for rank in missing if self._store.check([f"doing/{rank}"])}
                 time.sleep(0.02)
         except DistError:
             logger.info("the other ranks cannot be asked: the store is gone")
@@ -175,15 +174,15 @@ class Stop:
         if lost is not None or self._is_lost:  # the agent ends us after a failure: what remains is a broken collective
             if lost is not None:
                 self.say(self._doing(), is_lost=True)
-                self._report(*lost, {self._world.rank: self._doing()} | self.ask_others())
+                if self._report is not None:
+                    self._report(*lost, {self._world.rank: self._doing()} | self.ask_others())
             _end(128 + number)
         if self._store is None:
             self._on_stop(number)
             return
         try:
-            store = self._connect()  # each connection serves one request at a time, and the others may be waiting
-            if store.add("signals", 1) == 1:
-                _send(store, f"stop {number:d}")
+            if self._store.add("signals", 1) == 1:
+                _send(self._store, f"stop {number:d}")
         except DistError:
             _end(128 + number)  # the others are gone
 

@@ -114,7 +114,9 @@ class _Group:
                 self._world,
                 name=f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{self._announced}",
                 leave=lambda number: _leave_untrained(job.run_dir, number),
-                report=lambda rank, pid, doing: _report_lost(failure.from_loss(rank=rank, pid=pid).beside(doing), job.run_dir, terminal),
+                report=None
+                if JOB_VARIABLE in os.environ
+                else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).beside(doing), job.run_dir, terminal),
             )
             code = run_job(job, self._world, state, stop)
             stop.close()
@@ -165,12 +167,6 @@ def _show(found: failure.Failure, run_dir: RunDir, terminal: TextIO, *, seconds:
         is_first = True
     if is_first:
         print(found.screen(run_dir), file=terminal, flush=True)
-
-
-def _report_lost(found: failure.Failure, run_dir: RunDir, terminal: TextIO) -> None:
-    """Report a rank that was killed, where no agent of ours knows the run's folder and does it better."""
-    if JOB_VARIABLE not in os.environ:
-        _show(found, run_dir, terminal)
 
 
 def _leave_untrained(run_dir: RunDir, number: signal.Signals) -> None:
