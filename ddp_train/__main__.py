@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from ddp_train.devices import is_torchrun_worker
@@ -10,6 +11,8 @@ from ddp_train.devices import is_torchrun_worker
 def main() -> None:
     """Run the command line and exit with its code."""
     if is_torchrun_worker():
+        # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the worker handles it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         from ddp_train import worker  # imports torch
 
         worker.leave(worker.main())

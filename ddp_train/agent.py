@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,10 +23,14 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from ddp_train import failure, rendezvous
 from ddp_train.exit_code import ENVIRONMENT_REFUSES
-from ddp_train.process import die_with_parent
+from ddp_train.process import STOP_SIGNALS, die_with_parent
 from ddp_train.restart import Deaths
 from ddp_train.run_dir import RunDir
 
+_SAVING_S = 300
+"""How long ranks may take to save after a stop signal; whoever is in a hurry sends a second one."""
+
+_PASSED_ON = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGQUIT)
 _OPTIONS = ("--run-dir=", "--group=", "--log=")
 """Ours: the folder of the run; the folder of a worker group, in which a file names that of the job at hand; where torch's own lines go."""
 
@@ -39,16 +44,18 @@ def main(arguments: list[str]) -> int:
     deaths = None if run_dir is None else Deaths(run_dir)
     if deaths is not None:
         logging.getLogger("torch").addHandler(deaths)
-    options = torchrun.parse_args(arguments)
-    started = time.monotonic()
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SAVING_S))
+    options = torchrun.parse_args([f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments])
+    started, oom_kills = time.monotonic(), failure.oom_kills()
     try:
         torchrun.run(options)
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
-        found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode)
+        found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, was_out_of_memory=failure.ran_out(oom_kills))
         if "--group=" in given:
             _record_for_group(found, Path(given["--group="]))
         elif run_dir is not None:
+            found = found.beside(failure.last_words(run_dir, {other: each.pid for other, each in error.failures.items() if other != rank}))
             is_first = _record(found, run_dir, seconds=time.monotonic() - started)
             if is_first or (deaths is not None and deaths.pid == first.pid):
                 print(found.screen(run_dir), file=sys.stderr, flush=True)

@@ -38,6 +38,11 @@ class World:
         """Whether this is global rank 0. Guards file writing only; a collective never stands under it."""
         return self.rank == 0
 
+    def use_device(self) -> None:
+        """Make this rank's device the current one, whatever a job before has chosen."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def sum(self, values: Tensor) -> Tensor:
         """All-reduce by addition, in place. Collective."""
         if self.size > 1:

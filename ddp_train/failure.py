@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
+import sysconfig
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from ddp_train.errors import UserError
 from ddp_train.run_dir import RunDir, create_json, write_json
 
 _FRAMES_SHOWN = 8
+_LINES_SHOWN = 8
 _PASSING_ON = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
+_ACTIVITIES = {  # a part of the innermost file's path that is not ours -> what is going on
+    "torch/autograd/": "in backward",
+    "torch/utils/data/": "waiting for data",
+    "torch/distributed/": "in a collective",
+    "torch/nn/modules/": "in forward",
+    "torch/optim/": "in the optimizer's step",
+}
+_FIXES = {  # of errors that are not ours: what their text looks like -> what helps
+    r"^(CUDA )?OutOfMemoryError|CUDA out of memory": "a smaller data.micro_batch_size with more trainer.grad_accum_steps, or amp=bf16",
+    r"DataLoader worker .*(exited unexpectedly|killed by signal)": (
+        "fewer data.num_workers: each needs memory of its own (in a container also a larger /dev/shm); 0 shows an error of the data itself"
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +48,12 @@ class Failure:
     key: str  # the config key to look at, "" where unknown
     traceback: str  # "" for an error that the user can mend from its message
     time: float  # seconds since the epoch
+    fix: str = ""  # for an error that is not ours, where we know one
+    others: tuple[str, ...] = ()  # what the other ranks were doing, a line for each different answer
+
+    def beside(self, others: Mapping[int, str]) -> Failure:
+        """Return this failure with what the other ranks were doing."""
+        return replace(self, others=tuple(_by_answer(others)))
 
     def record(self, run_dir: RunDir, *, seconds: float = 0.0) -> bool:
         """Write failure.json and result.json unless another rank was earlier; tell whether this one was first."""
@@ -57,7 +81,9 @@ class Failure:
             f"The run failed: rank {self.rank} on {self.host} (pid {self.pid}){where}",
             "",
             *(self.traceback.rstrip().splitlines() or self.message.splitlines()),
+            *([f"  fix: {self.fix}"] if self.fix else []),
             "",
+            *(["Meanwhile", *(f"  {line}" for line in self.others), ""] if self.others else []),
             f"  rank's log   {run_dir.shown()}/logs/{run_dir.rank_log(self.rank).name}",
             f"  this report  {run_dir.shown()}/{run_dir.failure.name}",
             "",
@@ -67,46 +93,115 @@ class Failure:
 
 def from_exception(error: BaseException, *, rank: int, step: int | None) -> Failure:
     """Describe an exception that ended this rank."""
-    is_user_error = isinstance(error, UserError)
+    is_user_error, name = isinstance(error, UserError), type(error).__name__
     return Failure(
         rank=rank,
         host=socket.gethostname(),
         pid=os.getpid(),
         step=step,
-        error=type(error).__name__,
+        error=name,
         message=str(error),
         key=error.key if isinstance(error, UserError) else "",
         traceback="" if is_user_error else _format(error),
         time=time.time(),
+        fix="" if is_user_error else next((fix for pattern, fix in _FIXES.items() if re.search(pattern, f"{name}: {error}")), ""),
     )
 
 
-def from_exit(*, rank: int, pid: int, exit_code: int) -> Failure:
-    """Describe a rank that died without a word: a signal (negative exit code, as subprocess gives it) or an exit of its own."""
+def from_exit(*, rank: int, pid: int, exit_code: int, was_out_of_memory: bool | None = None) -> Failure:
+    """Describe a rank that died without a word: a signal (negative exit code, as subprocess gives it) or an exit of its own.
+
+    Args:
+        was_out_of_memory: whether the kernel's out-of-memory killer was at work meanwhile; None: not known.
+    """
+    fix = ""
     if exit_code < 0:
-        name = signal.Signals(-exit_code).name
-        hint = " (often the out-of-memory killer: look at dmesg, or take a smaller data.micro_batch_size)" if name == "SIGKILL" else ""
-        error, message = name, f"the process was ended by {name}{hint}"
+        error = signal.Signals(-exit_code).name
+        message = f"the process was ended by {error}"
+        if error == "SIGKILL" and was_out_of_memory:
+            message += ", sent by the kernel's out-of-memory killer: this machine's memory, or the job's share of it, was used up"
+        elif error == "SIGKILL" and was_out_of_memory is None:
+            message += " (often the out-of-memory killer: look at dmesg)"
+        if error == "SIGKILL" and was_out_of_memory is not False:
+            fix = "a smaller data.micro_batch_size, fewer data.num_workers, or more memory for the job"
     else:
         error, message = "ProcessExit", f"the process exited with code {exit_code} without a report"
-    return Failure(
-        rank=rank, host=socket.gethostname(), pid=pid, step=None, error=error, message=message, key="", traceback="", time=time.time()
+    return _without_traceback(rank, pid, error, message, fix=fix)
+
+
+def from_loss(*, rank: int, pid: int) -> Failure:
+    """Describe a rank that another one found gone, where no agent of ours can tell of what it died."""
+    return _without_traceback(
+        rank, pid, "ProcessLost", "the process ended without a report; torchrun's own page has its signal or exit code"
     )
+
+
+def from_departure(*, rank: int, pid: int, step: int) -> Failure:
+    """Describe a rank that left as if all were done; the agent sees nothing wrong in that."""
+    message = f"rank {rank} left with exit code 0 after step {step} while the others were still training"
+    return replace(_without_traceback(rank, pid, "EarlyExit", message, fix="look for os._exit in the code that this run uses"), step=step)
+
+
+def describe(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Say in one line where a stack is: what is going on, and the innermost line that is not a library's."""
+    activity = next((what for frame in reversed(frames) for part, what in _ACTIVITIES.items() if part in frame.filename), "")
+    own = [frame for frame in frames if _is_own(frame.filename)]
+    where = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
+    return ", ".join(part for part in (activity, where) if part)
+
+
+def describe_error(error: BaseException, *, is_a_peers: bool) -> str:
+    """Say in one line what a rank was doing when it failed, by itself or because another one was gone."""
+    where = describe(traceback.extract_tb(error.__traceback__))
+    return where if is_a_peers else f"failed with {type(error).__name__}, {where}"
+
+
+def was(doing: str) -> str:
+    """Return the line of a rank's log that `last_words` looks for."""
+    return f"(pid {os.getpid()}) was {doing}"
+
+
+def oom_kills() -> int | None:
+    """Return how many processes of this machine's share (control group) the out-of-memory killer has ended; None where nobody counts."""
+    try:
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                counter = f"/sys/fs/cgroup{path}/memory.events" if not controllers else f"/sys/fs/cgroup/memory{path}/memory.oom_control"
+                found = re.search(r"^oom_kill (\d+)$", Path(counter).read_text(), re.MULTILINE) if Path(counter).exists() else None
+                if found:
+                    return int(found[1])
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def ran_out(oom_kills_before: int | None) -> bool | None:
+    """Tell whether the out-of-memory killer was at work since `oom_kills` was asked; None where nobody counts."""
+    return None if oom_kills_before is None else (oom_kills() or 0) > oom_kills_before
+
+
+def last_words(run_dir: RunDir, pids: Mapping[int, int]) -> dict[int, str]:
+    """Return what ranks that have ended were doing, as far as they logged it (`was`).
+
+    Args:
+        pids: rank -> pid; earlier attempts wrote to the same logs.
+    """
+    found = {}
+    for rank, pid in pids.items():
+        try:
+            with run_dir.rank_log(rank).open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 100_000))
+                lines = re.findall(rf"\(pid {pid}\) was (.+)", file.read().decode(errors="replace"))
+        except OSError:
+            lines = []
+        found[rank] = lines[-1] if lines else "left no word"
+    return found
 
 
 def from_agent(*, pid: int, signal_name: str) -> Failure:
     """Describe the end of an agent, which took its ranks along."""
-    return Failure(
-        rank=0,
-        host=socket.gethostname(),
-        pid=pid,
-        step=None,
-        error=signal_name,
-        message=f"torchrun's agent (pid {pid}) was ended by {signal_name}; its ranks ended with it",
-        key="",
-        traceback="",
-        time=time.time(),
-    )
+    return _without_traceback(0, pid, signal_name, f"torchrun's agent (pid {pid}) was ended by {signal_name}; its ranks ended with it")
 
 
 def load(run_dir: RunDir) -> Failure | None:
@@ -115,6 +210,54 @@ def load(run_dir: RunDir) -> Failure | None:
         return Failure(**json.loads(run_dir.failure.read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _without_traceback(rank: int, pid: int, error: str, message: str, *, fix: str = "") -> Failure:
+    return Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=pid,
+        step=None,
+        error=error,
+        message=message,
+        key="",
+        traceback="",
+        time=time.time(),
+        fix=fix,
+    )
+
+
+def _by_answer(doing: Mapping[int, str]) -> Iterable[str]:
+    """Give each different answer one line, with the ranks that gave it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, text in sorted(doing.items()):
+        ranks_of.setdefault(text, []).append(rank)
+    groups = sorted(ranks_of.items(), key=lambda group: group[1][0])
+    for text, ranks in groups[:_LINES_SHOWN]:
+        yield f"{_name(ranks):<12} {text}"
+    if len(groups) > _LINES_SHOWN:
+        yield f"... and {sum(len(ranks) for _, ranks in groups[_LINES_SHOWN:])} more"
+
+
+def _name(ranks: Sequence[int]) -> str:
+    """Name ranks in ascending order as `rank 3` or `ranks 0-2, 5`."""
+    parts: list[str] = []
+    start = ranks[0]
+    for rank, following in zip(ranks, [*ranks[1:], -1], strict=True):
+        if following != rank + 1:
+            parts.append(f"{start}" if start == rank else f"{start}-{rank}")
+            start = following
+    return f"rank {parts[0]}" if len(ranks) == 1 else f"ranks {', '.join(parts)}"
+
+
+def _is_own(filename: str) -> bool:
+    """Tell whether a source file is the user's or ours, and not a library's; ours pass a collective on in distributed.py."""
+    if filename.endswith(("ddp_train/distributed.py", "ddp_train/stop.py")):
+        return False
+    if filename.startswith(str(Path(__file__).parent)):
+        return True
+    is_library = filename.startswith((sysconfig.get_path("stdlib"), "<")) or "/site-packages/" in filename or "/dist-packages/" in filename
+    return not is_library
 
 
 def _format(error: BaseException) -> str:

@@ -27,7 +27,7 @@ from ddp_train import failure, run_dir
 from ddp_train.distributed import wait_for
 from ddp_train.exit_code import DONE, FAILED, STOPPED
 from ddp_train.job import Job
-from ddp_train.process import die_with_parent
+from ddp_train.process import STOP_SIGNALS, die_with_parent
 from ddp_train.run_dir import RunDir
 
 RunJobs = Callable[[Callable[[], Job | None], Callable[[int], None], int], None]
@@ -35,6 +35,7 @@ RunJobs = Callable[[Callable[[], Job | None], Callable[[int], None], int], None]
 
 _POLL_S = 0.1
 _DIES_WITHIN_S = 5.0
+_LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Member:
         self._current: Announcement | None = None
         self._exit_code: int | None = None
         self._started = 0.0
+        self._oom_kills: int | None = None
         self.is_stopping = False
         for name in ("torch._dynamo", "torch.utils.tensorboard"):  # every rank needs them; once is enough
             importlib.import_module(name)
@@ -86,8 +88,10 @@ class Member:
         if self._child is None or self._child.generation != announced.generation:
             self.end()
             self._child = _Child(announced.generation, self._run_jobs)
-        for number in (signal.SIGINT, signal.SIGTERM):  # the agent tells the rank too, which saves and reports: wait for it
+        for number in STOP_SIGNALS:  # the agent tells the rank too, which saves and reports: wait for it
             signal.signal(number, self._note_stop)
+        self._store.set(f"job/{announced.number}/pid/{self._rank}", str(self._child.pid))
+        self._oom_kills = failure.oom_kills()
         self._child.send(announced.job)
 
     def poll(self, timeout_s: float) -> int | None:
@@ -104,11 +108,11 @@ class Member:
             exit_code = FAILED
         if exit_code is None:
             return None
-        if exit_code not in (DONE, *STOPPED):
+        if exit_code not in (DONE, *STOPPED.values()):
             self._store.set(f"{prefix}/failed", str(self._rank))
             self.end(at_once=True)
         self._store.add(f"{prefix}/done", 1)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         self._exit_code = exit_code
         return exit_code
@@ -130,15 +134,30 @@ class Member:
         return self._store.check([f"job/{self._current.number}/failed"])
 
     def _bury(self) -> int:
-        """Say what a rank died of that could not say it itself."""
+        """Say what a rank died of that could not say it itself, and what the others were doing."""
         assert self._child is not None and self._current is not None
-        exit_code = self._child.wait()
-        found = failure.from_exit(rank=self._rank, pid=self._child.pid, exit_code=exit_code)
-        folder = Job.from_json(self._current.job).run_dir
-        told_to_end = self.is_stopping and -exit_code in (signal.SIGINT, signal.SIGTERM)  # by the agent, which knows why
-        if not told_to_end and not folder.is_completed():
-            _record(found, folder, seconds=time.monotonic() - self._started)
+        exit_code, run_dir = self._child.wait(), Job.from_json(self._current.job).run_dir
+        if exit_code == DONE and (stopped := self._stopped_before_training(run_dir)):
+            return stopped
+        told_to_end = self.is_stopping and -exit_code in STOP_SIGNALS  # by the agent, which knows why
+        if not told_to_end and not run_dir.is_completed() and not run_dir.failure.exists():
+            time.sleep(_LAST_WORDS_S)  # the others find their connection broken, and log what they were doing
+            others = {rank: f"job/{self._current.number}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
+            pids = {rank: int(self._store.get(key)) for rank, key in others.items() if self._store.check([key])}
+            found = failure.from_exit(
+                rank=self._rank, pid=self._child.pid, exit_code=exit_code, was_out_of_memory=failure.ran_out(self._oom_kills)
+            )
+            _record(found.beside(failure.last_words(run_dir, pids)), run_dir, seconds=time.monotonic() - self._started)
         return FAILED
+
+    def _stopped_before_training(self, run_dir: RunDir) -> int | None:
+        """Return the exit code of a job that a signal ended before its first step: its ranks leave, and rank 0 writes it down."""
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while time.monotonic() < deadline:
+            if (status := run_dir.read_result().get("status")) in STOPPED:
+                return STOPPED[str(status)]
+            time.sleep(0.02)
+        return None
 
     def _note_stop(self, number: int, frame: FrameType | None) -> None:
         self.is_stopping = True
@@ -276,7 +295,7 @@ def _become_rank(jobs: connection.Connection, generation: int, run_jobs: RunJobs
     try:
         die_with_parent(parent)
         run_dir.let_go()  # the folders are the member's, whose life is longer
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
         def next_job() -> Job | None:

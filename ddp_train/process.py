@@ -7,6 +7,9 @@ import os
 import signal
 import sys
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Ask a run to stop in good order. Batch systems send SIGUSR1 some time before the end (`sbatch --signal=USR1@120`)."""
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -25,13 +25,15 @@ class TrainState:
     step: int = 0
     samples: int = 0
     best: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> {"value", "step"}
+    owes_evaluation: bool = False  # a stop came between the step and its evaluation
     window: WindowSums | None = None  # of the checkpoint that was resumed from; differs between ranks
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "samples": self.samples, "best": self.best}
+        return {"step": self.step, "samples": self.samples, "best": self.best, "owes_evaluation": self.owes_evaluation}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.samples, self.best = state["step"], state["samples"], state["best"]
+        self.owes_evaluation = state["owes_evaluation"]
 
 
 def seed_all(seed: int, *, rank: int | None = None) -> None:

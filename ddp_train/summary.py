@@ -13,6 +13,7 @@ from typing import Any
 from ddp_train.build import Components
 from ddp_train.distributed import World
 from ddp_train.job import Job
+from ddp_train.run_dir import RunDir
 from ddp_train.state import TrainState
 
 
@@ -61,6 +62,16 @@ def closing(job: Job, result: Mapping[str, Any]) -> str:
             f"  {' '.join(part for part in (command, '-m', repeated) if part)} optimizer.lr={rate * 2:g},{rate / 2:g}",
         ]
     )
+
+
+def stopped(run_dir: RunDir, step: int | None) -> str:
+    """Return the one line after a stop.
+
+    Args:
+        step: what was saved last; None: nothing was done since the start.
+    """
+    what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
+    return f"{what}; `{_command('ddp-train')} resume {shlex.quote(run_dir.shown())}` continues"
 
 
 def _is_shown(name: str) -> bool:

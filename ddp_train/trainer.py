@@ -38,6 +38,8 @@ class Loop:
     clip_grad_norm: float | None
     write: Callable[[Record], None]  # rank 0 writes, the others drop it
     save: Callable[[Window], None]  # collective
+    stops_after: Callable[[int], bool] = lambda step: False  # whether this step is the last for now; the same on all ranks
+    is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
 
@@ -66,8 +68,11 @@ class Window:
         self.started += time.perf_counter() - since
 
 
-def train(components: Components, state: TrainState, world: World, loop: Loop) -> None:
-    """Train from `state` to the last step. Collective.
+def train(components: Components, state: TrainState, world: World, loop: Loop) -> bool:
+    """Train from `state` to the last step, or until a stop. Collective.
+
+    Returns:
+        Whether all is done; False after a stop, with everything saved that continuing needs.
 
     Raises:
         NonFiniteLossError: the loss was NaN or infinite; all ranks raise at the same log step.
@@ -76,8 +81,10 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
     stream = loader.micro_batches(state.samples)
     components.module.train()
     window = Window(world.device, state.window)
-    if state.step >= components.total_steps:  # killed between its last step and its result
-        _evaluate(components, state, world, loop)
+    if state.owes_evaluation or state.step >= components.total_steps:  # or killed between its last step and its result
+        if not _evaluate(components, state, world, loop):
+            return False  # the checkpoint that we come from owes it, too
+        state.owes_evaluation = False
     while state.step < components.total_steps:
         started = time.perf_counter()
         batch = loader.order.batch_at(state.samples)
@@ -102,16 +109,21 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
             window = Window(world.device)
 
         ends_period = state.step % loop.evaluate_every_steps == 0 if loop.evaluate_every_steps else batch.stop == loader.order.epoch_size
+        stops = loop.stops_after(state.step)
         if is_last or ends_period:
             started = time.perf_counter()
-            _evaluate(components, state, world, loop)
+            stops = stops or not _evaluate(components, state, world, loop)
+            state.owes_evaluation = stops
             window.leave_out(started)
-        if is_last or (loop.checkpoint_every_steps and state.step % loop.checkpoint_every_steps == 0):
+        if is_last or stops or (loop.checkpoint_every_steps and state.step % loop.checkpoint_every_steps == 0):
             started = time.perf_counter()
             if not is_log_step:  # else it is known: weights that are lost must not replace good ones
                 _require_finite(window, state, world)
             loop.save(window)
             window.leave_out(started)
+        if stops:
+            return False
+    return True
 
 
 def train_step(
@@ -159,7 +171,15 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, objective: Objective, loader: EvalLoader, world: World, *, autocast: Any) -> dict[str, float]:
+def evaluate(
+    model: nn.Module,
+    objective: Objective,
+    loader: EvalLoader,
+    world: World,
+    *,
+    autocast: Any,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
     """Evaluate on every sample exactly once and return the metrics, the same on every rank. Collective.
 
     There is no collective inside the loop, so unequal shares cannot hang; counts are added as integers and sums in float64. Before it, all
@@ -168,24 +188,30 @@ def evaluate(model: nn.Module, objective: Objective, loader: EvalLoader, world: 
     Args:
         model: the bare model: a forward through DDP would wait for the other ranks.
         autocast: the context to run forward in.
+        is_stopping: gives up when it turns true on any rank; the result is None then, on every rank.
     """
     world.copy_from_main(model.buffers())
     was_training = model.training
     model.eval()
     totals: dict[str, Tensor] = {}
+    gave_up = False
     for micro_batch in loader:
         with autocast:
             scores = objective.score(model, to_device(micro_batch.batch, world.device))
         for name, value in scores.items():
             value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
             totals[name] = totals.get(name, torch.zeros_like(value)) + (value if micro_batch.counts else 0)
+        gave_up = is_stopping()
+        if gave_up:
+            break  # not before the first batch: all ranks must have the same sums to reduce
+    totals["gave_up"] = torch.tensor(gave_up, dtype=torch.int64, device=world.device)
     model.train(was_training)
     sums: dict[str, float] = {}
     for is_float in (True, False):
         names = [name for name, value in totals.items() if value.is_floating_point() == is_float]
         if names:
             sums |= zip(names, world.sum(torch.stack([totals[name] for name in names])).tolist(), strict=True)
-    return objective.metrics(sums)
+    return None if sums.pop("gave_up") else objective.metrics(sums)
 
 
 def settle(components: Components, world: World) -> None:
@@ -276,18 +302,27 @@ def _require_finite(window: Window, state: TrainState, world: World) -> float:
     return loss
 
 
-def _evaluate(components: Components, state: TrainState, world: World, loop: Loop) -> None:
+def _evaluate(components: Components, state: TrainState, world: World, loop: Loop) -> bool:
+    """Evaluate and write a record; False: a stop came before it was done, on all ranks alike. Collective."""
     if components.eval_loader is None:
-        return
+        return True
     metrics = evaluate(
-        components.model, components.objective, components.eval_loader, world, autocast=components.amp.autocast(world.device)
+        components.model,
+        components.objective,
+        components.eval_loader,
+        world,
+        autocast=components.amp.autocast(world.device),
+        is_stopping=loop.is_stopping,
     )
+    if metrics is None:
+        return False
     for name, goal in components.objective.goals.items():
         if name in metrics and math.isfinite(metrics[name]):
             best = state.best.get(f"eval/{name}")
             if best is None or (metrics[name] > best["value"] if goal == "max" else metrics[name] < best["value"]):
                 state.best[f"eval/{name}"] = {"value": metrics[name], "step": state.step}
     _write(components, state, loop, "eval", metrics)
+    return True
 
 
 def _write(components: Components, state: TrainState, loop: Loop, split: str, values: Mapping[str, float]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import time
 import warnings
@@ -24,7 +25,7 @@ from ddp_train.cluster import environment_of
 from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, join_store, join_store_again, open_world, wait_for
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FAILED
+from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FAILED, STOPPED
 from ddp_train.interfaces import MetricWriter
 from ddp_train.isolation import Baseline
 from ddp_train.job import JOB_VARIABLE, Job
@@ -34,6 +35,7 @@ from ddp_train.member import Leader, Member, serve
 from ddp_train.process import die_with_parent
 from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, seed_all
+from ddp_train.stop import Stop
 from ddp_train.trainer import Loop, Record, settle, train
 
 logger = logging.getLogger(__name__)
@@ -58,7 +60,8 @@ def main() -> int:
         return ENVIRONMENT_REFUSES
     code = group.serve()
     group.part()
-    return code
+    # A rank that was stopped and saved has not failed: torchrun must neither restart it nor put its page about failures over our last line.
+    return DONE if code in STOPPED.values() else code
 
 
 def leave(code: int) -> NoReturn:
@@ -189,36 +192,38 @@ class Rank:
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._world: World | None = None
+        self._num_jobs = 0
 
     def run(self, job: Job) -> int:
         """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
+        self._num_jobs += 1
         with rank_log(job.run_dir, self._rank, shows=not job.in_sweep) as terminal:
             state = TrainState()
             started = time.monotonic()
+            stop: Stop | None = None
             try:
                 os.environ.update(environment_of(job.config.tree["cluster"]))  # of ranks that a user's torchrun started
                 if self._world is None:
                     self._world = open_world(
                         self._store, self._rank, self._size, device=resolve_device(job.config.tree["cluster"]["device"])
                     )
-                run_job(job, self._world, state)
+                self._world.use_device()
+                stop = Stop(
+                    self._world,
+                    name=f"{self._num_jobs}",
+                    leave=lambda number: _leave_untrained(job.run_dir, number),
+                    report=None
+                    if JOB_VARIABLE in os.environ or job.in_sweep
+                    else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).beside(doing), job, terminal),
+                )
+                code = run_job(job, self._world, state, stop)
+                stop.close()
+                return code
             except (Exception, SystemExit) as error:  # sys.exit in a component is no way to leave either
-                self._fail(error, job, state, terminal, seconds=time.monotonic() - started)
-        return 0
-
-    def _fail(self, error: BaseException, job: Job, state: TrainState, terminal: TextIO, *, seconds: float) -> NoReturn:
-        logger.exception("rank %d failed", self._rank)
-        if _comes_from_a_peer(error):
-            error.add_note(f"{restart.LOST}: see the logs of the other ranks.")
-            time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
-        found = failure.from_exception(error, rank=self._rank, step=state.step or None)
-        try:
-            is_first = found.record(job.run_dir, seconds=seconds)
-        except OSError:  # a full disk, say, which may be the very failure
-            is_first = True
-        if is_first and not job.in_sweep and restart.is_last_attempt():
-            print(found.screen(job.run_dir), file=terminal, flush=True)
-        os._exit(FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
+                logger.exception("rank %d failed", self._rank)
+                found = _describe(error, job, state, stop, rank=self._rank)
+                _show(found, job, terminal, seconds=time.monotonic() - started)
+                os._exit(FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:
@@ -226,11 +231,54 @@ def _comes_from_a_peer(error: BaseException) -> bool:
     return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
-def run_job(job: Job, world: World, state: TrainState) -> None:
-    """Run one job to its end; result.json has what came of it. Collective.
+def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | None, *, rank: int) -> failure.Failure:
+    """Find out who is to blame for an error on this rank, and what the others were doing."""
+    is_a_peers = _comes_from_a_peer(error)
+    if stop is not None:
+        stop.say(failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
+    if is_a_peers:
+        error.add_note(f"{restart.LOST}: see the logs of the other ranks.")
+        time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
+        gone = stop.gone() if stop is not None else None
+        if stop is not None and gone is not None and not job.run_dir.failure.exists():  # the agent found nothing wrong with its end
+            departed, pid = gone
+            doing = stop.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
+            return failure.from_departure(rank=departed, pid=pid, step=state.step).beside(doing)
+    found = failure.from_exception(error, rank=rank, step=state.step or None)
+    return found if stop is None or job.run_dir.failure.exists() else found.beside(stop.ask_others())
+
+
+def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0) -> None:
+    """Record a failure, and show it unless another one was earlier. A sweep shows its jobs' failures itself."""
+    try:
+        is_first = found.record(job.run_dir, seconds=seconds)
+    except OSError:  # a full disk, say, which may be the very failure
+        is_first = True
+    if is_first and not job.in_sweep and restart.is_last_attempt():
+        print(found.screen(job.run_dir), file=terminal, flush=True)
+
+
+def _leave_untrained(run_dir: RunDir, number: signal.Signals) -> None:
+    """Say that a stop came before the first step (rank 0)."""
+    if not run_dir.is_completed():
+        write_json(
+            run_dir.result, {"status": _status(number), "step": None, "epoch": None, "samples": None, "metrics": {}, "seconds": None}
+        )
+    print(summary.stopped(run_dir, None), flush=True)
+
+
+def _status(number: signal.Signals) -> str:
+    return "interrupted" if number == signal.SIGINT else "preempted"
+
+
+def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
+    """Run one job to its end or to a stop; result.json has what came of it. Collective.
 
     Args:
         state: advanced in place, so that a caller can say how far a failed run got.
+
+    Returns:
+        The exit code of `ddp-train`.
     """
     started = time.monotonic()
     tree, run_dir = job.config.tree, job.run_dir
@@ -248,7 +296,7 @@ def run_job(job: Job, world: World, state: TrainState) -> None:
     if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):
         if world.is_main:
             print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
-        return
+        return DONE
     if world.is_main:
         run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
     writers = (
@@ -271,23 +319,29 @@ def run_job(job: Job, world: World, state: TrainState) -> None:
             keep_last=tree["checkpoint"]["keep_last"],
             config_hash=job.config.hash(),
         ),
+        stops_after=stop.comes_after,
+        is_stopping=stop.is_asked,
     )
-    train(components, state, world, loop)
+    stop.can_save()
+    is_done = train(components, state, world, loop)
     world.barrier()  # every rank is through: only now it is completed
-    result = {
-        "status": "completed",
-        "step": state.step,
-        "epoch": round(state.samples / components.train_loader.order.epoch_size, 4),
-        "samples": state.samples,
-        "metrics": {"last": loop.last, "best": state.best},
-        "headline": _headline(components),
-        "seconds": round(time.monotonic() - started, 3),
-    }
+    status = "completed" if is_done else _status(stop.cause())
     if world.is_main:
         for writer in writers:
             writer.close()
+        result = {
+            "status": status,
+            "step": state.step,
+            "epoch": round(state.samples / components.train_loader.order.epoch_size, 4),
+            "samples": state.samples,
+            "metrics": {"last": loop.last, "best": state.best},
+            "headline": _headline(components),
+            "seconds": round(time.monotonic() - started, 3),
+        }
         write_json(run_dir.result, result)
-        print(summary.closing(job, result), flush=True)
+        print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step), flush=True)
+    world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
+    return STOPPED.get(status, DONE)
 
 
 def _headline(components: Components) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from ddp_train.data.order import SampleOrder, share
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Augmenting, Batch, DataSource, Indices
-from ddp_train.process import die_with_parent
+from ddp_train.process import STOP_SIGNALS, die_with_parent
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ class _Requests(Iterable[_Request]):
 def _start_worker(worker: int) -> None:
     """Tie a worker to its rank, and give python's and numpy's streams the seed that torch has there."""
     die_with_parent()
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # an agent sends them to the rank's whole process group; the rank reads on until it stops
     random.seed(torch.initial_seed())
     np.random.seed(torch.initial_seed() % 2**32)
 

@@ -6,37 +6,33 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from types import FrameType
-from typing import Any
+from contextlib import suppress
 
 from ddp_train import devices
-
-_INTERRUPTED = 130
+from ddp_train.exit_code import INTERRUPTED, TERMINATED
+from ddp_train.launch.stopping import stop_signals
+from ddp_train.process import STOP_SIGNALS
 
 
 def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
-    """Run an agent to its end and return its exit code (130 after Ctrl-C).
+    """Run an agent to its end and return its exit code; 130 after Ctrl-C, 143 after another stop signal.
+
+    A stop signal is passed on; a second Ctrl-C or SIGTERM kills the agent, and with it its ranks.
 
     Args:
         arguments: as for `python -m ddp_train.agent`.
         environment: what the ranks' environment has beside this process's own.
     """
     agent = start_agent(arguments, environment=environment)
-    interrupted = False
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        interrupted = interrupted or number == signal.SIGINT
-        os.kill(agent, signal.SIGTERM)
+    def pass_on(number: int) -> None:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(agent, number)
 
-    before: dict[int, Any] = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with stop_signals(pass_on, lambda: pass_on(signal.SIGKILL)) as received:
         _, status = os.waitpid(agent, 0)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if interrupted:
-        return _INTERRUPTED
+    if received:
+        return INTERRUPTED if signal.SIGINT in received else TERMINATED
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         print(
@@ -70,7 +66,7 @@ def _become_agent(arguments: list[str], environment: Mapping[str, str]) -> None:
     code = 1
     try:
         os.setsid()  # Ctrl-C on the terminal reaches the parent alone, which tells us once
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         os.environ.update(environment)
         from ddp_train import agent  # imports torch: in this process only

@@ -6,6 +6,7 @@ import sys
 
 from ddp_train import devices
 from ddp_train.cluster import environment_of, max_restarts
+from ddp_train.exit_code import INTERRUPTED, STOPPED, TERMINATED
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.run_dir import write_json
@@ -24,8 +25,14 @@ def run(job: Job) -> int:
         [*arguments, "-m", "ddp_train"],
         environment=rank_environment(processes, cluster["threads_per_process"]) | environment_of(cluster) | {JOB_VARIABLE: job.to_json()},
     )
-    if code != 0 and not job.run_dir.result.exists():  # no rank and no agent was left to say it
-        write_json(job.run_dir.result, {"status": "interrupted" if code in (130, 143) else "failed"})
-    if code in (130, 143):
-        print(f"stopped; `ddp-train resume {job.run_dir.shown()}` continues from the newest checkpoint", file=sys.stderr)
+    result = job.run_dir.read_result()
+    if result.get("status") in STOPPED:  # rank 0 has said so, and how to continue
+        return STOPPED[result["status"]] if result["step"] is not None or result["status"] == "interrupted" else TERMINATED
+    if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, or a second one
+        continues = (
+            "continues from the newest checkpoint" if any(job.run_dir.checkpoints.glob("step_*")) else "starts again: nothing is saved"
+        )
+        print(f"stopped at once; `ddp-train resume {job.run_dir.shown()}` {continues}", file=sys.stderr)
+    if code != 0 and not result:  # no rank and no agent was left to say it
+        write_json(job.run_dir.result, {"status": {INTERRUPTED: "interrupted", TERMINATED: "preempted"}.get(code, "failed")})
     return code

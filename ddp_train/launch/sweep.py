@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any
 
 from ddp_train.exit_code import INTERRUPTED, PREEMPTED, STOPPED
 from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
+from ddp_train.launch.stopping import stop_signals
 from ddp_train.sweep_dir import COMPLETED, FAILED, RUNNING, Sweep, SweepJob
-
-_EXIT_CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: PREEMPTED, signal.SIGUSR1: PREEMPTED}
-"""Of the signals that end a sweep after its running jobs have saved."""
 
 _POLL_S = 0.1
 
@@ -71,7 +66,7 @@ class Schedule:
     def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
         """Run jobs to their end, or until the sweep is stopped."""
         waiting = deque(_Task(entry, job) for entry, job in jobs)
-        with self._signals():
+        with stop_signals(self._stop, self._kill):
             while self._running or (waiting and not self.is_stopped):
                 for place, slot in enumerate(self._slots):
                     if place not in self._running and waiting and not self.is_stopped:
@@ -99,12 +94,12 @@ class Schedule:
         """Record what a job came to; return it when it is to be tried again."""
         task = self._running.pop(place)
         self._sweep.settle(task.entry, self._policy.metric)
-        if exit_code and task.entry.status not in (COMPLETED, "interrupted", "preempted"):
+        if exit_code and task.entry.status not in (COMPLETED, *STOPPED):
             task.entry.status = FAILED
         self._sweep.save()
         self._ended(task.entry)
-        if exit_code in STOPPED and task.entry.status in ("interrupted", "preempted"):
-            self.stop_code, self.is_stopped = exit_code, True
+        if task.entry.status in STOPPED:
+            self.stop_code, self.is_stopped = STOPPED[task.entry.status], True
         elif task.entry.status == FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             if task.entry.attempts <= max(retries, task.job.config.tree["cluster"]["max_restarts"] or 0):
@@ -112,21 +107,14 @@ class Schedule:
             self.is_stopped = self._policy.on_failure == "stop"
         return None
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Let the running jobs save and end at the first signal, end them at once at the second."""
+    def _stop(self, number: int) -> None:
+        """Let the running jobs save and end, and start no other."""
+        self.stop_code, self.is_stopped = INTERRUPTED if number == signal.SIGINT else PREEMPTED, True
+        for place in self._running:
+            self._slots[place].stop(number)
 
-        def stop(number: int, frame: FrameType | None) -> None:
-            is_second, self.stop_code, self.is_stopped = self.stop_code is not None, _EXIT_CODES[signal.Signals(number)], True
-            for place in self._running:
-                if is_second:
-                    self._slots[place].kill()
-                else:
-                    self._slots[place].stop(number)
-
-        before: dict[int, Any] = {number: signal.signal(number, stop) for number in _EXIT_CODES}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _kill(self) -> None:
+        """End the running jobs at once."""
+        self.stop_code = INTERRUPTED
+        for place in self._running:
+            self._slots[place].kill()

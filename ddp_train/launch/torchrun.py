@@ -15,7 +15,7 @@ from typing import Any
 from ddp_train import devices
 from ddp_train.cluster import Meeting, environment_of, max_restarts, meeting, processes_given
 from ddp_train.errors import UserError
-from ddp_train.exit_code import ENVIRONMENT_REFUSES
+from ddp_train.exit_code import ENVIRONMENT_REFUSES, PREEMPTED, TERMINATED
 from ddp_train.launch.agent_process import rank_environment, run_agent
 
 _LAST_CALL_S = 5  # how long an elastic run that has machines enough waits for one more; a late one makes it start again, not fail
@@ -46,7 +46,8 @@ def join(cluster: Mapping[str, Any], arguments: list[str]) -> int:
         if problem := _reach(found, within_s=cluster["join_timeout_s"]):
             print(f"\n{problem}", file=sys.stderr)
             return ENVIRONMENT_REFUSES
-    return run_agent([*agent, "-m", "ddp_train", *arguments], environment=environment | environment_of(cluster))
+    code = run_agent([*agent, "-m", "ddp_train", *arguments], environment=environment | environment_of(cluster))
+    return PREEMPTED if code == TERMINATED else code  # rank 0, wherever it is, says what was saved: running again continues either way
 
 
 def rendezvous_options(found: Meeting, *, join_timeout_s: int, conf: str = "") -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ from tests.unit.data_files import write_cifar_binary, write_mnist
 pytestmark = pytest.mark.distributed
 
 FRAGILE = """
-import os, signal
+import os, signal, time
 from torch import nn
 
 class Fragile(nn.Module):
@@ -26,10 +28,15 @@ class Fragile(nn.Module):
     def forward(self, images):
         self.calls += 1
         if self.calls == 3 and os.environ["RANK"] == "1":
+            time.sleep(0.3)  # the others get as far as they can
             if self.fault == "raise":
                 raise ValueError("the third forward of rank 1")
             if self.fault == "poison":
                 return self.map(images.flatten(1)) * float("nan")
+            if self.fault == "exit":
+                os._exit(0)
+            if self.fault == "sleep":
+                time.sleep(100)
             if self.fault.startswith("SIG"):
                 os.kill(os.getpid(), getattr(signal, self.fault))
         return self.map(images.flatten(1))
@@ -54,6 +61,7 @@ def screens(output: str) -> int:
         ("raise", "ValueError", "the third forward of rank 1"),
         ("SIGKILL", "SIGKILL", "ended by SIGKILL"),
         ("SIGSEGV", "SIGSEGV", "ended by SIGSEGV"),
+        ("exit", "EarlyExit", "rank 1 left with exit code 0 after step 2 while the others were still training"),
         ("poison", "NonFiniteLossError", "the training loss is nan"),
     ],
 )
@@ -71,6 +79,9 @@ def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fa
     if fault != "poison":  # which is every rank's, after the sum
         assert failure["rank"] == 1
         assert f"rank 1 on {failure['host']} (pid {failure['pid']})" in done.output
+        (line,) = failure["others"]
+        assert re.fullmatch(r"ranks 0, 2 +in backward, trainer.py:\d+ in _accumulate", line)
+        assert line in done.output
     if fault == "raise":
         assert 'in forward\n    raise ValueError("the third forward of rank 1")' in done.output
         assert "after step 2" in done.output
@@ -79,12 +90,16 @@ def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fa
     assert (run / "logs/rank_00001.log").exists()
 
 
-def test_under_torchrun_the_failing_rank_shows_its_own_screen(project: Project) -> None:
+@pytest.mark.parametrize(("fault", "said"), [("raise", "the third forward of rank 1"), ("SIGKILL", "the process ended without a report")])
+def test_under_torchrun_there_is_one_screen_too(project: Project, fault: str, said: str) -> None:
     project.write("fragile.py", FRAGILE)
-    done = project.run("model=mlp", *USE_FRAGILE[:4], "+model.fault=raise", torchrun=["--standalone", "--nproc-per-node=2"])
+    done = project.run("model=mlp", *USE_FRAGILE[:4], f"+model.fault={fault}", torchrun=["--standalone", "--nproc-per-node=2"])
     assert done.returncode == 1
     assert screens(done.output) == 1
-    assert "the third forward of rank 1" in done.output
+    assert said in done.output
+    failure = json.loads((project.the_run() / "failure.json").read_text())
+    assert failure["rank"] == 1
+    assert "in backward, trainer.py" in failure["others"][0]
 
 
 def corrupt_idx(folder: Path) -> list[str]:
@@ -137,19 +152,26 @@ def test_bad_data_is_named_without_a_traceback(project: Project, make: object, n
     assert not (run / "metrics.jsonl").exists() or metrics(run) == []
 
 
-ENDINGS = {  # what is done to the launcher -> its exit code
-    "SIGINT": 130,
-    "SIGTERM": 143,
-    "SIGKILL": -9,
-}
+KILLED = {"launcher": -9, "agent": 1, "rank 0": 1}
+"""Who is killed with -9 -> the exit code of the launcher."""
 
 
-@pytest.mark.parametrize("name", ENDINGS)
-def test_stopping_the_launcher_stops_everything(project: Project, name: str) -> None:
-    process = project.start(*TINY, "trainer.max_steps=100000", "cluster=cpu", "data.num_workers=1")
+@pytest.mark.parametrize("name", KILLED)
+def test_whoever_is_killed_nothing_is_left(project: Project, name: str) -> None:
+    """The fixture sees to the same after a normal end, an exception and a stop, in all other tests."""
+    process = project.start(*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "cluster=cpu", "data.num_workers=1")
     wait_for(lambda: any(len(metrics(run)) > 3 for run in project.runs() if (run / "metrics.jsonl").exists()))
-    process.send_signal(getattr(signal, name))
-    assert finish(process, timeout=20).returncode == ENDINGS[name]
+    (agent,) = children(process.pid)
+    os.kill({"launcher": process.pid, "agent": agent, "rank 0": pid_of(0, agent)}[name], signal.SIGKILL)
+    done = finish(process, timeout=20)
+    assert done.returncode in (KILLED[name], -KILLED[name] if KILLED[name] < 0 else 137), done.output
     wait_for(lambda: not our_processes(project.folder), timeout_s=3)
-    if name == "SIGINT":
-        assert json.loads((project.the_run() / "result.json").read_text())["status"] == "interrupted"
+    assert screens(done.output) == (name != "launcher"), done.output
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+def pid_of(rank: int, agent: int) -> int:
+    return next(pid for pid in children(agent) if f"RANK={rank}" in Path(f"/proc/{pid}/environ").read_text().split("\0"))

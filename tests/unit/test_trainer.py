@@ -144,6 +144,7 @@ def test_evaluation_leaves_the_model_in_training_mode_and_counts_every_sample() 
     parts.model.train()
     metrics = evaluate(parts.model, parts.objective, parts.eval_loader, alone(), autocast=parts.amp.autocast(torch.device("cpu")))
     assert parts.model.training
+    assert metrics is not None
     assert metrics["accuracy"] * 101 == pytest.approx(round(metrics["accuracy"] * 101))
 
 
@@ -154,6 +155,28 @@ def test_the_best_value_of_each_metric_is_kept_with_its_step() -> None:
     assert list(evaluations) == [10, 20, 30]
     best = state.best["eval/loss"]
     assert best["value"] == min(record["loss"] for record in evaluations.values()) == evaluations[int(best["step"])]["loss"]
+
+
+@pytest.mark.parametrize("comes", ["before the evaluation", "during the evaluation"])
+def test_a_stop_saves_without_evaluating_and_the_evaluation_is_made_up_for(comes: str) -> None:
+    parts, state, records, saved = components("trainer.max_steps=30"), TrainState(), list[Record](), list[dict[str, Any]]()
+    one_run = loop(records, evaluate_every_steps=5)
+    one_run.save = lambda window: saved.append(state.state_dict())
+    if comes == "before the evaluation":
+        one_run.stops_after = lambda step: step == 10
+    else:
+        one_run.is_stopping = lambda: state.step == 10
+    assert not train(parts, state, alone(), one_run)
+    assert [(record["step"]) for record in records if record["split"] == "eval"] == [5]
+    assert [(each["step"], each["owes_evaluation"]) for each in saved] == [(10, True)]
+    if comes == "during the evaluation":
+        assert not train(parts, state, alone(), one_run)  # stopped again, while it makes up for it
+        assert len(saved) == 1
+
+    state.load_state_dict(saved[0])
+    assert train(parts, state, alone(), loop(records, evaluate_every_steps=5))
+    assert [record["step"] for record in records if record["split"] == "eval"] == [5, 10, 15, 20, 25, 30]
+    assert not state.owes_evaluation
 
 
 def test_half_precision_with_a_scaler_clips_what_it_would_clip_without() -> None:

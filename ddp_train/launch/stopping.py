@@ -1,0 +1,40 @@
+"""What the process that a user typed does with stop signals: the first lets everything save and end, the second ends it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from ddp_train.process import STOP_SIGNALS
+
+
+@contextmanager
+def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Iterator[list[int]]:
+    """Pass stop signals on while the block runs, and give the list of those that came.
+
+    Args:
+        stop: passes a signal on.
+        kill: ends everything at once. SIGUSR1 never does: it is an early warning. A kill counts as Ctrl-C.
+    """
+    received: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        is_final = number != signal.SIGUSR1 and any(earlier != signal.SIGUSR1 for earlier in received)
+        received.append(signal.SIGINT if is_final else number)
+        if is_final:
+            kill()
+            return
+        stop(number)
+        if number == signal.SIGINT:
+            os.write(2, b"\nstopping after this step; Ctrl-C again ends it at once\n")  # not print: it may be printing right now
+
+    before: dict[int, Any] = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,88 @@
+"""What a failure's report says."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp_train import failure
+from ddp_train.run_dir import RunDir
+
+
+def test_ranks_that_did_the_same_share_a_line_and_many_lines_are_cut() -> None:
+    found = failure.from_exit(rank=3, pid=1, exit_code=-9)
+    doing = {rank: "in backward" for rank in range(64) if rank != 3} | {7: "in forward"}
+    assert found.beside(doing).others == ("ranks 0-2, 4-6, 8-63 in backward", "rank 7       in forward")
+    many = found.beside({rank: f"at {rank}" for rank in range(64)}).others
+    assert len(many) == 9
+    assert many[-1] == "... and 56 more"
+
+
+def test_a_stack_is_described_by_what_goes_on_and_the_innermost_line_that_is_no_librarys() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, stacks: list[traceback.StackSummary]) -> None:
+            stacks.append(traceback.extract_stack())
+
+    stacks: list[traceback.StackSummary] = []
+    Model()(stacks)
+    assert failure.describe(stacks[0]).startswith("in forward, test_failure.py:")
+    leaf = torch.ones((), requires_grad=True)
+    leaf.register_hook(lambda gradient: stacks.append(traceback.extract_stack()))
+    with pytest.raises(ZeroDivisionError) as caught:
+        _ = 1 // 0
+    assert failure.describe_error(caught.value, is_a_peers=False).startswith("failed with ZeroDivisionError, test_failure.py:")
+    leaf.backward()  # type: ignore[no-untyped-call]
+    assert failure.describe(stacks[1]).startswith("in backward, test_failure.py:")
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "data.micro_batch_size"),
+        (RuntimeError("DataLoader worker (pid 17) is killed by signal: Killed. "), "data.num_workers"),
+        (RuntimeError("DataLoader worker (pid(s) 17) exited unexpectedly"), "data.num_workers"),
+        (RuntimeError("something else"), ""),
+    ],
+)
+def test_errors_that_are_not_ours_come_with_a_fix_where_one_is_known(error: Exception, fix: str, tmp_path: Path) -> None:
+    found = failure.from_exception(error, rank=0, step=1)
+    assert fix in found.fix
+    assert bool(fix) == bool(found.fix) == ("  fix: " in found.screen(RunDir(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("was_out_of_memory", "said"), [(True, "sent by the kernel's out-of-memory killer"), (None, "often the out-of"), (False, "by SIGKILL")]
+)
+def test_the_out_of_memory_killer_is_named_where_the_kernel_counts_it(was_out_of_memory: bool | None, said: str) -> None:
+    found = failure.from_exit(rank=0, pid=1, exit_code=-9, was_out_of_memory=was_out_of_memory)
+    assert found.error == "SIGKILL"
+    assert said in found.message
+    assert bool(found.fix) == (was_out_of_memory is not False)
+
+
+def test_the_kernels_count_is_read_in_both_versions_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/self/cgroup": "4:memory:/job\n0::/other\n",
+        "/sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+        "/sys/fs/cgroup/other/memory.events": "low 0\noom 2\noom_kill 5\noom_group_kill 0\n",
+    }
+    monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) in files)
+    assert failure.oom_kills() == 3
+    del files["/sys/fs/cgroup/memory/job/memory.oom_control"]
+    assert failure.oom_kills() == 5
+    del files["/sys/fs/cgroup/other/memory.events"]
+    assert failure.oom_kills() is None
+
+
+def test_the_last_words_of_a_rank_are_those_of_this_attempt(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.logs.mkdir()
+    run_dir.rank_log(0).write_text(f"12:00 rank 0 INFO {failure.was('in forward')}\n12:01 rank 0 INFO {failure.was('in backward')}\n")
+    pid = os.getpid()
+    assert failure.last_words(run_dir, {0: pid, 1: pid}) == {0: "in backward", 1: "left no word"}
+    assert failure.last_words(run_dir, {0: pid + 1}) == {0: "left no word"}
