@@ -41,11 +41,10 @@ def main(arguments: list[str]) -> int:
     given = _take_options(arguments)
     run_dir = RunDir(Path(given["--run-dir="])) if "--run-dir=" in given else None
     _quieten(Path(given["--log="]) if "--log=" in given else run_dir.agent_log(0) if run_dir is not None else None)
-    deaths = None if run_dir is None else Deaths(run_dir)
-    if deaths is not None:
-        logging.getLogger("torch").addHandler(deaths)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SAVING_S))
     options = torchrun.parse_args([f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments])
+    if run_dir is not None:
+        logging.getLogger("torch").addHandler(Deaths(run_dir, restarts=options.max_restarts))
     started, oom_kills = time.monotonic(), failure.oom_kills()
     try:
         torchrun.run(options)
@@ -56,8 +55,7 @@ def main(arguments: list[str]) -> int:
             _record_for_group(found, Path(given["--group="]))
         elif run_dir is not None:
             found = found.beside(failure.last_words(run_dir, {other: each.pid for other, each in error.failures.items() if other != rank}))
-            is_first = _record(found, run_dir, seconds=time.monotonic() - started)
-            if is_first or (deaths is not None and deaths.pid == first.pid):
+            if _record(found, run_dir, seconds=time.monotonic() - started):
                 print(found.screen(run_dir), file=sys.stderr, flush=True)
         elif first.exitcode < 0:
             print(f"\nThe run failed: rank {rank} on {found.host} (pid {found.pid}): {found.message}", file=sys.stderr, flush=True)

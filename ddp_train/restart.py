@@ -61,21 +61,29 @@ def _count(variable: str) -> int:
 class Deaths(logging.Handler):
     """Writes failure.json for a rank that died without a word, as soon as the agent of its machine sees it.
 
-    torch's agent names that rank in its log alone, before it starts the ranks again. One machine: there the local rank is the rank.
+    torch's agent names that rank in its log alone, before it starts the ranks again; after the last time it says it in an exception, too,
+    and that is enough. One machine: there the local rank is the rank.
+
+    Args:
+        restarts: how often the agent starts the ranks again.
     """
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, *, restarts: int) -> None:
         super().__init__(logging.ERROR)
-        self._run_dir = run_dir
-        self.pid: int | None = None  # of the last one reported here, which no rank has shown
+        self._run_dir, self._restarts = run_dir, restarts
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take torch's line `failed (exitcode: -9) local_rank: 1 (pid: 123) of ...`; others are not ours."""
-        if not str(record.msg).startswith("failed (exitcode:") or not isinstance(record.args, tuple) or len(record.args) < 3:
+        if (
+            self._restarts == 0
+            or not str(record.msg).startswith("failed (exitcode:")
+            or not isinstance(record.args, tuple)
+            or len(record.args) < 3
+        ):
             return
+        self._restarts -= 1
         exit_code, local_rank, pid = (int(str(value)) for value in record.args[:3])
         try:
-            if failure.from_exit(rank=local_rank, pid=pid, exit_code=exit_code).record(self._run_dir):
-                self.pid = pid
+            failure.from_exit(rank=local_rank, pid=pid, exit_code=exit_code).record(self._run_dir)
         except OSError:  # a full disk, say
             self.handleError(record)
