@@ -139,7 +139,7 @@ class Member:
         exit_code, run_dir = self._child.wait(), Job.from_json(self._current.job).run_dir
         if exit_code == DONE and (stopped := self._stopped_before_training(run_dir)):
             return stopped
-        told_to_end = self.is_stopping and -exit_code in STOP_SIGNALS  # by the agent, which knows why
+        told_to_end = self.is_stopping and (-exit_code in STOP_SIGNALS or exit_code - 128 in STOP_SIGNALS)  # by the agent, which knows why
         if not told_to_end and not run_dir.is_completed() and not run_dir.failure.exists():
             time.sleep(_LAST_WORDS_S)  # the others find their connection broken, and log what they were doing
             others = {rank: f"job/{self._current.number}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
@@ -232,7 +232,7 @@ def serve(leader: Leader, group: Path) -> int:
             leader.start(Job.from_json(request["job"]), fresh=request["fresh"])
             while (exit_code := leader.poll(_POLL_S)) is None:
                 pass
-            launcher.sendall(json.dumps({"exit_code": exit_code}).encode() + b"\n")
+            launcher.sendall(json.dumps({"exit_code": exit_code, "is_last": leader.is_stopping}).encode() + b"\n")
             if leader.is_stopping:
                 break
     leader.leave()

@@ -86,6 +86,7 @@ class _Group:
     def __init__(self) -> None:
         self._rank, self._size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._leader: Leader | None = None
+        self._own_member: Member | None = None
         self._is_announced = False
         recalled = self._recalled = memory.recall()
         if recalled and self._rank == 0 and JOB_VARIABLE in os.environ:  # before any rank of this attempt can fail
@@ -114,7 +115,8 @@ class _Group:
 
     def part(self) -> None:
         """Leave when all processes have ended well; there is nothing to start again any more."""
-        rendezvous.part(self._attempt.store, self._rank, self._size)
+        if self._own_member is None or not self._own_member.is_stopping:  # else the agent ends us all, and some may be gone
+            rendezvous.part(self._attempt.store, self._rank, self._size)
         memory.forget()
 
     def _run(self, job: Job) -> int:
@@ -164,7 +166,8 @@ class _Group:
             store = join_store_again(f"{self._attempt.prefix}/generation_{generation}")
             _serve_jobs(Rank(store, self._rank, self._size), next_job, report)
 
-        return Member(self._attempt.store, rank=self._rank, size=self._size, run_jobs=run_jobs)
+        self._own_member = Member(self._attempt.store, rank=self._rank, size=self._size, run_jobs=run_jobs)
+        return self._own_member
 
     def _lead(self, member: Member) -> Leader:
         self._leader = Leader(member, self._attempt.store)

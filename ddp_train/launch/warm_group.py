@@ -53,7 +53,7 @@ class WarmSlot:
         environment = rank_environment(processes * self._slots, cluster["threads_per_process"]) | environment_of(cluster)
         if self._slots > 1 and devices.resolve_device(cluster["device"]) == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices.gpu_share(self._number, processes))
-        if self._group is None or not self._group.is_alive() or (processes, environment) != (self._processes, self._environment):
+        if self._group is None or not self._group.can_serve() or (processes, environment) != (self._processes, self._environment):
             self.end()
             self._processes, self._environment = processes, environment
             self._group = _Group(self._agent_log, processes, environment)
@@ -92,11 +92,15 @@ class _Group:
         self._unsent = self._received = b""
         self._job: Job | None = None
         self._sent = 0.0
+        self._is_ending = False  # the agent has told its members to end
         self._exit_code: int | None = None
         self._agent = start_agent(
             [f"--log={agent_log}", f"--group={self._folder}", "--standalone", f"--nproc-per-node={processes}", "-m", "ddp_train"],
             environment={**environment, GROUP_VARIABLE: str(self._folder)},
         )
+
+    def can_serve(self) -> bool:
+        return self.is_alive() and not self._is_ending
 
     def is_alive(self) -> bool:
         if self._exit_code is None:
@@ -124,8 +128,9 @@ class _Group:
             self._received += received
             line, newline, rest = self._received.partition(b"\n")
             if newline:
-                self._received = rest
-                return int(json.loads(line)["exit_code"])
+                self._received, answer = rest, json.loads(line)
+                self._is_ending = answer["is_last"]
+                return int(answer["exit_code"])
         elif not self.is_alive():
             return self._lost()
         return None
