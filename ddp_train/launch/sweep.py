@@ -94,7 +94,7 @@ class Schedule:
         """Record what a job came to; return it when it is to be tried again."""
         task = self._running.pop(place)
         self._sweep.settle(task.entry, self._policy.metric)
-        if exit_code and task.entry.status not in (COMPLETED, *STOPPED):
+        if exit_code not in STOPPED.values() and task.entry.status != COMPLETED:
             task.entry.status = FAILED
         self._sweep.save()
         self._ended(task.entry)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ddp_train import devices, failure
 from ddp_train.cluster import environment_of
-from ddp_train.exit_code import FAILED
+from ddp_train.exit_code import FAILED, INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
 
@@ -71,7 +71,8 @@ class WarmSlot:
 
     def kill(self) -> None:
         """End the processes at once."""
-        self.stop(signal.SIGKILL)
+        if self._group is not None:
+            self._group.kill()
 
     def end(self) -> None:
         """End the processes when they are idle, or at once."""
@@ -92,6 +93,7 @@ class _Group:
         self._unsent = self._received = b""
         self._job: Job | None = None
         self._sent = 0.0
+        self._is_killed = False  # by us
         self._is_ending = False  # the agent has told its members to end
         self._exit_code: int | None = None
         self._agent = start_agent(
@@ -130,6 +132,8 @@ class _Group:
             if newline:
                 self._received, answer = rest, json.loads(line)
                 self._is_ending = answer["is_last"]
+                if self._is_ending and answer["exit_code"] == FAILED:
+                    self._wait()  # for the agent, which says what happened
                 return int(answer["exit_code"])
         elif not self.is_alive():
             return self._lost()
@@ -138,6 +142,10 @@ class _Group:
     def signal(self, number: int) -> None:
         if self.is_alive():
             os.kill(self._agent, number)
+
+    def kill(self) -> None:
+        self._is_killed = True
+        self.signal(signal.SIGKILL)
 
     def close(self) -> None:
         """End the members by ending the connection; kill what does not end."""
@@ -171,6 +179,8 @@ class _Group:
         """The group ended while it had a job: its agent says why, unless it is the one that was killed."""
         self._wait()
         assert self._job is not None and self._exit_code is not None
+        if self._is_killed:
+            return INTERRUPTED
         if self._exit_code < 0 and not self._job.run_dir.is_completed():
             name = signal.Signals(-self._exit_code).name
             found = failure.from_agent(pid=self._agent, signal_name=name)
