@@ -68,8 +68,8 @@ class Stop:
         self._deciding = Lock()  # held by the thread that lets all leave, so that training cannot begin meanwhile
         self._said = ""
         self._is_lost = False
-        machine = (socket.gethostname(), _pid_namespace())
-        self._neighbours = {  # rank -> pid, of those that we can see
+        machine = (socket.gethostname(), _pid_namespace(), os.environ.get("GROUP_RANK", "0"))
+        self._neighbours = {  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
             rank: pid for rank, (where, pid) in enumerate(world.gather((machine, os.getpid()))) if where == machine and rank != world.rank
         }
         self._prefix = f"stop/{name}"

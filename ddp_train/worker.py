@@ -60,6 +60,8 @@ def main() -> int:
         return ENVIRONMENT_REFUSES
     code = group.serve()
     group.part()
+    if code not in STOPPED.values():  # else the agent may have stopped the ranks to start them again, in another number
+        memory.forget()
     # A rank that was stopped and saved has not failed: torchrun must neither restart it nor put its page about failures over our last line.
     return DONE if code in STOPPED.values() else code
 
@@ -114,10 +116,9 @@ class _Group:
                 self._announce({})
 
     def part(self) -> None:
-        """Leave when all processes have ended well; there is nothing to start again any more."""
+        """Leave when all processes have ended well."""
         if self._own_member is None or not self._own_member.is_stopping:  # else the agent ends us all, and some may be gone
             rendezvous.part(self._attempt.store, self._rank, self._size)
-        memory.forget()
 
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
