@@ -49,8 +49,6 @@ class Baseline:
     """The state of a process before its first job."""
 
     def __init__(self) -> None:
-        gc.collect()
-        gc.freeze()  # what is here now stays: collecting after a job need not look at it
         self._environment = dict(os.environ)
         self._settings = [(put, get()) for get, put in _SETTINGS]
         self._flags = [(owner, name, getattr(owner, name)) for owner, name in _FLAGS]

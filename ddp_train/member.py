@@ -7,6 +7,7 @@ follow. When one rank fails, every member ends its own, and the next job gets a 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -67,6 +68,8 @@ class Member:
         self.is_stopping = False
         for name in ("torch._dynamo", "torch.utils.tensorboard"):  # every rank needs them; once is enough
             importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # what is here now stays in every rank: collecting there need not look at it, nor copy its pages
 
     def follow(self) -> int:
         """Run every job that the leader announces, until it announces the end (members of the ranks other than 0)."""
