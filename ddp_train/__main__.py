@@ -11,11 +11,11 @@ from ddp_train.devices import is_torchrun_worker
 def main() -> None:
     """Run the command line and exit with its code."""
     if is_torchrun_worker():
-        # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the worker handles it.
+        # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        from ddp_train import worker  # imports torch
+        from ddp_train import group, worker  # import torch
 
-        worker.leave(worker.main())
+        worker.leave(group.main())
     from ddp_train import app
 
     sys.exit(app.main())

@@ -1,0 +1,163 @@
+"""The processes that a torchrun agent started, one per rank: what they are for, and who of them does it.
+
+For a single run they are the ranks. For a sweep they are `Member`s, and the jobs run in processes forked from them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_train import app, memory, rendezvous, restart
+from ddp_train.distributed import join_store, join_store_again, wait_for
+from ddp_train.errors import ConfigError, UserError
+from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, STOPPED
+from ddp_train.isolation import Baseline
+from ddp_train.job import JOB_VARIABLE, Job
+from ddp_train.launch.warm_group import GROUP_VARIABLE
+from ddp_train.member import Leader, Member, serve
+from ddp_train.process import die_with_parent
+from ddp_train.run_dir import RunDir
+from ddp_train.worker import Rank
+
+_COMMAND_KEY = "command"  # where rank 0 says what the processes are for
+
+
+def main() -> int:
+    """Serve the one job that `ddp-train` composed, the jobs of its sweep, or else what the command line asks for. Every rank runs this.
+
+    Global rank 0 alone lets Hydra compose; the other ranks compose nothing.
+    """
+    die_with_parent()
+    # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
+    try:
+        group = Group()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return ENVIRONMENT_REFUSES
+    code = group.serve()
+    group.part()
+    if code not in STOPPED.values():  # else the agent may have stopped the ranks to start them again, in another number
+        memory.forget()
+    # A rank that was stopped and saved has not failed: torchrun must neither restart it nor put its page about failures over our last line.
+    return DONE if code in STOPPED.values() else code
+
+
+class Group:
+    """The processes that an agent started, as seen from one of them.
+
+    The agent of `ddp-train` says in the environment what they are for; under torchrun rank 0 says it in the store: one run, a sweep, or
+    nothing (`--help`).
+    """
+
+    def __init__(self) -> None:
+        self._rank, self._size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._leader: Leader | None = None
+        self._own_member: Member | None = None
+        self._is_announced = False
+        recalled = self._recalled = memory.recall()
+        if recalled and self._rank == 0 and JOB_VARIABLE in os.environ:  # before any rank of this attempt can fail
+            self._clear(recalled.folder)
+        self._attempt = rendezvous.meet(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
+        if self._attempt.remembered and self._rank == 0 and JOB_VARIABLE not in os.environ:
+            self._clear(self._attempt.remembered)
+
+    def serve(self) -> int:
+        """Do what the processes are for, to its end, and return the exit code."""
+        if JOB_VARIABLE in os.environ:
+            return self._as_rank(self._again(Job.from_json(os.environ[JOB_VARIABLE])))
+        if GROUP_VARIABLE in os.environ:
+            member = self._member()
+            return serve(self._lead(member), Path(os.environ[GROUP_VARIABLE])) if self._rank == 0 else member.follow()
+        if self._rank != 0:
+            return self._follow()
+        place = app.Place(run=self._run, slots=self._slots)
+        try:
+            return app.resume(self._attempt.remembered, place) if self._attempt.remembered else app.run(place)
+        finally:
+            if self._leader is not None:
+                self._leader.leave()
+            elif not self._is_announced:
+                self._announce({})
+
+    def part(self) -> None:
+        """Leave when all processes have ended well."""
+        if self._own_member is None or not self._own_member.is_stopping:  # else the agent ends us all, and some may be gone
+            rendezvous.part(self._attempt.store, self._rank, self._size)
+
+    def _run(self, job: Job) -> int:
+        """Announce a run to the other ranks and run it with them (rank 0)."""
+        text = job.to_json()
+        self._announce({"job": text})
+        return self._as_rank(Job.from_json(text))  # what the others receive, to the letter
+
+    def _slots(self, folder: Path, count: int) -> list[Leader]:
+        """Announce a sweep, and return the one place where its jobs run: these processes (rank 0)."""
+        if count > 1:
+            raise ConfigError(
+                key="sweep.parallel_jobs",
+                happened=f"is {count}, but torchrun started one group of processes",
+                expected="1 under torchrun",
+                fix=f"ddp-train -m ... sweep.parallel_jobs={count}",
+            )
+        memory.remember(folder)
+        self._announce({"sweep": str(folder)})
+        return [self._lead(self._member())]
+
+    def _follow(self) -> int:
+        """Take part in what rank 0 announces (other ranks)."""
+        announced = json.loads(wait_for(self._attempt.store, _COMMAND_KEY))
+        if "sweep" in announced:
+            memory.remember(Path(announced["sweep"]))
+            return self._member().follow()
+        return self._as_rank(Job.from_json(announced["job"])) if announced else DONE
+
+    def _announce(self, command: Mapping[str, str]) -> None:
+        self._is_announced = True
+        self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
+
+    def _as_rank(self, job: Job) -> int:
+        memory.remember(Path(job.checkpoint) if job.checkpoint else job.run_dir.root)
+        return Rank(self._attempt.store, self._rank, self._size).run(job)
+
+    def _again(self, job: Job) -> Job:
+        """Return the job that `ddp-train` composed as this attempt begins it: after the first, where the one before it had got to."""
+        remembered = self._attempt.remembered
+        if remembered is None:
+            return job
+        return replace(job, checkpoint=str(remembered) if remembered != job.run_dir.root else None)
+
+    def _member(self) -> Member:
+        def run_jobs(next_job: Callable[[], Job | None], report: Callable[[int], None], generation: int) -> None:
+            store = join_store_again(f"{self._attempt.prefix}/generation_{generation}")
+            _serve_jobs(Rank(store, self._rank, self._size), next_job, report)
+
+        self._own_member = Member(self._attempt.store, rank=self._rank, size=self._size, run_jobs=run_jobs)
+        return self._own_member
+
+    def _lead(self, member: Member) -> Leader:
+        self._leader = Leader(member, self._attempt.store)
+        return self._leader
+
+    def _clear(self, remembered: Path) -> None:
+        """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
+        run_dir = RunDir(restart.run_folder(remembered))
+        print(restart.line(run_dir, size=self._size, has_failed=memory.has_failed(self._recalled)), flush=True)
+        run_dir.forget_failure()
+
+
+def _serve_jobs(rank: Rank, next_job: Callable[[], Job | None], report: Callable[[int], None]) -> None:
+    """Run jobs one after another, each as if it were the first."""
+    baseline = Baseline()
+    while (job := next_job()) is not None:
+        exit_code = rank.run(job)
+        baseline.restore()
+        report(exit_code)
