@@ -27,6 +27,7 @@ from ddp_train import config, devices, diagnose, launch, optuna_sweeper, sweep_s
 from ddp_train.config import section
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import DONE, INTERRUPTED, WRONG_INPUT
+from ddp_train.frozen import frozen_job, run_of, saved_config
 from ddp_train.job import Job
 from ddp_train.multirun import MakeSlots, Multirun
 from ddp_train.run_dir import RunDir, claim_given, claim_new, hold, let_go
@@ -102,7 +103,7 @@ class _Command:
             root = Path(base.hydra.sweep.dir)
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
             self._multirun = Multirun(sweep, section(base, "sweep"), self._place.slots, _check)
-            self._multirun.take_up(lambda folder: _frozen_job(folder, [], in_sweep=True))
+            self._multirun.take_up(lambda folder: frozen_job(folder, [], in_sweep=True))
         return self._multirun.launch(context, base, job_overrides)
 
     def close(self) -> None:
@@ -218,7 +219,7 @@ def _claim(composed: DictConfig, checked: config.RunConfig) -> tuple[Path, bool]
     """Return the run folder, ours alone, and whether a run in it is continued."""
     resume = checked.tree["resume"]
     if resume not in ("auto", "never"):
-        return _continue(_run_of(Path(resume)), checked, key="resume"), True
+        return _continue(run_of(Path(resume)), checked, key="resume"), True
     folder = Path(composed.hydra.run.dir).absolute()
     if not _is_overridden(composed, "hydra.run.dir"):
         return claim_new(folder), False
@@ -230,7 +231,7 @@ def _claim(composed: DictConfig, checked: config.RunConfig) -> tuple[Path, bool]
 def _continue(folder: Path, checked: config.RunConfig, *, key: str) -> Path:
     """Take the folder of a run, refusing to continue it under a configuration that would give other results than its own."""
     hold(folder, key=key)
-    changed = config.differences(checked.tree, _saved_config(folder))
+    changed = config.differences(checked.tree, saved_config(folder))
     if changed:
         raise ConfigError(
             key=key,
@@ -240,26 +241,6 @@ def _continue(folder: Path, checked: config.RunConfig, *, key: str) -> Path:
         )
     RunDir(folder).forget_failure()
     return folder
-
-
-def _saved_config(folder: Path) -> dict[str, Any]:
-    try:
-        saved = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    except Exception as error:  # OSError, or what the YAML parser raises
-        raise ConfigError(key="resume", happened=f"{folder}/config.yaml cannot be read: {error}") from None
-    if not isinstance(saved, dict) or not saved:
-        raise ConfigError(key="resume", happened=f"{folder}/config.yaml holds no configuration")
-    return {str(name): value for name, value in saved.items()}
-
-
-def _run_of(path: Path) -> Path:
-    """Return the run folder of a run folder or of one of its checkpoints."""
-    for folder in (path, path.parent.parent):
-        if path.exists() and (folder / "config.yaml").exists():
-            return folder.absolute()
-    raise ConfigError(
-        key="resume", happened=f"{path} is no run folder and no checkpoint", expected="auto, never, or a folder that holds config.yaml"
-    )
 
 
 def _resume(arguments: list[str], place: Place, *, let_go_within_s: float = 0.0) -> int:
@@ -273,12 +254,9 @@ def _resume(arguments: list[str], place: Place, *, let_go_within_s: float = 0.0)
     path, overrides = Path(arguments[0]), arguments[1:]
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, place, let_go_within_s=let_go_within_s)
-    folder = _run_of(path)
-    job = _frozen_job(folder, overrides, checkpoint=str(path.absolute()) if (path / "manifest.json").exists() else None)
-    if job.config.tree["cluster"]["launcher"] == "torchrun" and not devices.is_torchrun_worker():
-        raise ConfigError(
-            key="cluster", happened="the run is over several machines", fix=f"torchrun ... -m ddp_train resume {path}, on each"
-        )
+    folder = run_of(path)
+    job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if (path / "manifest.json").exists() else None)
+    _refuse_other_machines(job, path)
     hold(sweep_of(folder) or folder, key="resume", within_s=let_go_within_s)  # a sweep that runs may come to this job at any time
     job.run_dir.forget_failure()
     job.run_dir.record_config(job.config.yaml())
@@ -297,30 +275,21 @@ def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, let_go_wi
     if wrong:
         raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
     hold(folder, key="resume", within_s=let_go_within_s)
-    first = _frozen_job(sweep.run_dir(sweep.jobs[0]).root, overrides)
+    first = frozen_job(sweep.run_dir(sweep.jobs[0]).root, overrides)
+    _refuse_other_machines(first, folder)
     multirun = Multirun(sweep, first.config.tree["sweep"], place.slots, _check)
     try:
-        multirun.take_up(lambda job_folder: _frozen_job(job_folder, overrides, in_sweep=True))
+        multirun.take_up(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True))
     finally:
         multirun.close()
     return multirun.exit_code()
 
 
-def _frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None) -> Job:
-    """Make a job of a run folder: its own frozen config, with single values changed."""
-    saved = _saved_config(folder)
-    diagnose.refuse_unknown(overrides, saved)
-    tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
-    assert isinstance(tree, dict)
-    first = folder / ".hydra" / "overrides.yaml"
-    return Job(
-        config=config.load({str(name): value for name, value in tree.items()}),
-        run_dir=RunDir(folder),
-        command=list(sys.argv),
-        overrides=[*(OmegaConf.load(first) if first.exists() else []), *overrides],
-        in_sweep=in_sweep,
-        checkpoint=checkpoint,
-    )
+def _refuse_other_machines(job: Job, path: Path) -> None:
+    if job.config.tree["cluster"]["launcher"] == "torchrun" and not devices.is_torchrun_worker():
+        raise ConfigError(
+            key="cluster", happened="the run is over several machines", fix=f"torchrun ... -m ddp_train resume {path}, on each"
+        )
 
 
 def _show(arguments: list[str]) -> int:
