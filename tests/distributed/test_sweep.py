@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import yaml
 
 from tests.conftest import FEW, TINY, Finished, Project, finish, metrics, our_processes, wait_for
-from tests.distributed.test_failure import FRAGILE, USE_FRAGILE
+from tests.distributed.test_failure import FRAGILE, USE_FRAGILE, pid_of
 
 pytestmark = pytest.mark.distributed
 
@@ -160,6 +162,58 @@ def test_a_killed_sweep_continues_where_it_was_with_the_configs_that_it_had(proj
     again = project.run("resume", "sweep")
     assert again.returncode == 0, again.output
     assert [job["attempts"] for job in jobs(sweep)] == [1, 1, 2, 1, 1]
+
+
+LONG = ["trainer.max_steps=100000", "trainer.max_epochs=null", "trainer.log_every_steps=1"]
+
+
+def test_ctrl_c_lets_every_running_job_save_and_a_second_one_ends_it_at_once(project: Project) -> None:
+    swept = ["-m", *TINY, *LONG, "optimizer.lr=0.1,0.01,0.001", "cluster=cpu", "cluster.processes_per_node=1", "data.num_workers=1"]
+    process = project.start(*swept, "sweep.parallel_jobs=2", "hydra.sweep.dir=sweep")
+    sweep = project.folder / "sweep"
+    wait_for(lambda: all((sweep / number / "metrics.jsonl").exists() for number in "01"))
+    process.send_signal(signal.SIGINT)
+    done = finish(process, timeout=20)
+    assert done.returncode == 130, done.output
+    assert statuses(sweep) == ["interrupted", "interrupted", "queued"]
+    for number in "01":
+        step = json.loads((sweep / number / "result.json").read_text())["step"]
+        assert (sweep / number / f"checkpoints/step_{step:08d}/COMPLETE").exists()
+    assert "`ddp-train resume sweep` runs them" in done.stdout
+
+    process = project.start("resume", "sweep")
+    wait_for(lambda: statuses(sweep)[0] == "running" and "resumed  after step" in (sweep / "0/logs/rank_00000.log").read_text())
+    ranks = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_rank_of(path, project.folder, process.pid)]
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)  # nothing that is asked of them is answered
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert finish(process, timeout=5).returncode == 130
+    wait_for(lambda: not our_processes(project.folder), timeout_s=3)
+    assert "failed" not in statuses(sweep)
+
+
+def is_rank_of(path: Path, folder: Path, launcher: int) -> bool:
+    try:
+        return (path / "cwd").resolve() == folder.resolve() and int(path.name) != launcher
+    except OSError:
+        return False  # it has just ended, or is not ours
+
+
+def test_under_torchrun_a_restarted_group_continues_its_sweep(project: Project) -> None:
+    project.write("mine/model/mine.yaml", "_target_: ddp_train.model.mlp.MLP\nimage_shape: auto\nnum_classes: auto\nwidth: 16\n")
+    swept = ["--config-dir=mine", "-m", "model=mine", *FEW, "trainer.max_steps=150", "trainer.max_epochs=null", "checkpoint.every_steps=10"]
+    process = project.start(*swept, "optimizer.lr=0.1,0.01,0.001", torchrun=[*TWO_RANKS, "--max-restarts=2"])
+    wait_for(lambda: any(project.folder.glob("outputs/default/sweeps/*/1/checkpoints/step_00000020")))
+    project.write("mine/model/mine.yaml", "_target_: nothing.like.it\n")
+    os.kill(pid_of(0, process.pid), signal.SIGKILL)  # the process in which Hydra runs
+    done = finish(process)
+    assert done.returncode == 0, done.output
+    sweep = the_sweep(project)
+    assert statuses(sweep) == ["completed"] * 3
+    assert [job["attempts"] for job in jobs(sweep)] == [1, 2, 1]
+    assert "restart 1 of 2 continues the sweep" in done.output
 
 
 def test_mistakes_of_any_job_are_shown_before_the_first_starts(project: Project) -> None:
