@@ -11,6 +11,7 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
@@ -46,6 +47,10 @@ class RunConfig:
 
     def yaml(self) -> str:
         """Return config.yaml."""
+        return self._yaml
+
+    @cached_property
+    def _yaml(self) -> str:
         return OmegaConf.to_yaml(OmegaConf.create(self.tree))
 
     def hash(self) -> str:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,15 @@ def record(job: Job, world: World) -> None:
             "world_size": world.size,
             "hosts": sorted({facts["host"] for facts in ranks}),
             "ranks": [{name: facts[name] for name in ("host", "device", "threads")} for facts in ranks],
-            "packages": dict(sorted((dist.name, dist.version) for dist in metadata.distributions())),
+            "packages": _packages(),
         },
     )
+
+
+@cache
+def _packages() -> dict[str, str]:
+    """Return what is installed. Asked once: a process keeps what it has imported, whatever is installed meanwhile."""
+    return dict(sorted((dist.name, dist.version) for dist in metadata.distributions()))
 
 
 def _sees(path: Path) -> bool:

@@ -29,7 +29,7 @@ _FLAGS: tuple[tuple[Any, str], ...] = (
 )
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_default_device, torch.set_default_device),
+    (lambda: None, torch.set_default_device),  # None: no default. Any other, also "cpu", would put a mode around every call of torch
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_num_threads, torch.set_num_threads),

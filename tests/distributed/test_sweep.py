@@ -238,6 +238,7 @@ class Leaky(MLP):
             torch.set_default_dtype(torch.float64)
             torch.use_deterministic_algorithms(True)
             torch.set_num_threads(3)
+            torch.set_default_device("cpu")
             torch.set_float32_matmul_precision("medium")
             torch.set_grad_enabled(True)
             os.environ["LEAKED"] = "yes"
@@ -248,6 +249,7 @@ class Leaky(MLP):
         else:
             state = [torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads() == 3]
             state += [torch.get_float32_matmul_precision(), "LEAKED" in os.environ, "/nowhere" in sys.path]
+            state.append(len(torch.overrides._get_current_function_mode_stack()))
             state += [signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, any(each[0] == "error" for each in warnings.filters[:1])]
             state.append(any(path.exists() and path.resolve().name == "leaked.txt" for path in Path("/proc/self/fd").iterdir()))
             print("STATE", state, flush=True)
