@@ -44,8 +44,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
     code = group.serve()
-    group.part()
-    if code not in STOPPED.values():  # else the agent may have stopped the ranks to start them again, in another number
+    if code not in STOPPED.values():  # else the agent may start the ranks again, in another number, and some may be gone
+        group.part()
         memory.forget()
     # A rank that was stopped and saved has not failed: torchrun must neither restart it nor put its page about failures over our last line.
     return DONE if code in STOPPED.values() else code
@@ -61,7 +61,6 @@ class Group:
     def __init__(self) -> None:
         self._rank, self._size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._leader: Leader | None = None
-        self._own_member: Member | None = None
         self._is_announced = False
         recalled = self._recalled = memory.recall()
         if recalled and self._rank == 0 and JOB_VARIABLE in os.environ:  # before any rank of this attempt can fail
@@ -90,8 +89,7 @@ class Group:
 
     def part(self) -> None:
         """Leave when all processes have ended well."""
-        if self._own_member is None or not self._own_member.is_stopping:  # else the agent ends us all, and some may be gone
-            rendezvous.part(self._attempt.store, self._rank, self._size)
+        rendezvous.part(self._attempt.store, self._rank, self._size)
 
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
@@ -140,8 +138,7 @@ class Group:
             store = join_store_again(f"{self._attempt.prefix}/generation_{generation}")
             _serve_jobs(Rank(store, self._rank, self._size), next_job, report)
 
-        self._own_member = Member(self._attempt.store, rank=self._rank, size=self._size, run_jobs=run_jobs)
-        return self._own_member
+        return Member(self._attempt.store, rank=self._rank, size=self._size, run_jobs=run_jobs)
 
     def _lead(self, member: Member) -> Leader:
         self._leader = Leader(member, self._attempt.store)

@@ -26,7 +26,7 @@ from torch.distributed import Store
 
 from ddp_train import failure, run_dir
 from ddp_train.distributed import wait_for
-from ddp_train.exit_code import DONE, FAILED, STOPPED
+from ddp_train.exit_code import DONE, FAILED, PREEMPTED, STOPPED
 from ddp_train.job import Job
 from ddp_train.process import STOP_SIGNALS, die_with_parent
 from ddp_train.run_dir import RunDir
@@ -72,7 +72,7 @@ class Member:
         gc.freeze()  # what is here now stays in every rank: collecting there need not look at it, nor copy its pages
 
     def follow(self) -> int:
-        """Run every job that the leader announces, until it announces the end (members of the ranks other than 0)."""
+        """Run every job that the leader announces, until it announces the end or the agent does (members of the ranks other than 0)."""
         number = 0
         while not self.is_stopping:
             number += 1
@@ -83,7 +83,7 @@ class Member:
             while self.poll(_POLL_S) is None:
                 pass
         self.end()
-        return 0
+        return PREEMPTED if self.is_stopping else DONE
 
     def start(self, announced: Announcement) -> None:
         """Begin a job."""
@@ -239,7 +239,7 @@ def serve(leader: Leader, group: Path) -> int:
             if leader.is_stopping:
                 break
     leader.leave()
-    return 0
+    return PREEMPTED if leader.is_stopping else DONE
 
 
 class _Child:
