@@ -29,7 +29,7 @@ _FLAGS: tuple[tuple[Any, str], ...] = (
 )
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_default_device, torch.set_default_device),
+    (lambda: _default_device(), torch.set_default_device),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_num_threads, torch.set_num_threads),
@@ -72,6 +72,12 @@ class Baseline:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+
+
+def _default_device() -> torch.device | None:
+    """Return what was given to `torch.set_default_device`; None when nothing was: to set CPU then would make every call of torch slower."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
 
 
 def _set_streams(excepthook: Any, stdout: Any, stderr: Any) -> None:
