@@ -94,7 +94,8 @@ class Schedule:
         """Record what a job came to; return it when it is to be tried again."""
         task = self._running.pop(place)
         self._sweep.settle(task.entry, self._policy.metric)
-        if exit_code not in STOPPED.values() and task.entry.status != COMPLETED:
+        is_told = self.stop_code is not None and task.entry.status in STOPPED  # to end, before it could say anything
+        if exit_code not in STOPPED.values() and task.entry.status != COMPLETED and not is_told:
             task.entry.status = FAILED
         self._sweep.save()
         self._ended(task.entry)
