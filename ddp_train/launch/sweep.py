@@ -100,7 +100,7 @@ class Schedule:
         self._sweep.save()
         self._ended(task.entry)
         if task.entry.status in STOPPED:
-            self.stop_code, self.is_stopped = STOPPED[task.entry.status], True
+            self.stop_code, self.is_stopped = self.stop_code or STOPPED[task.entry.status], True
         elif task.entry.status == FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             if task.entry.attempts <= max(retries, task.job.config.tree["cluster"]["max_restarts"] or 0):
