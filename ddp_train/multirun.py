@@ -52,7 +52,7 @@ class Multirun:
         self.sweep = sweep
         self._check = check
         self._metric: str | None = settings["metric"]
-        self._known: list[SweepJob] = []  # completed by an earlier attempt; each answers one launch of the same identity
+        self._known: list[SweepJob] = []  # of an earlier attempt, completed or failed; each answers one launch of the same identity
         self._screen = sweep_screen.SweepScreen(sweep)
         self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
         if settings["direction"] is not None:
@@ -105,7 +105,7 @@ class Multirun:
             self.sweep.settle(entry, self._metric)
         again = [job for job in self.sweep.jobs if job.status != COMPLETED and (self.sweep.is_planned or job.status != FAILED)]
         self.run([(entry, to_job(self.sweep.run_dir(entry).root)) for entry in again])
-        self._known = [job for job in self.sweep.jobs if job.status == COMPLETED]
+        self._known = list(self.sweep.jobs)
 
     def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
         """Run frozen jobs. Leaves by SystemExit when the sweep is to end here."""
@@ -196,7 +196,7 @@ class Multirun:
         return checked
 
     def _recall(self, identity: str) -> SweepJob | None:
-        """Return the completed job of an earlier attempt at this sweep that computed the same, once."""
+        """Return the job of an earlier attempt at this sweep that computed the same, once. One that failed has been tried again by now."""
         for job in self._known:
             if job.identity == identity:
                 self._known.remove(job)
@@ -215,7 +215,7 @@ class Multirun:
         )
         hydra_folder = run_dir.root / composed.hydra.output_subdir if composed.hydra.output_subdir else None
         if hydra_folder is not None:
-            hydra_folder.mkdir(parents=True)
+            hydra_folder.mkdir(parents=True, exist_ok=True)  # there when an earlier attempt was killed before sweep.json had the job
             job_config = copy.deepcopy(composed)
             with read_write(job_config), open_dict(job_config):
                 hydra_config = OmegaConf.create({"hydra": job_config.pop("hydra")})

@@ -66,6 +66,7 @@ class Stop:
         self._world, self._leave, self._report = world, leave, report
         self._can_save = False
         self._deciding = Lock()  # held by the thread that lets all leave, so that training cannot begin meanwhile
+        self._is_leaving = False  # rank 0 only: it lets the others end, and then says that it did
         self._said = ""
         self._is_lost = False
         machine = (socket.gethostname(), _pid_namespace(), os.environ.get("GROUP_RANK", "0"))
@@ -170,6 +171,8 @@ class Stop:
                 self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
+        if self._is_leaving:  # the same signal once more: from an agent and from a member, say
+            return
         lost = self.gone()
         if lost is not None or self._is_lost:  # the agent ends us after a failure: what remains is a broken collective
             if lost is not None:
@@ -216,7 +219,9 @@ class Stop:
         self._asked.set()
         if self._can_save:
             self._deciding.release()
-        elif store is not None:
+            return
+        self._is_leaving = True
+        if store is not None:
             _send(store, "leave")
         else:
             self._go(None)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from ddp_train import failure
@@ -146,7 +147,9 @@ def _add(table: Table, sweep: Sweep, job: SweepJob, progress: tuple[str, str] | 
     colour = _COLOURS.get(job.status, "yellow")
     metric, seconds = progress or ("" if job.metric is None else f"{job.metric:.6g}", _seconds(job.seconds))
     status = job.status + (f" (attempt {job.attempts})" if job.attempts > 1 else "")
-    table.add_row(str(job.number), *(_short(sweep.value(job, key)) for key in sweep.swept()), f"[{colour}]{status}[/]", metric, seconds)
+    table.add_row(
+        str(job.number), *(escape(_short(sweep.value(job, key))) for key in sweep.swept()), f"[{colour}]{status}[/]", metric, seconds
+    )
 
 
 def _seconds(seconds: float | None) -> str:

@@ -6,7 +6,7 @@ import sys
 
 from ddp_train import devices
 from ddp_train.cluster import environment_of, max_restarts
-from ddp_train.exit_code import INTERRUPTED, STOPPED, TERMINATED
+from ddp_train.exit_code import DONE, INTERRUPTED, STOPPED, TERMINATED
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.run_dir import write_json
@@ -21,6 +21,7 @@ def run(job: Job) -> int:
     processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
     arguments = [f"--run-dir={job.run_dir.root}", "--standalone", f"--nproc-per-node={processes}"]
     arguments.append(f"--max-restarts={max_restarts(cluster, {})}")
+    before = job.run_dir.read_result()
     code = run_agent(
         [*arguments, "-m", "ddp_train"],
         environment=rank_environment(processes, cluster["threads_per_process"]) | environment_of(cluster) | {JOB_VARIABLE: job.to_json()},
@@ -28,6 +29,8 @@ def run(job: Job) -> int:
     result = job.run_dir.read_result()
     if result.get("status") in STOPPED:  # rank 0 has said so, and how to continue
         return STOPPED[result["status"]] if result["step"] is not None or result["status"] == "interrupted" else TERMINATED
+    if result.get("status") == "completed" and result != before:  # the signal came after the last step
+        return DONE
     if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, or a second one
         continues = (
             "continues from the newest checkpoint" if any(job.run_dir.checkpoints.glob("step_*")) else "starts again: nothing is saved"

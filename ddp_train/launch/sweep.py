@@ -62,6 +62,7 @@ class Schedule:
         self._running: dict[int, _Task] = {}  # by the slot's place in the list
         self.stop_code: int | None = None  # the exit code, when a signal ended it
         self.is_stopped = False  # no job is started any more
+        self._ending: Callable[[Slot], None] | None = None  # what a signal asks of every slot that has a job
 
     def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
         """Run jobs to their end, or until the sweep is stopped."""
@@ -86,20 +87,23 @@ class Schedule:
         task.entry.attempts += 1
         task.job.run_dir.forget_failure()
         self._sweep.save()
-        self._running[place] = task
         self._began(task.entry)
         slot.start(task.job, fresh=self._policy.isolation == "process")
+        ending, self._running[place] = self._ending, task
+        if ending is not None:  # a signal came since this job was chosen
+            ending(slot)
 
     def _finish(self, place: int, exit_code: int) -> _Task | None:
         """Record what a job came to; return it when it is to be tried again."""
         task = self._running.pop(place)
         self._sweep.settle(task.entry, self._policy.metric)
-        if exit_code not in STOPPED.values() and task.entry.status != COMPLETED:
+        is_told = self.stop_code is not None and task.entry.status in STOPPED  # to end, before it could say anything
+        if exit_code not in STOPPED.values() and task.entry.status != COMPLETED and not is_told:
             task.entry.status = FAILED
         self._sweep.save()
         self._ended(task.entry)
         if task.entry.status in STOPPED:
-            self.stop_code, self.is_stopped = STOPPED[task.entry.status], True
+            self.stop_code, self.is_stopped = self.stop_code or STOPPED[task.entry.status], True
         elif task.entry.status == FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             if task.entry.attempts <= max(retries, task.job.config.tree["cluster"]["max_restarts"] or 0):
@@ -110,11 +114,14 @@ class Schedule:
     def _stop(self, number: int) -> None:
         """Let the running jobs save and end, and start no other."""
         self.stop_code, self.is_stopped = INTERRUPTED if number == signal.SIGINT else PREEMPTED, True
-        for place in self._running:
-            self._slots[place].stop(number)
+        self._end(lambda slot: slot.stop(number))
 
     def _kill(self) -> None:
         """End the running jobs at once."""
         self.stop_code = INTERRUPTED
+        self._end(lambda slot: slot.kill())
+
+    def _end(self, ending: Callable[[Slot], None]) -> None:
+        self._ending = ending  # also of one that is just starting
         for place in self._running:
-            self._slots[place].kill()
+            ending(self._slots[place])

@@ -67,12 +67,12 @@ class WarmSlot:
     def stop(self, number: int) -> None:
         """Pass a stop signal on."""
         if self._group is not None:
-            self._group.signal(number)
+            self._group.stop(number)
 
     def kill(self) -> None:
         """End the processes at once."""
         if self._group is not None:
-            self._group.kill()
+            self._group.stop(signal.SIGKILL)
 
     def end(self) -> None:
         """End the processes when they are idle, or at once."""
@@ -93,7 +93,7 @@ class _Group:
         self._unsent = self._received = b""
         self._job: Job | None = None
         self._sent = 0.0
-        self._is_killed = False  # by us
+        self._told: set[int] = set()  # to end, by which signals
         self._is_ending = False  # the agent has told its members to end
         self._exit_code: int | None = None
         self._agent = start_agent(
@@ -143,9 +143,9 @@ class _Group:
         if self.is_alive():
             os.kill(self._agent, number)
 
-    def kill(self) -> None:
-        self._is_killed = True
-        self.signal(signal.SIGKILL)
+    def stop(self, number: int) -> None:
+        self._told.add(number)
+        self.signal(number)
 
     def close(self) -> None:
         """End the members by ending the connection; kill what does not end."""
@@ -179,7 +179,7 @@ class _Group:
         """The group ended while it had a job: its agent says why, unless it is the one that was killed."""
         self._wait()
         assert self._job is not None and self._exit_code is not None
-        if self._is_killed:
+        if -self._exit_code in self._told:  # killed by us, or stopped before it could pass the signal on
             return INTERRUPTED
         if self._exit_code < 0 and not self._job.run_dir.is_completed():
             name = signal.Signals(-self._exit_code).name
