@@ -30,8 +30,8 @@ from ddp_train.exit_code import DONE, INTERRUPTED, WRONG_INPUT
 from ddp_train.frozen import frozen_job, run_of, saved_config
 from ddp_train.job import Job
 from ddp_train.multirun import MakeSlots, Multirun
-from ddp_train.run_dir import RunDir, claim_given, claim_new, hold, let_go
-from ddp_train.sweep_dir import Sweep, is_sweep, sweep_of
+from ddp_train.run_dir import RunDir, claim_given, claim_new, hold, is_held, let_go
+from ddp_train.sweep_dir import RUNNING, Sweep, is_sweep, sweep_of
 from ddp_train.target import locate
 
 
@@ -103,7 +103,7 @@ class _Command:
             root = Path(base.hydra.sweep.dir)
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
             self._multirun = Multirun(sweep, section(base, "sweep"), self._place.slots, _check)
-            self._multirun.take_up(lambda folder: frozen_job(folder, [], in_sweep=True))
+            self._multirun.take_up(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
         return self._multirun.launch(context, base, job_overrides)
 
     def close(self) -> None:
@@ -266,20 +266,20 @@ def _resume(arguments: list[str], place: Place, *, let_go_within_s: float = 0.0)
 def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, let_go_within_s: float) -> int:
     """Run what a sweep has not finished. A sweeper that decides as it goes is asked again after that."""
     sweep = Sweep.load(folder)
+    wrong = [text for text in overrides if not text.startswith(("sweep.", "cluster."))]
+    if wrong:
+        raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
     if not sweep.is_planned:
         hold(folder, key="resume", within_s=let_go_within_s)
         let_go()  # composing takes it again
         sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
         return _compose(place)
-    wrong = [text for text in overrides if not text.startswith(("sweep.", "cluster."))]
-    if wrong:
-        raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
     hold(folder, key="resume", within_s=let_go_within_s)
     first = frozen_job(sweep.run_dir(sweep.jobs[0]).root, overrides)
     _refuse_other_machines(first, folder)
     multirun = Multirun(sweep, first.config.tree["sweep"], place.slots, _check)
     try:
-        multirun.take_up(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True))
+        multirun.take_up(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=let_go_within_s == 0.0)
     finally:
         multirun.close()
     return multirun.exit_code()
@@ -296,7 +296,11 @@ def _show(arguments: list[str]) -> int:
     """`ddp-train runs SWEEP`: show the table of a sweep."""
     if len(arguments) != 1:
         raise ConfigError(happened="which sweep?", expected="ddp-train runs SWEEP", fix="give the folder of a sweep")
-    sweep_screen.show(Sweep.load(Path(arguments[0])))
+    sweep = Sweep.load(Path(arguments[0]).absolute())
+    for job in sweep.jobs:  # the folders know more than sweep.json, when everything was killed
+        if job.status != RUNNING or not is_held(sweep.root):
+            sweep.settle(job, sweep.metric)
+    sweep_screen.show(sweep)
     return DONE
 
 

@@ -27,9 +27,10 @@ def count_gpus() -> int:
     return len(gpus())
 
 
-def gpu_share(number: int, processes: int) -> list[str]:
-    """Return the GPUs of one of several groups that share this machine, a GPU for each process."""
-    return gpus()[number * processes : (number + 1) * processes]
+def gpu_share(number: int, shares: int) -> list[str]:
+    """Return the GPUs of one of several groups that share this machine evenly."""
+    each = count_gpus() // shares
+    return gpus()[number * each : (number + 1) * each]
 
 
 def resolve_device(device: str) -> str:

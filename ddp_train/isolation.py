@@ -11,13 +11,21 @@ import logging
 import os
 import signal
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+_INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(__file__).parent))
+_HOOKS = [
+    hooks
+    for name, hooks in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(hooks, dict)
+]
 _FLAGS: tuple[tuple[Any, str], ...] = (
     (torch.backends.cudnn, "benchmark"),
     (torch.backends.cudnn, "deterministic"),
@@ -34,6 +42,12 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (lambda: [dict(hooks) for hooks in _HOOKS], lambda found: _set_hooks(found)),
+    (gc.isenabled, lambda is_on: gc.enable() if is_on else gc.disable()),
+    (lambda: logging.root.manager.disable, logging.disable),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (np.geterr, lambda values: np.seterr(**values)),
     (os.getcwd, os.chdir),
@@ -52,7 +66,9 @@ class Baseline:
         self._environment = dict(os.environ)
         self._settings = [(put, get()) for get, put in _SETTINGS]
         self._flags = [(owner, name, getattr(owner, name)) for owner, name in _FLAGS]
-        self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        # Not SIGCHLD, which torch's DataLoader sets once in a process's life.
+        self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals() if number != signal.SIGCHLD}
+        self._modules = set(sys.modules)
 
     def restore(self) -> None:
         """Put everything back, and free what the job has left on the device."""
@@ -67,11 +83,25 @@ class Baseline:
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         signal.alarm(0)
+        self._forget_users_modules()
         torch.compiler.reset()
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+
+    def _forget_users_modules(self) -> None:
+        """Drop the modules that the job imported from the user's own folders: what they keep at their top level is the job's."""
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None) or ""
+            if name not in self._modules and file.endswith(".py") and not file.startswith(_INSTALLED):
+                del sys.modules[name]
+
+
+def _set_hooks(found: list[dict[Any, Any]]) -> None:
+    for hooks, before in zip(_HOOKS, found, strict=True):
+        hooks.clear()
+        hooks.update(before)
 
 
 def _set_streams(excepthook: Any, stdout: Any, stderr: Any) -> None:

@@ -92,7 +92,8 @@ class Member:
             self.end()
             self._child = _Child(announced.generation, self._run_jobs)
         for number in STOP_SIGNALS:  # the agent tells the rank too, which saves and reports: wait for it
-            signal.signal(number, self._note_stop)
+            if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `Leader.stop` is called
+                signal.signal(number, self.note_stop)
         self._store.set(f"job/{announced.number}/pid/{self._rank}", str(self._child.pid))
         self._oom_kills = failure.oom_kills()
         self._child.send(announced.job)
@@ -116,7 +117,8 @@ class Member:
             self.end(at_once=True)
         self._store.add(f"{prefix}/done", 1)
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) == self.note_stop:
+                signal.signal(number, signal.SIG_DFL)
         self._exit_code = exit_code
         return exit_code
 
@@ -162,7 +164,8 @@ class Member:
             time.sleep(0.02)
         return None
 
-    def _note_stop(self, number: int, frame: FrameType | None) -> None:
+    def note_stop(self, number: int, frame: FrameType | None = None) -> None:
+        """Take a stop signal: the rank saves and ends, and this member with it."""
         self.is_stopping = True
         if self._child is not None:
             self._child.signal(number)
@@ -200,7 +203,8 @@ class Leader:
         return FAILED if self._needs_new_ranks else exit_code
 
     def stop(self, number: int) -> None:
-        """Nothing to do: the agent tells every rank."""
+        """Pass a stop signal on to this rank, which tells the others."""
+        self._member.note_stop(number)
 
     def kill(self) -> None:
         """End this rank at once; the others notice."""
@@ -252,10 +256,16 @@ class _Child:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._ours.close()
-            _become_rank(theirs, generation, run_jobs, parent)
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, STOP_SIGNALS
+        )  # one that comes now is for the rank as it will be, not for our handlers in it
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._ours.close()
+                _become_rank(theirs, generation, run_jobs, parent)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         theirs.close()
 
     def send(self, job: str) -> None:
@@ -300,6 +310,7 @@ def _become_rank(jobs: connection.Connection, generation: int, run_jobs: RunJobs
         run_dir.let_go()  # the folders are the member's, whose life is longer
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
         def next_job() -> Job | None:
             try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train import config, devices, sweep_screen
 from ddp_train.errors import ConfigError
+from ddp_train.exit_code import FAILED as FAILED_CODE
 from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
 from ddp_train.launch.sweep import Policy, Schedule
@@ -77,6 +79,7 @@ class Multirun:
         first = self._next_number()
         composed = [self._compose(loader, base, overrides, first + place) for place, overrides in enumerate(job_overrides)]
         checked = self._check_all(composed)
+        self.sweep.save()  # from here on the sweep can be taken up
         entries: list[SweepJob] = []
         to_run: list[tuple[SweepJob, Job]] = []
         for overrides, job_config, checked_config in zip(job_overrides, composed, checked, strict=True):
@@ -93,18 +96,27 @@ class Multirun:
         self.run(to_run)
         return [self._job_return(entry) for entry in entries]
 
-    def take_up(self, to_job: Callable[[Path], Job]) -> None:
+    def take_up(self, to_job: Callable[[Path], Job], *, is_asked: bool) -> None:
         """Run what an earlier attempt left unfinished, from the frozen configs.
-
-        Failed jobs too, when a person may have mended the cause; not for a sweeper that has been told of the failure and went on.
 
         Args:
             to_job: makes a job of a run folder.
+            is_asked: a person asks for it, who may have mended what made jobs fail: those are tried again. Not for a sweeper that has
+                been told of the failure and went on.
+
+        Raises:
+            ConfigErrors: there are not GPUs enough for so many jobs at a time.
         """
         for entry in self.sweep.jobs:
             self.sweep.settle(entry, self._metric)
-        again = [job for job in self.sweep.jobs if job.status != COMPLETED and (self.sweep.is_planned or job.status != FAILED)]
-        self.run([(entry, to_job(self.sweep.run_dir(entry).root)) for entry in again])
+            if is_asked and self.sweep.is_planned:
+                entry.failures = 0
+        is_tried_again = is_asked and self.sweep.is_planned
+        again = [job for job in self.sweep.jobs if job.status != COMPLETED and (is_tried_again or job.status != FAILED)]
+        jobs = [(entry, to_job(self.sweep.run_dir(entry).root)) for entry in again]
+        if problems := self._check_room(job.config for _, job in jobs):
+            raise config.ConfigErrors(problems)
+        self.run(jobs)
         self._known = list(self.sweep.jobs)
 
     def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
@@ -121,19 +133,25 @@ class Multirun:
                 ended=self._ended,
                 idle=self._screen.idle,
             )
-        with self._screen:
-            self._schedule.run(jobs)
+        try:
+            with self._screen:
+                self._schedule.run(jobs)
+        except OSError as error:  # a full disk, say
+            folder = RunDir(self.sweep.root).shown()
+            self._screen.say(f"\nthe sweep cannot go on: {error}\n`ddp-train resume {folder}` continues it when that is mended")
+            raise SystemExit(FAILED_CODE) from None
         if self._schedule.is_stopped:
-            raise SystemExit(self._schedule.stop_code or 1)
+            raise SystemExit(self._schedule.stop_code or FAILED_CODE)
 
     def close(self) -> None:
         """End the processes and show the table."""
         if self._schedule is not None:
             self._schedule.close()
         if self.sweep.jobs:
-            self.sweep.save()
+            with suppress(OSError):  # which has been said
+                self.sweep.save()
             sweep_screen.show(self.sweep)
-        missing = [job.number for job in self.sweep.jobs if job.status == COMPLETED and job.metric is None]
+        missing = [job for job in self.sweep.jobs if job.status == COMPLETED and job.metric is None]
         if missing and self._metric:
             self._screen.say(str(_no_such_metric(self.sweep, self._metric, missing[0])))
 
@@ -174,26 +192,33 @@ class Multirun:
             if len(places) < len(composed):
                 others = f" and {len(places) - 1} more" if len(places) > 1 else ""
                 problem.happened += f" (in the job {' '.join(composed[places[0]].hydra.overrides.task)}{others})"
-        wanted = [
-            self._settings["parallel_jobs"] * devices.processes_per_node(each.tree["cluster"]["processes_per_node"], "cuda")
-            for each in checked
-            if devices.resolve_device(each.tree["cluster"]["device"]) == "cuda" and self._settings["parallel_jobs"] > 1
-        ]
-        if max(wanted, default=0) > devices.count_gpus():
-            too_many = ConfigError(
-                key="sweep.parallel_jobs",
-                happened=f"{max(wanted)} processes at a time want a GPU each; this machine shows {devices.count_gpus()}",
-                fix="fewer jobs at a time, or a smaller cluster.processes_per_node",
-            )
-            found[str(too_many)] = (too_many, [])
+        found |= {str(problem): (problem, []) for problem in self._check_room(checked)}
         folders = [job_config.hydra.runtime.output_dir for job_config in composed]
-        twice = next((folder for folder in folders if folders.count(folder) > 1 or Path(folder).exists()), None)
-        if twice is not None and not self.sweep.jobs:
-            problem = ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {twice}", expected="one each")
-            found[twice] = (problem, [])
+        for folder in {folder for folder in folders if folders.count(folder) > 1}:
+            twice = ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {folder}", expected="one each")
+            found[folder] = (twice, [])
         if found:
             raise config.ConfigErrors(problem for problem, _ in found.values())
         return checked
+
+    def _check_room(self, configs: Iterable[config.RunConfig]) -> list[ConfigError]:
+        """Refuse more jobs at a time than there are GPUs for."""
+        clusters = [each.tree["cluster"] for each in configs if self._settings["parallel_jobs"] > 1]
+        sizes = [
+            devices.processes_per_node(cluster["processes_per_node"], "cuda")
+            for cluster in clusters
+            if devices.resolve_device(cluster["device"]) == "cuda"
+        ]
+        wanted = self._settings["parallel_jobs"] * max(sizes, default=0)
+        if wanted <= devices.count_gpus():
+            return []
+        return [
+            ConfigError(
+                key="sweep.parallel_jobs",
+                happened=f"{wanted} processes at a time want a GPU each; this machine shows {devices.count_gpus()}",
+                fix="fewer jobs at a time, or a smaller cluster.processes_per_node",
+            )
+        ]
 
     def _recall(self, identity: str) -> SweepJob | None:
         """Return the job of an earlier attempt at this sweep that computed the same, once. One that failed has been tried again by now."""
@@ -213,6 +238,10 @@ class Multirun:
             overrides=overrides,
             identity=config.identity(checked.tree),
         )
+        if any(job.folder == entry.folder for job in self.sweep.jobs):
+            raise ConfigError(
+                key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {run_dir.root}", expected="one each"
+            )
         hydra_folder = run_dir.root / composed.hydra.output_subdir if composed.hydra.output_subdir else None
         if hydra_folder is not None:
             hydra_folder.mkdir(parents=True, exist_ok=True)  # there when an earlier attempt was killed before sweep.json had the job
@@ -283,27 +312,34 @@ def _copy_yaml(path: str, copied: Path) -> str:
     scheme, separator, original = path.partition("://")
     if not separator:
         scheme, original = "file", path
-    if scheme != "file" or not Path(original).is_dir() or copied.is_relative_to(original) or str(copied) == original:
+    if scheme != "file" or not Path(original).is_dir() or str(copied) == original:
+        return path
+    if copied.is_relative_to(original):
+        print(f"the sweep lies below {original}, of which no copy is kept: do not edit its YAML while the sweep runs", file=sys.stderr)
         return path
     if not copied.exists():
         files = list(islice(Path(original).rglob("*"), _MOST_FILES + 1))
         if len(files) > _MOST_FILES:
             print(f"{original} has too many files to keep a copy: do not edit its YAML while the sweep runs", file=sys.stderr)
             return path
+        unfinished = copied.with_name(f".{copied.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
         for file in files:
             if file.suffix in (".yaml", ".yml"):
-                target = copied / file.relative_to(original)
+                target = unfinished / file.relative_to(original)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, target)
+        unfinished.rename(copied)
     return f"file://{copied}"
 
 
-def _no_such_metric(sweep: Sweep, metric: str, number: int) -> ConfigError:
-    known = sweep.run_dir(sweep.jobs[number]).read_result().get("metrics", {}).get("last", {})
+def _no_such_metric(sweep: Sweep, metric: str, job: SweepJob) -> ConfigError:
+    known = sweep.run_dir(job).read_result().get("metrics", {}).get("last", {})
     close = config.nearest(metric, known)
     return ConfigError(
         key="sweep.metric",
-        happened=f"job {number} has no metric {metric!r}",
+        happened=f"job {job.number} has no metric {metric!r}",
         expected=f"one of {', '.join(known)}",
         fix=f"sweep.metric={close}" if close else "",
     )

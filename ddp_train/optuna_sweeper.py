@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, open_dict, read_write
 
 from ddp_train.errors import ConfigError
+from ddp_train.sweep_dir import Sweep
 
 _TAKEN_UP = "suggested again after a stop"
 
@@ -58,23 +59,28 @@ def prepare(composed: DictConfig, folder: Path, goal: str | None, *, is_taken_up
         if not is_given("max_failure_rate") and composed.sweep.on_failure != "stop":
             sweeper.max_failure_rate = 1.0
         if is_taken_up:
-            done = _take_up(str(sweeper.storage), str(sweeper.study_name))
+            done = _take_up(str(sweeper.storage), str(sweeper.study_name), [set(job.overrides) for job in Sweep.load(folder).jobs])
             sweeper.n_trials -= done
             if sweeper.sampler.get("seed") is not None:
                 sweeper.sampler.seed += done  # the same one would suggest what it suggested at the start
 
 
-def _take_up(storage: str, study_name: str) -> int:
-    """Return how many trials of a study are done, and have those suggested again whose result it never got.
+def _take_up(storage: str, study_name: str, jobs: list[set[str]]) -> int:
+    """Return how many trials of this sweep are done, and have those suggested again whose result the study never got.
 
     The launcher knows the jobs of those, by their identity: one that is completed is not run again.
+
+    Args:
+        jobs: the overrides of the sweep's jobs. Another sweep may have trials in the same study.
     """
     import optuna
 
     optuna.logging.set_verbosity(logging.WARNING)
     state = optuna.trial.TrialState
     study: Any = optuna.load_study(study_name=study_name, storage=storage)
-    trials = study.get_trials()
+    trials = [
+        trial for trial in study.get_trials() if any({f"{key}={value}" for key, value in trial.params.items()} <= job for job in jobs)
+    ]
     for trial in trials:
         if trial.state == state.RUNNING:
             optuna.trial.Trial(study, trial._trial_id).set_user_attr(_TAKEN_UP, True)

@@ -170,6 +170,17 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
     _held.append(descriptor)
 
 
+def is_held(folder: Path) -> bool:
+    """Tell whether somebody is working in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        return not _lock(descriptor)
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def let_go() -> None:
     """Give up every folder that this process holds, and remove those that it made and nothing has come to use."""
     while _held:

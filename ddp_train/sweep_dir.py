@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ class SweepJob:
     metric: float | None = None
     seconds: float | None = None
     attempts: int = 0
+    failures: int = 0  # since somebody last asked for it
 
 
 @dataclass(kw_only=True)
@@ -85,7 +87,8 @@ class Sweep:
             return
         headline = result.get("headline") or {}
         name = metric or headline.get("metric")
-        job.metric = result["metrics"]["last"].get(name)
+        value = result["metrics"]["last"].get(name)
+        job.metric = value if value is not None and math.isfinite(value) else None
         self.metric = self.metric or name
         self.goal = self.goal or (headline.get("goal") if name == headline.get("metric") else None)
 

@@ -106,7 +106,8 @@ class Schedule:
             self.stop_code, self.is_stopped = self.stop_code or STOPPED[task.entry.status], True
         elif task.entry.status == FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
-            if task.entry.attempts <= max(retries, task.job.config.tree["cluster"]["max_restarts"] or 0):
+            task.entry.failures += 1
+            if task.entry.failures <= max(retries, task.job.config.tree["cluster"]["max_restarts"] or 0):
                 return task
             self.is_stopped = self._policy.on_failure == "stop"
         return None

@@ -29,6 +29,7 @@ GROUP_VARIABLE = "DDP_TRAIN_GROUP"
 """The environment variable in which members find the folder of their group: `socket`, and `run_dir`, the folder of the job at hand."""
 
 _ENDS_WITHIN_S = 10.0
+_LONGEST = 60
 
 
 class WarmSlot:
@@ -52,7 +53,7 @@ class WarmSlot:
         processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
         environment = rank_environment(processes * self._slots, cluster["threads_per_process"]) | environment_of(cluster)
         if self._slots > 1 and devices.resolve_device(cluster["device"]) == "cuda":
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices.gpu_share(self._number, processes))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices.gpu_share(self._number, self._slots)[:processes])
         if self._group is None or not self._group.can_serve() or (processes, environment) != (self._processes, self._environment):
             self.end()
             self._processes, self._environment = processes, environment
@@ -85,7 +86,7 @@ class _Group:
     """An agent with its members, and the socket to the member of rank 0."""
 
     def __init__(self, agent_log: Path, processes: int, environment: Mapping[str, str]) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="ddp_train_"))  # readable by this user alone
+        self._folder = _make_folder()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._folder / "socket"))
         self._listener.listen()
@@ -186,6 +187,18 @@ class _Group:
             found = failure.from_agent(pid=self._agent, signal_name=name)
             found.record(self._job.run_dir, seconds=time.monotonic() - self._sent)
         return FAILED if self._exit_code == 0 else self._exit_code if self._exit_code > 0 else 128 - self._exit_code
+
+
+def _make_folder() -> Path:
+    """Return a new folder that this user alone can read, after removing those of launchers that were killed."""
+    temporary = Path(tempfile.gettempdir())
+    if len(str(temporary)) > _LONGEST:  # the path of a Unix socket may have 107 characters
+        temporary = Path("/tmp")
+    for left in temporary.glob("ddp_train_group_*"):
+        with contextlib.suppress(OSError, ValueError):
+            if left.stat().st_uid == os.getuid() and not Path(f"/proc/{int(left.name.split('_')[3])}").exists():
+                shutil.rmtree(left)
+    return Path(tempfile.mkdtemp(prefix=f"ddp_train_group_{os.getpid()}_", dir=temporary))
 
 
 def slots(agent_logs: Path, count: int) -> list[WarmSlot]:

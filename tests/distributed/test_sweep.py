@@ -96,7 +96,7 @@ def check_faults(project: Project, done: Finished) -> None:
 def test_a_failing_job_takes_no_other_along(project: Project) -> None:
     project.write("fragile.py", FRAGILE)
     swept = ["-m", *FRAGILE_JOBS, "+model.fault=none,raise,SIGKILL,poison,none"]
-    check_faults(project, project.run(*swept, "cluster=cpu"))
+    check_faults(project, project.run(*swept, "cluster=cpu", "sweep.parallel_jobs=2"))
 
 
 def test_nor_does_it_under_torchrun(project: Project) -> None:
@@ -229,7 +229,10 @@ LEAKY = """
 import os, signal, sys, warnings
 from pathlib import Path
 import torch
+from torch import nn
 from ddp_train.model.mlp import MLP
+
+KEPT = []
 
 class Leaky(MLP):
     def __init__(self, leaks, **arguments):
@@ -245,10 +248,12 @@ class Leaky(MLP):
             sys.path.insert(0, "/nowhere")
             warnings.simplefilter("error")
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            open("leaked.txt", "w")
+            KEPT.append(open("leaked.txt", "w"))
+            nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output)
         else:
             state = [torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads() == 3]
             state += [torch.get_float32_matmul_precision(), "LEAKED" in os.environ, "/nowhere" in sys.path]
+            state += [len(KEPT), len(nn.modules.module._global_forward_hooks)]
             state.append(len(torch.overrides._get_current_function_mode_stack()))
             state += [signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, any(each[0] == "error" for each in warnings.filters[:1])]
             state.append(any(path.exists() and path.resolve().name == "leaked.txt" for path in Path("/proc/self/fd").iterdir()))
