@@ -11,7 +11,7 @@ from contextlib import suppress
 from ddp_train import devices
 from ddp_train.exit_code import INTERRUPTED, TERMINATED
 from ddp_train.launch.stopping import stop_signals
-from ddp_train.process import STOP_SIGNALS
+from ddp_train.process import AGENT_VARIABLE, STOP_SIGNALS, die_with_parent
 
 
 def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
@@ -49,9 +49,10 @@ def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     agent = os.fork()
     if agent == 0:
-        _become_agent(arguments, environment)
+        _become_agent(arguments, environment, parent)
     return agent
 
 
@@ -61,14 +62,15 @@ def rank_environment(processes: int, threads_per_process: int | None) -> dict[st
     return {"OMP_NUM_THREADS": str(threads)} if threads_per_process or "OMP_NUM_THREADS" not in os.environ else {}
 
 
-def _become_agent(arguments: list[str], environment: Mapping[str, str]) -> None:
+def _become_agent(arguments: list[str], environment: Mapping[str, str], parent: int) -> None:
     """Turn this forked process into an agent; never returns."""
     code = 1
     try:
+        die_with_parent(parent)  # before torch is imported: that takes seconds, and the parent may be killed meanwhile
         os.setsid()  # Ctrl-C on the terminal reaches the parent alone, which tells us once
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        os.environ.update(environment)
+        os.environ.update({**environment, AGENT_VARIABLE: str(os.getpid())})
         from ddp_train import agent  # imports torch: in this process only
 
         code = agent.main(arguments)
