@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
 from ddp_train.devices import is_torchrun_worker
+from ddp_train.process import AGENT_VARIABLE, die_with_parent
 
 
 def main() -> None:
@@ -13,6 +15,8 @@ def main() -> None:
     if is_torchrun_worker():
         # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
+        die_with_parent(int(os.environ.pop(AGENT_VARIABLE, "0")))
         from ddp_train import group, worker  # import torch
 
         worker.leave(group.main())

@@ -30,7 +30,7 @@ from ddp_train.run_dir import RunDir
 _SAVING_S = 300
 """How long ranks may take to save after a stop signal; whoever is in a hurry sends a second one."""
 
-_PASSED_ON = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 _OPTIONS = ("--run-dir=", "--group=", "--log=")
 """Ours: the folder of the run; the folder of a worker group, in which a file names that of the job at hand; where torch's own lines go."""
 

@@ -60,6 +60,7 @@ def run(place: Place) -> int:
 
     Hydra's own interface stays as it is: --help, --cfg, --info, tab completion, -m with any sweeper.
     """
+    sys.argv[1:] = _options_first(sys.argv[1:])
     match sys.argv[1:2]:
         case ["resume"]:
             return _report(lambda: _resume(sys.argv[2:], place))
@@ -67,6 +68,14 @@ def run(place: Place) -> int:
             return _report(lambda: _show(sys.argv[2:]))
         case _:
             return _report(lambda: _compose(place))
+
+
+def _options_first(arguments: list[str]) -> list[str]:
+    """Put options before overrides: Hydra's parser takes no override after an option that follows one (`model=mlp -m seed=1,2`)."""
+    is_option = [text in ("-m", "--multirun") or (text.startswith("--") and "=" in text) for text in arguments]
+    return [text for text, is_one in zip(arguments, is_option, strict=True) if is_one] + [
+        text for text, is_one in zip(arguments, is_option, strict=True) if not is_one
+    ]
 
 
 def _compose(place: Place) -> int:
@@ -275,7 +284,10 @@ def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, let_go_wi
         sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
         return _compose(place)
     hold(folder, key="resume", within_s=let_go_within_s)
-    first = frozen_job(sweep.run_dir(sweep.jobs[0]).root, overrides)
+    configs = [sweep.run_dir(job).root for job in sweep.jobs if sweep.run_dir(job).config.exists()]
+    if not configs:
+        raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
+    first = frozen_job(configs[0], overrides)
     _refuse_other_machines(first, folder)
     multirun = Multirun(sweep, first.config.tree["sweep"], place.slots, _check)
     try:

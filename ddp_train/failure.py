@@ -100,11 +100,11 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
         pid=os.getpid(),
         step=step,
         error=name,
-        message=str(error),
+        message=_text(error),
         key=error.key if isinstance(error, UserError) else "",
         traceback="" if is_user_error else _format(error),
         time=time.time(),
-        fix="" if is_user_error else next((fix for pattern, fix in _FIXES.items() if re.search(pattern, f"{name}: {error}")), ""),
+        fix="" if is_user_error else next((fix for pattern, fix in _FIXES.items() if re.search(pattern, f"{name}: {_text(error)}")), ""),
     )
 
 
@@ -210,6 +210,13 @@ def load(run_dir: RunDir) -> Failure | None:
         return Failure(**json.loads(run_dir.failure.read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as problem:  # of somebody's own exception class
+        return f"(its text cannot be had: {type(problem).__name__})"
 
 
 def _without_traceback(rank: int, pid: int, error: str, message: str, *, fix: str = "") -> Failure:

@@ -37,7 +37,7 @@ def run_of(path: Path) -> Path:
         if path.exists() and (folder / "config.yaml").exists():
             return folder.absolute()
     raise ConfigError(
-        key="resume", happened=f"{path} is no run folder and no checkpoint", expected="auto, never, or a folder that holds config.yaml"
+        key="resume", happened=f"{path} is no run folder and no checkpoint", expected="a folder that holds config.yaml, or sweep.json"
     )
 
 

@@ -22,7 +22,6 @@ from ddp_train.isolation import Baseline
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.warm_group import GROUP_VARIABLE
 from ddp_train.member import Leader, Member, serve
-from ddp_train.process import AGENT_VARIABLE, die_with_parent
 from ddp_train.run_dir import RunDir
 from ddp_train.worker import Rank
 
@@ -34,7 +33,6 @@ def main() -> int:
 
     Global rank 0 alone lets Hydra compose; the other ranks compose nothing.
     """
-    die_with_parent(int(os.environ.pop(AGENT_VARIABLE, "0")))  # popped: what a job starts has another parent
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen

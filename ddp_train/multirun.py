@@ -113,7 +113,13 @@ class Multirun:
                 entry.failures = 0
         is_tried_again = is_asked and self.sweep.is_planned
         again = [job for job in self.sweep.jobs if job.status != COMPLETED and (is_tried_again or job.status != FAILED)]
-        jobs = [(entry, to_job(self.sweep.run_dir(entry).root)) for entry in again]
+        jobs: list[tuple[SweepJob, Job]] = []
+        for entry in again:
+            try:
+                jobs.append((entry, to_job(self.sweep.run_dir(entry).root)))
+            except ConfigError as error:  # its folder is gone, say; the others go on
+                entry.status = FAILED
+                self._screen.say(f"job {entry.number} cannot be run: {error}")
         if problems := self._check_room(job.config for _, job in jobs):
             raise config.ConfigErrors(problems)
         self.run(jobs)

@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ask a run to stop in good order. Batch systems send SIGUSR1 some time before the end (`sbatch --signal=USR1@120`)."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Ask a run to stop in good order. Batch systems send SIGUSR1 some time before the end (`sbatch --signal=USR1@120`), a terminal that is
+closed sends SIGHUP."""
 
 AGENT_VARIABLE = "DDP_TRAIN_AGENT"
 """The environment variable in which the processes of an agent of ours find its pid: it may be gone when they have imported torch."""

@@ -80,7 +80,7 @@ class Rank:
                 code = run_job(job, self._world, state, stop)
                 stop.close()
                 return code
-            except (Exception, SystemExit) as error:  # sys.exit in a component is no way to leave either
+            except BaseException as error:  # sys.exit in a component is no way to leave either
                 logger.exception("rank %d failed", self._rank)
                 found = _describe(error, job, state, stop, rank=self._rank)
                 _show(found, job, terminal, seconds=time.monotonic() - started)
@@ -100,7 +100,7 @@ def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | No
     if is_a_peers:
         error.add_note(f"{restart.LOST}: see the logs of the other ranks.")
         time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
-        gone = stop.gone() if stop is not None else None
+        gone = stop.gone() if stop is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
         if stop is not None and gone is not None and not job.run_dir.failure.exists():  # the agent found nothing wrong with its end
             departed, pid = gone
             doing = stop.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import signal
 from collections.abc import Iterable, Iterator
@@ -147,7 +148,8 @@ class _Requests(Iterable[_Request]):
 
 def _start_worker(worker: int) -> None:
     """Tie a worker to its rank, and give python's and numpy's streams the seed that torch has there."""
-    die_with_parent()
+    rank = multiprocessing.parent_process()
+    die_with_parent(None if rank is None else rank.pid)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # an agent sends them to the rank's whole process group; the rank reads on until it stops
     random.seed(torch.initial_seed())

@@ -32,7 +32,8 @@ def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Itera
         if number == signal.SIGINT:
             os.write(2, b"\nstopping after this step; Ctrl-C again ends it at once\n")  # not print: it may be printing right now
 
-    before: dict[int, Any] = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
+    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+    before: dict[int, Any] = {number: signal.signal(number, on_signal) for number in heard}
     try:
         yield received
     finally:

@@ -98,7 +98,15 @@ class _Group:
         self._is_ending = False  # the agent has told its members to end
         self._exit_code: int | None = None
         self._agent = start_agent(
-            [f"--log={agent_log}", f"--group={self._folder}", "--standalone", f"--nproc-per-node={processes}", "-m", "ddp_train"],
+            [
+                f"--log={agent_log}",
+                f"--group={self._folder}",
+                "--standalone",
+                f"--log-dir={self._folder}/torch",
+                f"--nproc-per-node={processes}",
+                "-m",
+                "ddp_train",
+            ],
             environment={**environment, GROUP_VARIABLE: str(self._folder)},
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -304,6 +305,24 @@ def test_a_wrong_sweep_is_refused_and_leaves_nothing(
     assert (code, seen) == (2, [])
     assert said in capsys.readouterr().err
     assert "basic" in str(arguments) or not list(tmp_path.glob("outputs/default/sweeps/*"))
+
+
+def test_options_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "wide.yaml").write_text("defaults: [mlp]\nwidth: 999\n")
+    code, seen = sweep(monkeypatch, tmp_path, "model=wide", "-m", "seed=1,2", "--config-dir=mine", "cluster=cpu")
+    assert (code, seen) == (0, ["start 1", "end 1", "start 2", "end 2", "free"])
+
+
+def test_a_job_whose_folder_is_gone_is_named_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(monkeypatch, tmp_path, "-m", "seed=1,2,3", "cluster=cpu", "hydra.sweep.dir=s", outcome={1: (130, "interrupted")})
+    shutil.rmtree(tmp_path / "s" / "1")
+    code, seen = sweep(monkeypatch, tmp_path, "resume", "s")
+    assert code == 1
+    assert seen == ["start 1", "end 1", "start 3", "end 3", "free"]
+    assert "job 1 cannot be run" in capsys.readouterr().err
 
 
 def test_a_metric_that_no_job_has_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ LONG = ["-m", "model=mlp", "model.width=16", *FEW, "trainer.max_steps=100000", "
 def test_a_stop_while_the_processes_start_is_no_failure(project: Project, number: signal.Signals, code: int, delay_s: float) -> None:
     process = project.start(*LONG, "seed=1,2", "hydra.sweep.dir=sweep")
     sweep = project.folder / "sweep"
-    wait_for(lambda: (sweep / "sweep.json").exists() and statuses(sweep)[0] == "running")
+    wait_for(lambda: (sweep / "sweep.json").exists() and statuses(sweep)[:1] == ["running"])
     time.sleep(delay_s)
     process.send_signal(number)
     done = finish(process, timeout=20)
