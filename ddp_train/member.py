@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from pathlib import Path
@@ -144,8 +145,8 @@ class Member:
         exit_code, run_dir = self._child.wait(), Job.from_json(self._current.job).run_dir
         if exit_code == DONE and (stopped := self._stopped_before_training(run_dir)):
             return stopped
-        told_to_end = self.is_stopping and (-exit_code in STOP_SIGNALS or exit_code - 128 in STOP_SIGNALS)  # by the agent, which knows why
-        if not told_to_end and not run_dir.is_completed() and not run_dir.failure.exists():
+        is_told = self.is_stopping  # to end, by somebody who knows why
+        if not is_told and not run_dir.is_completed() and not run_dir.failure.exists():
             time.sleep(_LAST_WORDS_S)  # the others find their connection broken, and log what they were doing
             others = {rank: f"job/{self._current.number}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
             pids = {rank: int(self._store.get(key)) for rank, key in others.items() if self._store.check([key])}
@@ -208,7 +209,7 @@ class Leader:
 
     def kill(self) -> None:
         """End this rank at once; the others notice."""
-        self._member.end(at_once=True)
+        self._member.note_stop(signal.SIGKILL)
 
     def end(self) -> None:
         """Keep the ranks: the next job may have them."""
@@ -256,9 +257,7 @@ class _Child:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, STOP_SIGNALS
-        )  # one that comes now is for the rank as it will be, not for our handlers in it
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the child would run our handlers for one that comes before it is a rank
         try:
             self.pid = os.fork()
             if self.pid == 0:
@@ -269,7 +268,8 @@ class _Child:
         theirs.close()
 
     def send(self, job: str) -> None:
-        self._ours.send_bytes(job.encode())
+        with suppress(ConnectionError):  # it has died since its last job; the next poll says so
+            self._ours.send_bytes(job.encode())
 
     def poll(self, timeout_s: float) -> int | None:
         try:
@@ -291,8 +291,10 @@ class _Child:
         return self._exit_code
 
     def signal(self, number: int) -> None:
-        if not self.is_dead():
-            os.kill(self.pid, number)
+        """Called by a signal handler too: it must not wait for the process, which the main thread may be doing right now."""
+        if self._exit_code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def end(self, *, at_once: bool) -> None:
         self._ours.close()  # an idle rank leaves by itself
