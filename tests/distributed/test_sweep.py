@@ -276,7 +276,7 @@ def test_a_job_sees_nothing_of_the_one_before(project: Project) -> None:
 
 
 def test_ten_runs_started_at_once_have_ten_folders_and_ten_results(project: Project) -> None:
-    short = [*TINY, "trainer.max_steps=2", "cluster=cpu", "cluster.processes_per_node=2"]
+    short = [*TINY, "trainer.max_steps=2", "cluster=cpu", "cluster.processes_per_node=1"]
     done = [finish(process, timeout=200) for process in [project.start(*short, f"seed={number}") for number in range(10)]]
     assert [each.returncode for each in done] == [0] * 10, [each.output for each in done if each.returncode]
     assert len(project.runs()) == 10
