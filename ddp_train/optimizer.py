@@ -79,20 +79,11 @@ def muon(
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; Liu et al. 2025, arXiv:2502.16982 ("match_rms_adamw").
     """
-    elsewhere = {
-        id(parameter)
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or name.rpartition(".")[2] in head_names
-        for parameter in module.parameters()
-    }
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if parameter.ndim == 2 and id(parameter) not in elsewhere]
+    matrices, others = _split_by_role(model, head_names)
     if not matrices:
         raise ConfigError(
             key="optimizer", happened="the model has no hidden weight matrix for Muon", expected="linear layers", fix="optimizer=adamw"
         )
-    taken = {id(parameter) for parameter in matrices}
-    others = [parameter for parameter in parameters if id(parameter) not in taken]
     # The split goes by names and shapes; where it is wrong (a head with an unknown name), these two numbers are where one sees it.
     log.info("Muon trains %d matrices with %.1f M weights, AdamW %d tensors with %.1f M", *_size(matrices), *_size(others))
     parts: list[torch.optim.Optimizer] = [
@@ -111,6 +102,22 @@ def muon(
         beta1, beta2 = adamw_betas
         parts.append(torch.optim.AdamW(groups, lr=adamw_lr, betas=(beta1, beta2), eps=adamw_eps, fused=adamw_fused))
     return MuonAdamW(*parts)
+
+
+def _split_by_role(model: nn.Module, head_names: Sequence[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the hidden weight matrices, and all other parameters that are trained, each in the model's order."""
+    elsewhere = {
+        id(parameter)
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or name.rpartition(".")[2] in head_names
+        for parameter in module.parameters()
+    }
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            (matrices if parameter.ndim == 2 and id(parameter) not in elsewhere else others).append(parameter)
+    return matrices, others
 
 
 class MuonAdamW(torch.optim.Optimizer):
