@@ -1,7 +1,5 @@
 """One node's agent: torchrun's own (torch.distributed.run), with a better ending.
 
-    python -m ddp_train.agent [--run-dir=DIR | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
-
 torchrun ends a failed run with a page of its own internals. This one keeps that page in the run's logs and shows the one screen
 that the failing rank left, or says itself which rank died of what.
 """
@@ -23,7 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from ddp_train import failure, rendezvous
 from ddp_train.exit_code import ENVIRONMENT_REFUSES
-from ddp_train.process import STOP_SIGNALS, die_with_parent
+from ddp_train.process import STOP_SIGNALS
 from ddp_train.restart import Deaths
 from ddp_train.run_dir import RunDir
 
@@ -36,8 +34,11 @@ _OPTIONS = ("--run-dir=", "--group=", "--log=")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the agent to its end and return the exit code of the run."""
-    die_with_parent()
+    """Run the agent to its end and return the exit code of the run.
+
+    Args:
+        arguments: [--run-dir=DIR | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
+    """
     given = _take_options(arguments)
     run_dir = RunDir(Path(given["--run-dir="])) if "--run-dir=" in given else None
     _quieten(Path(given["--log="]) if "--log=" in given else run_dir.agent_log(0) if run_dir is not None else None)
@@ -104,7 +105,3 @@ def _quieten(log: Path | None) -> None:
         logger.handlers.clear()
         logger.propagate = name.count(".") > 0
     logging.getLogger("torch").addHandler(handler)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +20,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.distributed import Store
 
@@ -29,7 +28,7 @@ from ddp_train import failure, run_dir
 from ddp_train.distributed import wait_for
 from ddp_train.exit_code import DONE, FAILED, PREEMPTED, STOPPED
 from ddp_train.job import Job
-from ddp_train.process import STOP_SIGNALS, die_with_parent
+from ddp_train.process import STOP_SIGNALS, fork
 from ddp_train.run_dir import RunDir
 
 RunJobs = Callable[[Callable[[], Job | None], Callable[[int], None], int], None]
@@ -254,17 +253,14 @@ class _Child:
         self.generation = generation
         self._exit_code: int | None = None
         self._ours, theirs = connection.Pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the child would run our handlers for one that comes before it is a rank
-        try:
-            self.pid = os.fork()
-            if self.pid == 0:
-                self._ours.close()
-                _become_rank(theirs, generation, run_jobs, parent)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+        def be_rank() -> int:
+            self._ours.close()
+            run_dir.let_go()  # the folders are the member's, whose life is longer
+            run_jobs(lambda: _next_job(theirs), lambda exit_code: theirs.send_bytes(str(exit_code).encode()), generation)
+            return DONE
+
+        self.pid = fork(be_rank)
         theirs.close()
 
     def send(self, job: str) -> None:
@@ -305,29 +301,11 @@ class _Child:
         self.wait()
 
 
-def _become_rank(jobs: connection.Connection, generation: int, run_jobs: RunJobs, parent: int) -> NoReturn:
-    code = FAILED
+def _next_job(jobs: connection.Connection) -> Job | None:
     try:
-        die_with_parent(parent)
-        run_dir.let_go()  # the folders are the member's, whose life is longer
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-
-        def next_job() -> Job | None:
-            try:
-                return Job.from_json(jobs.recv_bytes().decode())
-            except EOFError:
-                return None
-
-        run_jobs(next_job, lambda exit_code: jobs.send_bytes(str(exit_code).encode()), generation)
-        code = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        return Job.from_json(jobs.recv_bytes().decode())
+    except EOFError:
+        return None
 
 
 def _record(found: failure.Failure, folder: RunDir, *, seconds: float) -> None:

@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ask a run to stop in good order. Batch systems send SIGUSR1 some time before the end (`sbatch --signal=USR1@120`), a terminal that is
@@ -15,6 +17,24 @@ AGENT_VARIABLE = "DDP_TRAIN_AGENT"
 """The environment variable in which the processes of an agent of ours find its pid: it may be gone when they have imported torch."""
 
 _PR_SET_PDEATHSIG = 1
+
+
+def fork(work: Callable[[], int]) -> int:
+    """Start a process that does `work`, exits with what it returns and ends with this one; return its pid.
+
+    It has this one's modules, and none of its handlers for stop signals. This process should have no other thread.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the child would run our handlers for one that comes before it has dropped them
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(work, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    return pid
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -31,3 +51,20 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died between the two lines
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _become(work: Callable[[], int], parent: int) -> NoReturn:
+    """Do the work of a forked process, and leave without the tidying that is its parent's."""
+    code = 1
+    try:
+        die_with_parent(parent)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        code = work()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from ddp_train import devices
 from ddp_train.exit_code import INTERRUPTED, TERMINATED
 from ddp_train.launch.stopping import stop_signals
-from ddp_train.process import AGENT_VARIABLE, STOP_SIGNALS, die_with_parent
+from ddp_train.process import AGENT_VARIABLE, fork
 
 
 def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
@@ -20,7 +20,7 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
     A stop signal is passed on; a second Ctrl-C or SIGTERM kills the agent, and with it its ranks.
 
     Args:
-        arguments: as for `python -m ddp_train.agent`.
+        arguments: as for `agent.main`.
         environment: what the ranks' environment has beside this process's own.
     """
     agent = start_agent(arguments, environment=environment)
@@ -44,39 +44,21 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
 def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
     """Start an agent and return its pid.
 
-    It is forked, not started anew: checking the config has imported torch already, which takes a second. This process has no other thread,
-    so that a fork is safe; the ranks are started as fresh interpreters by the agent.
+    It is forked, not started anew: checking the config has imported torch already, which takes a second. The ranks are started as fresh
+    interpreters by the agent.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    agent = os.fork()
-    if agent == 0:
-        _become_agent(arguments, environment, parent)
-    return agent
+
+    def be_agent() -> int:
+        os.setsid()  # Ctrl-C on the terminal reaches the parent alone, which tells us once
+        os.environ.update({**environment, AGENT_VARIABLE: str(os.getpid())})
+        from ddp_train import agent  # imports torch: in this process only
+
+        return agent.main(arguments)
+
+    return fork(be_agent)
 
 
 def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:
     """Return what every rank's environment needs before torch starts: threads that share the cores instead of fighting for them."""
     threads = threads_per_process or max(1, devices.cores() // processes)
     return {"OMP_NUM_THREADS": str(threads)} if threads_per_process or "OMP_NUM_THREADS" not in os.environ else {}
-
-
-def _become_agent(arguments: list[str], environment: Mapping[str, str], parent: int) -> None:
-    """Turn this forked process into an agent; never returns."""
-    code = 1
-    try:
-        die_with_parent(parent)  # before torch is imported: that takes seconds, and the parent may be killed meanwhile
-        os.setsid()  # Ctrl-C on the terminal reaches the parent alone, which tells us once
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        os.environ.update({**environment, AGENT_VARIABLE: str(os.getpid())})
-        from ddp_train import agent  # imports torch: in this process only
-
-        code = agent.main(arguments)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
