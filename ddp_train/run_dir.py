@@ -154,17 +154,16 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
     descriptor = os.open(folder, os.O_RDONLY)  # the folder itself is locked: no file that could be left behind
     deadline = time.monotonic() + within_s
     try:
-        while not _lock(descriptor) and time.monotonic() < deadline:
+        while not _lock(descriptor):
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise ConfigError(
+                    key=key,
+                    happened=f"another run is working in {folder}",
+                    expected="one run per folder",
+                    fix="wait for it, or choose another folder",
+                )
             time.sleep(0.1)
-        _lock(descriptor, must=True)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(
-            key=key,
-            happened=f"another run is working in {folder}",
-            expected="one run per folder",
-            fix="wait for it, or choose another folder",
-        ) from None
     except OSError as error:  # a file system without locks
         print(f"{folder} cannot be locked ({error.strerror}): take care that no other run uses it", file=sys.stderr)
     _held.append(descriptor)
@@ -192,12 +191,10 @@ def let_go() -> None:
                 shutil.rmtree(folder)
 
 
-def _lock(descriptor: int, *, must: bool = False) -> bool:
+def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        if must:
-            raise
         return False
     return True
 

@@ -12,10 +12,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ddp_train.errors import ConfigError
 from ddp_train.run_dir import RunDir, write_atomic, write_json
@@ -129,10 +127,5 @@ def sweep_of(run: Path) -> Path | None:
 
 
 def _values(job: SweepJob) -> dict[str, str]:
-    return dict(_split(job.overrides))
-
-
-def _split(overrides: Iterable[str]) -> Iterable[tuple[str, Any]]:
-    for text in overrides:
-        key, _, value = text.partition("=")
-        yield key.lstrip("+~"), value
+    pairs = (text.partition("=") for text in job.overrides)
+    return {key.lstrip("+~"): value for key, _, value in pairs}
