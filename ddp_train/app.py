@@ -1,7 +1,7 @@
 """The entry: Hydra composes here, in one process per job, and nowhere else. Imports no torch.
 
 `run` gives every composed, checked and claimed job to a function: on the command line that one starts torchrun agents
-(`launch`), under torchrun it hands the job to the group of ranks that is already there (`worker`).
+(`launch`), under torchrun it hands the job to the group of ranks that is already there (`group`).
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ def run(place: Place) -> int:
 
 def _options_first(arguments: list[str]) -> list[str]:
     """Put options before overrides: Hydra's parser takes no override after an option that follows one (`model=mlp -m seed=1,2`)."""
-    is_option = [text in ("-m", "--multirun") or (text.startswith("--") and "=" in text) for text in arguments]
-    return [text for text, is_one in zip(arguments, is_option, strict=True) if is_one] + [
-        text for text, is_one in zip(arguments, is_option, strict=True) if not is_one
-    ]
+
+    def is_override(text: str) -> bool:
+        return text not in ("-m", "--multirun") and not (text.startswith("--") and "=" in text)
+
+    return sorted(arguments, key=is_override)  # which keeps the order of each kind
 
 
 def _compose(place: Place) -> int:
@@ -127,7 +128,7 @@ class _Command:
 
 def resume(folder: Path, place: Place) -> int:
     """Continue the run or the sweep that an earlier attempt of this group of ranks has left (under torchrun)."""
-    return _report(lambda: _resume([str(folder)], place, let_go_within_s=_LET_GO_WITHIN_S))
+    return _report(lambda: _resume([str(folder)], place, is_restart=True))
 
 
 class Checked(Callback):
@@ -252,8 +253,12 @@ def _continue(folder: Path, checked: config.RunConfig, *, key: str) -> Path:
     return folder
 
 
-def _resume(arguments: list[str], place: Place, *, let_go_within_s: float = 0.0) -> int:
-    """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config, without composing anything again."""
+def _resume(arguments: list[str], place: Place, *, is_restart: bool = False) -> int:
+    """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config, without composing anything again.
+
+    Args:
+        is_restart: nobody typed it: ranks that have just died are started again.
+    """
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
             happened="which run?",
@@ -262,28 +267,29 @@ def _resume(arguments: list[str], place: Place, *, let_go_within_s: float = 0.0)
         )
     path, overrides = Path(arguments[0]), arguments[1:]
     if is_sweep(path):
-        return _resume_sweep(path.absolute(), overrides, place, let_go_within_s=let_go_within_s)
+        return _resume_sweep(path.absolute(), overrides, place, is_restart=is_restart)
     folder = run_of(path)
     job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if (path / "manifest.json").exists() else None)
     _refuse_other_machines(job, path)
-    hold(sweep_of(folder) or folder, key="resume", within_s=let_go_within_s)  # a sweep that runs may come to this job at any time
+    hold(
+        sweep_of(folder) or folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0
+    )  # a sweep that runs may come to this job at any time
     job.run_dir.forget_failure()
     job.run_dir.record_config(job.config.yaml())
     return place.run(job)
 
 
-def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, let_go_within_s: float) -> int:
+def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, is_restart: bool) -> int:
     """Run what a sweep has not finished. A sweeper that decides as it goes is asked again after that."""
     sweep = Sweep.load(folder)
     wrong = [text for text in overrides if not text.startswith(("sweep.", "cluster."))]
     if wrong:
         raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
+    hold(folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:
-        hold(folder, key="resume", within_s=let_go_within_s)
         let_go()  # composing takes it again
         sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
         return _compose(place)
-    hold(folder, key="resume", within_s=let_go_within_s)
     configs = [sweep.run_dir(job).root for job in sweep.jobs if sweep.run_dir(job).config.exists()]
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
@@ -291,7 +297,7 @@ def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, let_go_wi
     _refuse_other_machines(first, folder)
     multirun = Multirun(sweep, first.config.tree["sweep"], place.slots, _check)
     try:
-        multirun.take_up(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=let_go_within_s == 0.0)
+        multirun.take_up(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
     finally:
         multirun.close()
     return multirun.exit_code()

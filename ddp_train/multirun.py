@@ -87,6 +87,7 @@ class Multirun:
             if entry is None:
                 if job_config.hydra.job.num != self._next_number():  # one before it was recalled
                     job_config = self._compose(loader, base, overrides, self._next_number())
+                    checked_config = self._check(job_config, job_config.hydra)  # it may speak of its number
                 entry, job = self._freeze(job_config, checked_config)
                 to_run.append((entry, job))
             entries.append(entry)
@@ -107,14 +108,14 @@ class Multirun:
         Raises:
             ConfigErrors: there are not GPUs enough for so many jobs at a time.
         """
+        tries_failed_again = is_asked and self.sweep.is_planned
+        jobs: list[tuple[SweepJob, Job]] = []
         for entry in self.sweep.jobs:
             self.sweep.settle(entry, self._metric)
-            if is_asked and self.sweep.is_planned:
+            if entry.status == COMPLETED or (entry.status == FAILED and not tries_failed_again):
+                continue
+            if tries_failed_again:
                 entry.failures = 0
-        is_tried_again = is_asked and self.sweep.is_planned
-        again = [job for job in self.sweep.jobs if job.status != COMPLETED and (is_tried_again or job.status != FAILED)]
-        jobs: list[tuple[SweepJob, Job]] = []
-        for entry in again:
             try:
                 jobs.append((entry, to_job(self.sweep.run_dir(entry).root)))
             except ConfigError as error:  # its folder is gone, say; the others go on
