@@ -46,6 +46,7 @@ def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_st
     for number, rank, status, code in (
         (signal.SIGINT, None, "interrupted", 130),
         (signal.SIGUSR1, None, "preempted", 75),
+        (signal.SIGHUP, None, "preempted", 75),  # the terminal was closed
         (signal.SIGTERM, 1, "preempted", 75),
     ):
         done, seconds = stop(number, rank=rank)
