@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 
+from ddp_train import terminal
 from ddp_train.devices import is_torchrun_worker
 from ddp_train.process import AGENT_VARIABLE, die_with_parent
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    terminal.outlive()
     if is_torchrun_worker():
         # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

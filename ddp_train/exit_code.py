@@ -5,7 +5,7 @@ from __future__ import annotations
 DONE = 0
 FAILED = 1
 WRONG_INPUT = 2  # nothing was started
-PREEMPTED = 75  # stopped by SIGTERM or SIGUSR1, saved: run it again
+PREEMPTED = 75  # stopped by SIGTERM, SIGUSR1 or SIGHUP, saved: run it again
 ENVIRONMENT_REFUSES = 78  # do not run it again before something is mended
 INTERRUPTED = 130  # stopped by Ctrl-C
 TERMINATED = 143  # stopped by a signal before there was anything to save

@@ -22,16 +22,13 @@ _LINES_SHOWN = 8
 _PASSING_ON = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
 _ACTIVITIES = {  # a part of the innermost file's path that is not ours -> what is going on
     "torch/autograd/": "in backward",
-    "torch/utils/data/": "waiting for data",
+    "multiprocessing/connection.py": "waiting for data",
     "torch/distributed/": "in a collective",
     "torch/nn/modules/": "in forward",
     "torch/optim/": "in the optimizer's step",
 }
 _FIXES = {  # of errors that are not ours: what their text looks like -> what helps
     r"^(CUDA )?OutOfMemoryError|CUDA out of memory": "a smaller data.micro_batch_size with more trainer.grad_accum_steps, or amp=bf16",
-    r"DataLoader worker .*(exited unexpectedly|killed by signal)": (
-        "fewer data.num_workers: each needs memory of its own (in a container also a larger /dev/shm); 0 shows an error of the data itself"
-    ),
 }
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from ddp_train.run_dir import RunDir
+from ddp_train.terminal import Terminal
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     _flush()
     python_streams = sys.stdout, sys.stderr
-    terminals = [os.fdopen(os.dup(descriptor), "w", buffering=1) for descriptor in (1, 2)]
+    terminals = [Terminal(os.dup(descriptor)) for descriptor in (1, 2)]
     log = os.open(run_dir.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -18,6 +18,7 @@ from torch.distributed import DistError, Store
 from ddp_train import checkpoint, environment, failure, memory, restart, summary
 from ddp_train.build import Components, build, build_writers
 from ddp_train.cluster import environment_of
+from ddp_train.data.workers import start_server
 from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, open_world
 from ddp_train.errors import UserError
@@ -64,6 +65,8 @@ class Rank:
             stop: Stop | None = None
             try:
                 os.environ.update(environment_of(job.config.tree["cluster"]))  # of ranks that a user's torchrun started
+                if job.config.tree["data"]["num_workers"]:
+                    start_server()
                 if self._world is None:
                     self._world = open_world(
                         self._store, self._rank, self._size, device=resolve_device(job.config.tree["cluster"]["device"])

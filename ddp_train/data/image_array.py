@@ -56,7 +56,9 @@ class ImageArray:
             raise ConfigError(key="data.std", happened=f"{list(std)} is not positive", expected="standard deviations above 0")
         if crop_padding < 0:
             raise ConfigError(key="data.crop_padding", happened=f"{crop_padding} is negative", expected="pixels, 0 for no crop")
-        self._images, self._labels, self._image_shape = images, labels.astype(np.int64), (C, H, W)
+        # An array in memory as a tensor: loader workers get it through shared memory, once for all of them.
+        self._images = torch.from_numpy(np.require(images, requirements="W")) if isinstance(images, np.ndarray) else images
+        self._labels, self._image_shape = labels.astype(np.int64), (C, H, W)
         self._num_classes, self._crop_padding, self._flip = num_classes, crop_padding, flip
         # (pixel / 255 - mean) / std as one multiplication and one addition
         means, stds = np.asarray(mean, np.float64), np.asarray(std, np.float64)
@@ -72,7 +74,10 @@ class ImageArray:
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return normalised images [B, C, H, W] float32 and labels [B] int64."""
-        images_BCHW = torch.from_numpy(self._images[indices]).to(torch.float32)
+        if isinstance(self._images, torch.Tensor):
+            images_BCHW = self._images.index_select(0, torch.from_numpy(indices)).to(torch.float32)
+        else:
+            images_BCHW = torch.from_numpy(self._images[indices]).to(torch.float32)
         images_BCHW.mul_(self._scale_C11).add_(self._black_C11)
         return images_BCHW, torch.from_numpy(self._labels[indices])
 

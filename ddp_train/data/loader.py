@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import random
-import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ddp_train.data.order import SampleOrder, share
+from ddp_train.data.workers import WorkerDied, Workers, died
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Augmenting, Batch, DataSource, Indices
-from ddp_train.process import STOP_SIGNALS, die_with_parent
+from ddp_train.interfaces import Augmenting, Batch, DataSource
 
 
 @dataclass(frozen=True)
@@ -31,16 +26,17 @@ class MicroBatch:
     counts: bool
 
     def pin_memory(self) -> MicroBatch:
-        """Return a copy in page-locked memory (torch's DataLoader calls this too)."""
+        """Return a copy in page-locked memory."""
         return MicroBatch(pin_memory(self.batch), self.counts)
 
 
 @dataclass(frozen=True)
 class _Request:
-    """One micro-batch that is wanted; travels to the loader's workers."""
+    """One micro-batch that is wanted, as positions [start, stop) in an epoch's order; travels to the workers."""
 
     epoch: int
-    indices: Indices
+    start: int
+    stop: int
     counts: bool
 
 
@@ -76,24 +72,23 @@ class TrainLoader:
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches for ever, from the step that begins after `samples` samples; seeking is O(1)."""
+        read = _Reader(self._source, self.order)
         requests = self._requests(samples)
         if self._num_workers == 0:
-            reader = _Reader(self._source, self.order)
-            return (reader[request].pin_memory() if self._pin_memory else reader[request] for request in requests)
-        loader: DataLoader[MicroBatch] = DataLoader(
-            _Reader(self._source, self.order),  # type: ignore[arg-type]  # it is read by request, not by index
-            sampler=_Requests(requests),
-            batch_size=None,  # a request is a batch already
-            num_workers=self._num_workers,
-            pin_memory=self._pin_memory,
-            worker_init_fn=_start_worker,
-            generator=torch.Generator(),  # else the loader draws from the global stream, and resuming would shift it
-        )
-        return iter(loader)
+            yield from (read(request).pin_memory() if self._pin_memory else read(request) for request in requests)
+            return
+        workers = Workers(read, self._num_workers, pin_memory=self._pin_memory)
+        try:
+            yield from workers.results(requests)
+        except WorkerDied as error:
+            asked = error.request
+            raise died(error, f"the samples {self.order.indices(asked.epoch, asked.start, asked.stop).tolist()}") from None
+        finally:
+            workers.close()
 
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
-        return _Reader(self._source, self.order)[next(self._requests(0))]
+        return _Reader(self._source, self.order)(next(self._requests(0)))
 
     def _requests(self, samples: int) -> Iterator[_Request]:
         while True:
@@ -102,8 +97,7 @@ class TrainLoader:
             for part in range(self.grad_accum_steps):
                 start, stop = share(low, high, part, self.grad_accum_steps)
                 counts = stop > start
-                indices = self.order.indices(whole.epoch, *((start, stop) if counts else (whole.start, whole.start + 1)))
-                yield _Request(whole.epoch, indices, counts)
+                yield _Request(whole.epoch, *((start, stop) if counts else (whole.start, whole.start + 1)), counts)
             samples += whole.size
 
 
@@ -124,36 +118,19 @@ class EvalLoader:
 
 
 class _Reader:
-    """Reads requests; the data set that the loader's workers see."""
+    """Reads what is requested, in this process or in a worker."""
 
     def __init__(self, source: DataSource, order: SampleOrder) -> None:
         self._source = source
         self._order = order
         self._augment = source.augment if isinstance(source, Augmenting) else None
 
-    def __getitem__(self, request: _Request) -> MicroBatch:
-        batch = self._source.batch(request.indices)
+    def __call__(self, request: _Request) -> MicroBatch:
+        indices = self._order.indices(request.epoch, request.start, request.stop)
+        batch = self._source.batch(indices)
         if self._augment is not None:
-            batch = self._augment(batch, self._order.sample_keys(request.epoch, request.indices))
+            batch = self._augment(batch, self._order.sample_keys(request.epoch, indices))
         return MicroBatch(batch, request.counts)
-
-
-class _Requests(Iterable[_Request]):
-    def __init__(self, requests: Iterator[_Request]) -> None:
-        self._requests = requests
-
-    def __iter__(self) -> Iterator[_Request]:
-        return self._requests
-
-
-def _start_worker(worker: int) -> None:
-    """Tie a worker to its rank, and give python's and numpy's streams the seed that torch has there."""
-    rank = multiprocessing.parent_process()
-    die_with_parent(None if rank is None else rank.pid)
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # an agent sends them to the rank's whole process group; the rank reads on until it stops
-    random.seed(torch.initial_seed())
-    np.random.seed(torch.initial_seed() % 2**32)
 
 
 def require_samples(source: DataSource, *, key: str, at_least: int = 1) -> None:

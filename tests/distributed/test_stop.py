@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
+import subprocess
+import termios
 import time
 
 import pytest
@@ -46,7 +51,6 @@ def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_st
     for number, rank, status, code in (
         (signal.SIGINT, None, "interrupted", 130),
         (signal.SIGUSR1, None, "preempted", 75),
-        (signal.SIGHUP, None, "preempted", 75),  # the terminal was closed
         (signal.SIGTERM, 1, "preempted", 75),
     ):
         done, seconds = stop(number, rank=rank)
@@ -65,6 +69,33 @@ def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_st
     assert losses(stopped) == losses(whole)
     assert losses(stopped, "eval") == losses(whole, "eval")
     assert json.loads((stopped / "result.json").read_text())["status"] == "completed"
+
+
+def test_a_run_whose_terminal_is_closed_saves_and_ends(project: Project) -> None:
+    ours, its = pty.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(its, termios.TIOCSCTTY, 0)
+
+    command = project.command(*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "cluster=cpu")
+    process = subprocess.Popen(command, cwd=project.folder, stdin=its, stdout=its, stderr=its, preexec_fn=take_terminal)
+    os.close(its)
+    os.set_blocking(ours, False)
+
+    def has_trained() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(ours, 1 << 16)
+        return any((run / "metrics.jsonl").exists() and len(metrics(run)) > 9 for run in project.runs())
+
+    wait_for(has_trained)
+    os.close(ours)
+    assert process.wait(timeout=20) == 75
+    run = project.the_run()
+    result = json.loads((run / "result.json").read_text())
+    assert result["status"] == "preempted"
+    assert (run / f"checkpoints/step_{result['step']:08d}/COMPLETE").exists()
+    assert not (run / "failure.json").exists()
 
 
 def test_a_second_ctrl_c_ends_a_run_that_hangs_at_once(project: Project) -> None:

@@ -43,8 +43,6 @@ def test_a_stack_is_described_by_what_goes_on_and_the_innermost_line_that_is_no_
     ("error", "fix"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "data.micro_batch_size"),
-        (RuntimeError("DataLoader worker (pid 17) is killed by signal: Killed. "), "data.num_workers"),
-        (RuntimeError("DataLoader worker (pid(s) 17) exited unexpectedly"), "data.num_workers"),
         (RuntimeError("something else"), ""),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping
 from itertools import chain, islice
 from typing import Any
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from ddp_train.data.loader import EvalLoader, TrainLoader
 from ddp_train.data.order import SampleOrder
+from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import Indices
 
 
@@ -116,3 +119,43 @@ def test_evaluation_reads_every_sample_once(world_size: int) -> None:
         for micro_batch in EvalLoader(Numbers(10), rank=rank, world_size=world_size, batch_size=3):
             found += micro_batch.batch.tolist() if micro_batch.counts else []
     assert found == list(range(10))
+
+
+class Dangerous(Numbers):
+    """Numbers, but sample 7 cannot be read."""
+
+    def __init__(self, length: int, *, deadly: bool) -> None:
+        super().__init__(length)
+        self._deadly = deadly
+
+    def batch(self, indices: Indices) -> Tensor:
+        if 7 in indices:
+            if self._deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("seven is no number")
+        return super().batch(indices)
+
+
+def read_all(source: Numbers) -> None:
+    order = SampleOrder(32, seed=0, global_batch_size=4, drop_last=False)
+    stream = TrainLoader(source, order, rank=0, world_size=1, grad_accum_steps=1, num_workers=2, pin_memory=False).micro_batches(0)
+    for _ in islice(stream, 8):
+        pass
+
+
+def test_an_error_in_a_worker_comes_with_its_traceback() -> None:
+    with pytest.raises(ValueError, match="seven is no number") as caught:
+        read_all(Dangerous(32, deadly=False))
+    assert "in batch" in caught.value.__notes__[0]
+
+
+def test_a_worker_that_dies_is_named_with_its_signal_and_what_it_read() -> None:
+    with pytest.raises(DataError, match=r"was ended by SIGKILL while it read the samples \[.*\b7\b.*\]"):
+        read_all(Dangerous(32, deadly=True))
+
+
+def test_a_data_set_that_cannot_be_pickled_is_refused() -> None:
+    source = Numbers(32)
+    source.batch = lambda indices: torch.zeros(1)  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=r"cannot be sent to loader workers: .*lambda"):
+        read_all(source)

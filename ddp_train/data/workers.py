@@ -1,0 +1,219 @@
+"""Processes that read ahead for one rank: requests go round among them, and what they give comes back in the order of the requests.
+
+They are forked from a server, a small process that has torch and no threads, never from the rank: a rank has threads (gloo's, NCCL's,
+ours), and a process forked while one of them holds a lock may wait for that lock for ever (docs/decisions/0010-loader-workers.md).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import cycle
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from ddp_train.data.slot import Slot
+from ddp_train.errors import DataError, UserError
+from ddp_train.process import STOP_SIGNALS, die_with_parent
+
+AHEAD = 2  # requests that each worker has been given
+_ENDS_WITHIN_S = 2.0
+
+
+def start_server() -> None:
+    """Start the process that this one's workers are forked from, if it does not run yet.
+
+    It imports torch, which takes seconds: a rank calls this early, and opens its process group meanwhile.
+    """
+    forkserver.set_forkserver_preload(["ddp_train.data.fork_server", "ddp_train.data.loader"])
+    try:
+        for ensure_running in (resource_tracker.ensure_running, forkserver.ensure_running):
+            # An agent sends stop signals to the rank's whole process group; the rank reads on until it stops. Blocked signals stay so in
+            # what is started here, and the first of the two unblocks them.
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+            ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+class WorkerDied(Exception):
+    """A worker ended while it had a request.
+
+    Args:
+        request: the one that it was working on.
+        exit_code: negative for a signal; None: not known.
+    """
+
+    def __init__(self, request: Any, pid: int | None, exit_code: int | None) -> None:
+        super().__init__(request, pid, exit_code)
+        self.request, self.pid, self.exit_code = request, pid, exit_code
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """What a worker sends instead of a result."""
+
+    error: Exception
+    traceback: str
+
+
+class Workers:
+    """Worker processes with one reading function. They end with the rank, however it ends.
+
+    Args:
+        read: gives the result of a request; both are pickled, and tensors in the result travel through shared memory.
+        count: processes.
+        pin_memory: give tensors in page-locked memory, for faster transfer to a GPU.
+
+    Raises:
+        UserError: `read` cannot be pickled.
+    """
+
+    def __init__(self, read: Callable[[Any], Any], count: int, *, pin_memory: bool = False) -> None:
+        start_server()
+        self._workers = [_Worker(read) for _ in range(count)]
+        self._pin_memory = pin_memory
+
+    def results(self, requests: Iterator[Any]) -> Iterator[Any]:
+        """Yield the result of each request.
+
+        Raises:
+            WorkerDied: a worker did.
+            Exception: what the reading function raised, with the worker's traceback as a note.
+        """
+        pending: deque[tuple[Any, _Worker]] = deque()
+        for request, worker in zip(requests, cycle(self._workers), strict=False):
+            worker.ask(request)
+            pending.append((request, worker))
+            if len(pending) >= AHEAD * len(self._workers):
+                request, worker = pending.popleft()
+                yield worker.answer(request, pin_memory=self._pin_memory)
+        for request, worker in pending:
+            yield worker.answer(request, pin_memory=self._pin_memory)
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            worker.hang_up()
+        for worker in self._workers:
+            worker.end()
+
+
+class _Worker:
+    """One worker, as the rank sees it."""
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._slots = [Slot() for _ in range(AHEAD)]  # the result of request n is in slot n mod AHEAD: taken before n + AHEAD is asked
+        self._turn = 0
+        self._connection, its_end = multiprocessing.Pipe()
+        output = Connection(os.dup(2), readable=False)  # the rank's log; the server may have been started by another job
+        slots = [Connection(os.dup(slot.descriptor)) for slot in self._slots]  # the one kind of descriptor that can be pickled
+        self._process = multiprocessing.get_context("forkserver").Process(
+            target=_serve, args=(read, its_end, slots, output, dict(os.environ)), name="loader worker", daemon=True
+        )
+        try:
+            self._process.start()
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise UserError(
+                key="data.num_workers",
+                happened=f"the data set cannot be sent to loader workers: {error}",
+                expected="a data set that can be pickled (as everywhere where processes are not forked)",
+                fix="open files and make lambdas where they are used, or data.num_workers=0",
+            ) from error
+        finally:
+            for passed_on in (its_end, output, *slots):
+                passed_on.close()
+
+    def ask(self, request: Any) -> None:
+        with suppress(OSError):  # it died; its earlier requests come first
+            self._connection.send(request)
+
+    def answer(self, request: Any, *, pin_memory: bool) -> Any:
+        """Return the result of the oldest request."""
+        try:
+            answer = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join(_ENDS_WITHIN_S)
+            raise WorkerDied(request, self._process.pid, self._process.exitcode) from None
+        if isinstance(answer, _Raised):
+            if not isinstance(answer.error, UserError):
+                answer.error.add_note(f"in a loader worker (pid {self._process.pid}):\n{answer.traceback}")
+            raise answer.error
+        slot = self._slots[self._turn % AHEAD]
+        self._turn += 1
+        return slot.take(answer, pin_memory=pin_memory)
+
+    def hang_up(self) -> None:
+        self._connection.close()
+        for slot in self._slots:
+            slot.close()
+
+    def end(self) -> None:
+        self._process.join(_ENDS_WITHIN_S)
+        if self._process.exitcode is None:
+            self._process.kill()
+
+
+def _serve(
+    read: Callable[[Any], Any], connection: Connection, slots: list[Connection], output: Connection, environment: dict[str, str]
+) -> None:
+    """Answer requests until there are no more (a worker's life)."""
+    die_with_parent()  # the server, which ends when the rank does
+    rank = multiprocessing.parent_process()
+    if rank is None or not rank.is_alive():
+        return
+    os.environ.clear()
+    os.environ.update(environment)
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    torch.set_num_threads(1)
+    for slot in cycle([Slot(descriptor.fileno()) for descriptor in slots]):
+        try:
+            request = connection.recv()
+        except (EOFError, OSError):  # the rank has closed its end, perhaps with results unread
+            return
+        answer: bytes | _Raised
+        try:
+            answer = slot.put(read(request))
+        except Exception as error:
+            answer = _Raised(_portable(error), traceback.format_exc())
+        try:
+            connection.send(answer)
+        except OSError:
+            return
+
+
+def _portable(error: Exception) -> Exception:
+    """Return the error itself, where another process can rebuild it."""
+    try:
+        rebuilt = pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error if type(rebuilt) is type(error) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def died(error: WorkerDied, what: str) -> DataError:
+    """Explain a worker's death to the user.
+
+    Args:
+        what: it was reading, in words.
+    """
+    code = error.exit_code
+    how = "ended" if code is None else f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return DataError(
+        key="data.num_workers",
+        happened=f"a loader worker (pid {error.pid}) {how} while it read {what}",
+        expected="workers that live as long as the run",
+        fix="fewer data.num_workers, if memory is the cause: each needs some (in a container also a larger /dev/shm); "
+        "data.num_workers=0 shows an error of the data itself",
+    )
