@@ -1,5 +1,14 @@
-"""Imported by the server that loader workers are forked from, before all else: it ends with its rank, also while it imports torch."""
+"""Imported by the server that loader workers are forked from, before all else: what holds for it and for every worker."""
+
+import ctypes
 
 from ddp_train.process import die_with_parent
 
-die_with_parent()
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
+die_with_parent()  # with the rank, also while it imports torch
+
+# A worker allocates the same batch again and again. Giving the memory back each time, as malloc does, costs more than filling it.
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: 0)
+_mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that there is
+_mallopt(_M_TRIM_THRESHOLD, 1 << 30)
