@@ -18,6 +18,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # `make test &`: what the tests start would never see Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # `nohup make test`
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 FEW = ["data.num_samples=640", "data.eval.num_samples=101", "trainer.log_every_steps=1", "~metrics.tensorboard"]
 TINY = ["model=mlp", "model.width=16", *FEW]
 """A run of seconds: a small model on few synthetic images."""
