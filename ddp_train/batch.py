@@ -1,4 +1,4 @@
-"""Ask a batch how large it is. Same layer as `interfaces`: objectives and the trainer both use it."""
+"""Look into a batch. Same layer as `interfaces`: objectives and the trainer both use it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ def batch_size(batch: Batch) -> int:
     Raises:
         TypeError: the batch holds no tensor with a leading dimension.
     """
-    for tensor in _tensors(batch):
+    for tensor in tensors_of(batch):
         if tensor.ndim > 0:
             return int(tensor.shape[0])
     raise TypeError(f"a batch is tensors with a leading dimension B in tuples, lists or dicts; found none in a {type(batch).__name__}")
 
 
-def _tensors(batch: Batch) -> Iterator[Tensor]:
+def tensors_of(batch: Batch) -> Iterator[Tensor]:
+    """Yield the tensors of the nest, in order."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
-            yield from _tensors(value)
+            yield from tensors_of(value)
     elif isinstance(batch, (tuple, list)):
         for value in batch:
-            yield from _tensors(value)
+            yield from tensors_of(value)

@@ -71,10 +71,15 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     )
     total_steps = _total_steps(trainer, order.steps_per_epoch)
 
+    reading = {
+        "num_workers": data["num_workers"],
+        "pin_memory": world.device.type == "cuda",
+        "skips": data["on_bad_sample"] == "skip",
+    }
     eval_loader = None
     if eval_source is not None:
         eval_batch_size = data["eval_batch_size"] or data["micro_batch_size"]
-        eval_loader = EvalLoader(eval_source, rank=world.rank, world_size=world.size, batch_size=eval_batch_size)
+        eval_loader = EvalLoader(eval_source, rank=world.rank, world_size=world.size, batch_size=eval_batch_size, **reading)
 
     seed_all(tree["seed"])  # the same initial weights on every rank, and for every number of ranks
     model = instantiate(tree["model"], key="model", facts=facts)
@@ -109,8 +114,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
             rank=world.rank,
             world_size=world.size,
             grad_accum_steps=batch.grad_accum_steps,
-            num_workers=data["num_workers"],
-            pin_memory=world.device.type == "cuda",
+            **reading,
         ),
         eval_loader=eval_loader,
         total_steps=total_steps,

@@ -137,8 +137,11 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
         set_random_state(own["random"], world.device)
         return True
     windows = [WindowSums(**_read_rank(checkpoint, rank)["window"]) for rank in range(saved_world_size if world.is_main else 1)]
-    total = sum(window.loss_sum for window in windows) if world.is_main else 0.0  # rank 0 carries on what all of them had
-    state.window = WindowSums(total, windows[0].weight)
+    if world.is_main:  # it carries on what all of them had
+        loss_sum, skipped = sum(window.loss_sum for window in windows), sum(window.skipped for window in windows)
+        state.window = WindowSums(loss_sum, windows[0].weight, skipped)
+    else:
+        state.window = WindowSums(weight=windows[0].weight)
     return False
 
 

@@ -56,6 +56,14 @@ class Augmenting(Protocol):
 
 
 @runtime_checkable
+class Located(Protocol):
+    """A data source that knows where its samples come from, for messages about those that cannot be read."""
+
+    def where(self, index: int) -> str:
+        """Return the file, or the file and the place in it, of one sample."""
+
+
+@runtime_checkable
 class Objective(Protocol):
     """What is minimised, and what is measured."""
 

@@ -16,6 +16,7 @@ class WindowSums:
 
     loss_sum: float = 0.0  # over one rank's units
     weight: float = 0.0  # over all ranks
+    skipped: int = 0  # samples on one rank
 
 
 @dataclass

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from ddp_train.batch import batch_size
 from ddp_train.build import Components
-from ddp_train.data.loader import EvalLoader, MicroBatch
+from ddp_train.data.device import copied_ahead, to_device
+from ddp_train.data.loader import EvalLoader
+from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed import World
 from ddp_train.errors import NonFiniteLossError
-from ddp_train.interfaces import Batch, Objective
+from ddp_train.interfaces import Objective
 from ddp_train.state import TrainState, WindowSums
 
 Record = dict[str, Any]
@@ -55,13 +57,14 @@ class Window:
         sums = sums or WindowSums()
         self.loss_sum = torch.full((), sums.loss_sum, dtype=torch.float64, device=device)  # over this rank's units
         self.weight: float | Tensor = sums.weight  # over all ranks
+        self.skipped = sums.skipped  # samples on this rank
         self.steps = self.samples = 0  # since this process began the window, for the time of a step
         self.data_wait_s = 0.0
         self.started = time.perf_counter()
 
     def sums(self) -> WindowSums:
         """Read the sums from the device."""
-        return WindowSums(self.loss_sum.item(), float(self.weight))
+        return WindowSums(self.loss_sum.item(), float(self.weight), self.skipped)
 
     def leave_out(self, since: float) -> None:
         """Take the time since `since` (an evaluation, a save) out of the time per step."""
@@ -78,7 +81,7 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
         NonFiniteLossError: the loss was NaN or infinite; all ranks raise at the same log step.
     """
     loader = components.train_loader
-    stream = loader.micro_batches(state.samples)
+    stream = copied_ahead(loader.micro_batches(state.samples), world.device)
     components.module.train()
     window = Window(world.device, state.window)
     if state.owes_evaluation or state.step >= components.total_steps:  # or killed between its last step and its result
@@ -90,6 +93,7 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
         batch = loader.order.batch_at(state.samples)
         micro_batches = list(islice(stream, loader.grad_accum_steps))
         window.data_wait_s += time.perf_counter() - started
+        window.skipped += sum(len(micro_batch.skipped) for micro_batch in micro_batches)
 
         is_last = state.step + 1 == components.total_steps
         is_log_step = is_last or (state.step + 1) % loop.log_every_steps == 0
@@ -195,9 +199,12 @@ def evaluate(
     model.eval()
     totals: dict[str, Tensor] = {}
     gave_up = False
-    for micro_batch in loader:
+    skipped = 0
+    for micro_batch in copied_ahead(iter(loader), world.device):
+        batch = micro_batch.batch if micro_batch.placed is None else micro_batch.placed
         with autocast:
-            scores = objective.score(model, to_device(micro_batch.batch, world.device))
+            scores = objective.score(model, batch)
+        skipped += len(micro_batch.skipped)
         for name, value in scores.items():
             value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
             totals[name] = totals.get(name, torch.zeros_like(value)) + (value if micro_batch.counts else 0)
@@ -205,13 +212,17 @@ def evaluate(
         if gave_up:
             break  # not before the first batch: all ranks must have the same sums to reduce
     totals["gave_up"] = torch.tensor(gave_up, dtype=torch.int64, device=world.device)
+    totals["skipped_samples"] = torch.tensor(skipped, device=world.device)
     model.train(was_training)
     sums: dict[str, float] = {}
     for is_float in (True, False):
         names = [name for name, value in totals.items() if value.is_floating_point() == is_float]
         if names:
             sums |= zip(names, world.sum(torch.stack([totals[name] for name in names])).tolist(), strict=True)
-    return None if sums.pop("gave_up") else objective.metrics(sums)
+    skipped = int(sums.pop("skipped_samples"))
+    if sums.pop("gave_up"):
+        return None
+    return objective.metrics(sums) | ({"skipped_samples": skipped} if loader.skips else {})
 
 
 def settle(components: Components, world: World) -> None:
@@ -231,23 +242,9 @@ def settle(components: Components, world: World) -> None:
     components.optimizer.zero_grad(set_to_none=True)
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Move every tensor of a batch, without waiting for the copy."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if device.type == "cpu":
-        return batch
-    if isinstance(batch, Mapping):
-        return {name: to_device(value, device) for name, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        moved = [to_device(value, device) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)  # a named tuple takes its fields one by one
-    return batch
-
-
 def _accumulate(components: Components, micro_batch: MicroBatch, world: World, window: Window, scale: float | Tensor) -> None:
     """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
-    batch = to_device(micro_batch.batch, world.device)
+    batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
     with components.amp.autocast(world.device):
         loss_sum = components.objective.loss(components.module, batch)
     if not micro_batch.counts:
@@ -282,6 +279,8 @@ def _log(components: Components, state: TrainState, world: World, loop: Loop, wi
         "step_ms": 1e3 * elapsed / window.steps,
         "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
     }
+    if components.train_loader.skips:
+        values["skipped_samples"] = int(world.sum(torch.tensor(window.skipped)))
     _write(components, state, loop, "train", values)
 
 

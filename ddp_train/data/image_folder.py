@@ -60,6 +60,7 @@ class ImageFolder(ImageArray):
             raise ConfigError(key="data.image_size", happened=f"{image_size} is too small", expected="pixels, or null for the files' own")
         self.classes, paths, labels = _list_images(os.path.join(root, split))
         files = _ImageFiles(paths, channels=channels, image_size=image_size)
+        self._paths = paths
         super().__init__(
             files.decode_all() if in_memory else files,
             labels,
@@ -73,6 +74,10 @@ class ImageFolder(ImageArray):
     @property
     def facts(self) -> Mapping[str, Any]:
         return {**super().facts, "classes": self.classes}
+
+    def where(self, index: int) -> str:
+        """Return the file of a sample."""
+        return self._paths[index]
 
 
 class _ImageFiles:

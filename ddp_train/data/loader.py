@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
-
-import numpy as np
-from torch.utils.data._utils.pin_memory import pin_memory
+from typing import Any
 
 from ddp_train.data.order import SampleOrder, share
-from ddp_train.data.workers import WorkerDied, Workers, died
-from ddp_train.errors import UserError
-from ddp_train.interfaces import Augmenting, Batch, DataSource
+from ddp_train.data.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
+from ddp_train.data.workers import WorkerDied, Workers
+from ddp_train.errors import DataError, UserError
+from ddp_train.interfaces import DataSource
 
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """What one rank feeds to one forward.
-
-    `counts` is False for a stand-in: a rank without a sample of its own runs another's with weight zero, because all ranks must take
-    part in the all-reduce.
-    """
-
-    batch: Batch
-    counts: bool
-
-    def pin_memory(self) -> MicroBatch:
-        """Return a copy in page-locked memory."""
-        return MicroBatch(pin_memory(self.batch), self.counts)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """One micro-batch that is wanted, as positions [start, stop) in an epoch's order; travels to the workers."""
-
-    epoch: int
-    start: int
-    stop: int
-    counts: bool
+logger = logging.getLogger(__name__)
 
 
 class TrainLoader:
@@ -51,6 +26,7 @@ class TrainLoader:
         grad_accum_steps: micro-batches of each rank in a step.
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
+        skips: replace samples that cannot be read, instead of raising what they raise.
     """
 
     def __init__(
@@ -63,74 +39,121 @@ class TrainLoader:
         grad_accum_steps: int,
         num_workers: int,
         pin_memory: bool,
+        skips: bool = False,
     ) -> None:
         self.order = order
-        self._source = source
+        self.skips = skips
         self.grad_accum_steps = grad_accum_steps
         self._rank, self._world_size = rank, world_size
-        self._num_workers, self._pin_memory = num_workers, pin_memory
+        self._reading = _Reading(TrainReader(source, order, skips=skips), num_workers=num_workers, pin_memory=pin_memory)
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches for ever, from the step that begins after `samples` samples; seeking is O(1)."""
-        read = _Reader(self._source, self.order)
-        requests = self._requests(samples)
-        if self._num_workers == 0:
-            yield from (read(request).pin_memory() if self._pin_memory else read(request) for request in requests)
-            return
-        workers = Workers(read, self._num_workers, pin_memory=self._pin_memory)
-        try:
-            yield from workers.results(requests)
-        except WorkerDied as error:
-            asked = error.request
-            raise died(error, f"the samples {self.order.indices(asked.epoch, asked.start, asked.stop).tolist()}") from None
-        finally:
-            workers.close()
+        return self._reading.results(self._requests(samples))
 
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
-        return _Reader(self._source, self.order)(next(self._requests(0)))
+        return self._reading.here(next(self._requests(0)))
 
-    def _requests(self, samples: int) -> Iterator[_Request]:
+    def _requests(self, samples: int) -> Iterator[TrainRequest]:
         while True:
             whole = self.order.batch_at(samples)
             low, high = share(whole.start, whole.stop, self._rank, self._world_size)
             for part in range(self.grad_accum_steps):
                 start, stop = share(low, high, part, self.grad_accum_steps)
                 counts = stop > start
-                yield _Request(whole.epoch, *((start, stop) if counts else (whole.start, whole.start + 1)), counts)
+                yield TrainRequest(whole.epoch, *((start, stop) if counts else (whole.start, whole.start + 1)), counts)
             samples += whole.size
 
 
 class EvalLoader:
-    """The evaluation data of one rank: every sample once over all ranks, no padding, unequal shares."""
+    """The evaluation data of one rank: every sample once over all ranks, no padding, unequal shares.
 
-    def __init__(self, source: DataSource, *, rank: int, world_size: int, batch_size: int) -> None:
-        self._source = source
-        self._low, self._high = share(0, len(source), rank, world_size)
-        self._batch_size = batch_size
+    Args: as for `TrainLoader`; samples that are skipped are left out.
+    """
+
+    def __init__(
+        self,
+        source: DataSource,
+        *,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        skips: bool = False,
+    ) -> None:
         self.num_samples = len(source)
+        self.skips = skips
+        self._low, self._high = share(0, self.num_samples, rank, world_size)
+        self._batch_size = batch_size
+        self._reading = _Reading(EvalReader(source, skips=skips), num_workers=num_workers, pin_memory=pin_memory)
 
     def __iter__(self) -> Iterator[MicroBatch]:
+        return self._reading.results(self._requests())
+
+    def _requests(self) -> Iterator[EvalRequest]:
         if self._low == self._high:  # more ranks than samples: a stand-in, so that all ranks have the same sums to reduce
-            yield MicroBatch(self._source.batch(np.zeros(1, np.int64)), counts=False)
+            yield EvalRequest(0, 0)
         for start in range(self._low, self._high, self._batch_size):
-            yield MicroBatch(self._source.batch(np.arange(start, min(start + self._batch_size, self._high))), counts=True)
+            yield EvalRequest(start, min(start + self._batch_size, self._high))
 
 
-class _Reader:
-    """Reads what is requested, in this process or in a worker."""
+class _Reading:
+    """How requests become micro-batches: here or in workers."""
 
-    def __init__(self, source: DataSource, order: SampleOrder) -> None:
-        self._source = source
-        self._order = order
-        self._augment = source.augment if isinstance(source, Augmenting) else None
+    def __init__(self, read: Any, *, num_workers: int, pin_memory: bool) -> None:
+        self._read, self._num_workers, self._pin_memory = read, num_workers, pin_memory
+        self._known_bad: set[int] = set()
 
-    def __call__(self, request: _Request) -> MicroBatch:
-        indices = self._order.indices(request.epoch, request.start, request.stop)
-        batch = self._source.batch(indices)
-        if self._augment is not None:
-            batch = self._augment(batch, self._order.sample_keys(request.epoch, indices))
-        return MicroBatch(batch, request.counts)
+    def here(self, request: Any) -> MicroBatch:
+        """Read in this process."""
+        micro_batch: MicroBatch = self._read(request)
+        return micro_batch.pin_memory() if self._pin_memory else micro_batch
+
+    def results(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
+        """Read all, in the order of the requests."""
+        for micro_batch in map(self.here, requests) if self._num_workers == 0 else self._by_workers(requests):
+            for bad in micro_batch.skipped:
+                if bad.index not in self._known_bad:
+                    self._known_bad.add(bad.index)
+                    logger.warning("sample %d is skipped: %s", bad.index, bad.why)
+            yield micro_batch
+
+    def _by_workers(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
+        workers = Workers(self._read, self._num_workers, pin_memory=self._pin_memory)
+        try:
+            yield from workers.results(requests)
+        except WorkerDied as death:
+            raise self._explain(death) from None
+        finally:
+            workers.close()
+
+    def _explain(self, death: WorkerDied) -> DataError:
+        """Find out which sample kills a worker, by reading the samples of the request one by one in a new one."""
+        indices = self._read.indices(death.request).tolist()
+        workers = Workers(self._read.alone, 1)
+        try:
+            for _ in workers.results(iter(indices)):
+                pass
+        except WorkerDied as second:
+            index = second.request
+            return DataError(
+                key="data",
+                happened=f"sample {index}{self._read.where(index)} ends the process that reads it: it {second.how()}",
+                expected="samples that can be read",
+                fix="mend or remove it",
+            )
+        except Exception as error:  # reported like any other, had the process lived
+            logger.info("reading again what the worker was reading: %r", error)
+        finally:
+            workers.close()
+        return DataError(
+            key="data.num_workers",
+            happened=f"a loader worker (pid {death.pid}) {death.how()} while it read the samples {indices}; they can be read",
+            expected="workers that live as long as the run",
+            fix="fewer data.num_workers, if memory is the cause: each needs some; data.num_workers=0 needs none",
+        )
 
 
 def require_samples(source: DataSource, *, key: str, at_least: int = 1) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ddp_train.data.slot import Slot
-from ddp_train.errors import DataError, UserError
+from ddp_train.errors import UserError
 from ddp_train.process import STOP_SIGNALS, die_with_parent
 
 AHEAD = 2  # requests that each worker has been given
@@ -56,7 +56,12 @@ class WorkerDied(Exception):
 
     def __init__(self, request: Any, pid: int | None, exit_code: int | None) -> None:
         super().__init__(request, pid, exit_code)
-        self.request, self.pid, self.exit_code = request, pid, exit_code
+        self.request, self.pid, self._exit_code = request, pid, exit_code
+
+    def how(self) -> str:
+        """Say how it ended."""
+        code = self._exit_code
+        return "ended" if code is None else f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
 @dataclass(frozen=True)
@@ -200,20 +205,3 @@ def _portable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error if type(rebuilt) is type(error) else RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def died(error: WorkerDied, what: str) -> DataError:
-    """Explain a worker's death to the user.
-
-    Args:
-        what: it was reading, in words.
-    """
-    code = error.exit_code
-    how = "ended" if code is None else f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    return DataError(
-        key="data.num_workers",
-        happened=f"a loader worker (pid {error.pid}) {how} while it read {what}",
-        expected="workers that live as long as the run",
-        fix="fewer data.num_workers, if memory is the cause: each needs some (in a container also a larger /dev/shm); "
-        "data.num_workers=0 shows an error of the data itself",
-    )

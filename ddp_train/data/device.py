@@ -1,0 +1,54 @@
+"""Batches on the device: copied there while it is still busy with the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ddp_train.batch import tensors_of
+from ddp_train.data.reader import MicroBatch
+from ddp_train.interfaces import Batch
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Move every tensor of a batch, without waiting for the copy."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, Mapping):
+        return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)  # a named tuple takes its fields one by one
+    return batch
+
+
+def copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
+    """Copy each micro-batch to a GPU on a stream of its own, one ahead of the one that is given. On the CPU it changes nothing."""
+    return _copied_ahead(micro_batches, device) if device.type == "cuda" else micro_batches
+
+
+def _copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
+    side = torch.cuda.Stream(device)
+    waiting: tuple[MicroBatch, torch.cuda.Event] | None = None
+    for micro_batch in micro_batches:
+        with torch.cuda.stream(side):
+            placed = to_device(micro_batch.batch, device)
+        arrived = side.record_event()
+        if waiting is not None:
+            yield _given(*waiting)
+        waiting = replace(micro_batch, placed=placed), arrived
+    if waiting is not None:
+        yield _given(*waiting)
+
+
+def _given(micro_batch: MicroBatch, arrived: torch.cuda.Event) -> MicroBatch:
+    current = torch.cuda.current_stream()
+    current.wait_event(arrived)
+    for tensor in tensors_of(micro_batch.placed):
+        tensor.record_stream(current)  # else its memory could be given to the next copy while this stream still reads it
+    return micro_batch

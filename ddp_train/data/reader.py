@@ -1,0 +1,225 @@
+"""Reads micro-batches of a data source, in the training process or in a worker, and knows what to do with a sample that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from ddp_train.data.order import SampleOrder
+from ddp_train.errors import DataError, UserError
+from ddp_train.interfaces import Augmenting, Batch, DataSource, Indices, Located
+
+_TRIES = 100  # samples that are tried in the place of one that cannot be read
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A sample that was skipped."""
+
+    index: int
+    why: str
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one rank feeds to one forward.
+
+    `counts` is False for a stand-in: a rank without a sample of its own runs another's with weight zero, because all ranks must take
+    part in the all-reduce.
+    """
+
+    batch: Batch
+    counts: bool
+    skipped: tuple[BadSample, ...] = ()
+    placed: Batch | None = None  # the batch on the device, where it was copied ahead
+
+    def pin_memory(self) -> MicroBatch:
+        """Return a copy in page-locked memory."""
+        return MicroBatch(pin_memory(self.batch), self.counts, self.skipped)
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """One micro-batch that is wanted, as positions [start, stop) in an epoch's order; travels to the workers."""
+
+    epoch: int
+    start: int
+    stop: int
+    counts: bool
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """The samples [start, stop) of the evaluation set; a stand-in when that is empty."""
+
+    start: int
+    stop: int
+
+
+class TrainReader:
+    """Reads the training split. A sample that is skipped is replaced by another one, so that every batch keeps its size.
+
+    Which one is a function of (seed, epoch, index of the bad sample) alone, like everything else about the order.
+    """
+
+    def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool) -> None:
+        self._samples, self._order = _Samples(source, skips=skips), order
+        self._augment = source.augment if isinstance(source, Augmenting) else None
+
+    def indices(self, request: TrainRequest) -> Indices:
+        """Return the samples that a request asks for, shape [stop - start]."""
+        return self._order.indices(request.epoch, request.start, request.stop)
+
+    def alone(self, index: int) -> None:
+        """Read one sample and forget it."""
+        self._samples.read(np.asarray([index], np.int64))
+
+    def where(self, index: int) -> str:
+        return self._samples.where(index)
+
+    def __call__(self, request: TrainRequest) -> MicroBatch:
+        wanted = self.indices(request)
+        batch, taken, skipped = self._samples.read_replacing(wanted, lambda index: self._others(request.epoch, index))
+        if self._augment is not None:
+            batch = self._augment(batch, self._order.sample_keys(request.epoch, taken))
+        return MicroBatch(batch, request.counts, skipped if request.counts else ())
+
+    def _others(self, epoch: int, index: int) -> Iterator[int]:
+        """Yield what is tried in the place of a bad sample."""
+        key = int(self._order.sample_keys(epoch, np.asarray([index], np.int64))[0])
+        for number in range(_TRIES):
+            yield (key + number) % len(self._samples)
+
+
+class EvalReader:
+    """Reads the evaluation split. A sample that is skipped is left out of the sums."""
+
+    def __init__(self, source: DataSource, *, skips: bool) -> None:
+        self._samples = _Samples(source, skips=skips)
+
+    def indices(self, request: EvalRequest) -> Indices:
+        """Return the samples that a request asks for, shape [stop - start]."""
+        return np.arange(request.start, request.stop)
+
+    def alone(self, index: int) -> None:
+        """Read one sample and forget it."""
+        self._samples.read(np.asarray([index], np.int64))
+
+    def where(self, index: int) -> str:
+        return self._samples.where(index)
+
+    def __call__(self, request: EvalRequest) -> MicroBatch:
+        batch, skipped = self._samples.read_leaving_out(self.indices(request))
+        if batch is not None:
+            return MicroBatch(batch, True, skipped)
+        stand_in, _, _ = self._samples.read_replacing(np.zeros(1, np.int64), lambda index: iter(range(1, min(_TRIES, len(self._samples)))))
+        return MicroBatch(stand_in, False, skipped)
+
+
+class _Samples:
+    """A source, and which of its samples this process has found to be bad."""
+
+    def __init__(self, source: DataSource, *, skips: bool) -> None:
+        self._source, self._skips = source, skips
+        self._bad: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def where(self, index: int) -> str:
+        """Return the file that a sample comes from, as far as the source tells, in brackets."""
+        return f" ({self._source.where(index)})" if isinstance(self._source, Located) else ""
+
+    def read(self, indices: Indices) -> Batch:
+        """Read samples.
+
+        Raises:
+            Exception: the source's own; when one sample alone raises it, it says which.
+        """
+        try:
+            return self._source.batch(indices)
+        except Exception as error:
+            if self._skips:
+                raise
+            for index in map(int, indices):
+                try:
+                    self._source.batch(np.asarray([index], np.int64))
+                except Exception as its_own:
+                    raise self._located(its_own, index) from its_own.__cause__
+            raise error
+
+    def read_replacing(self, indices: Indices, others: Any) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
+        """Read samples, others in the place of bad ones; return the batch, what it is made of, and the bad ones.
+
+        Args:
+            others: gives for an index what to try in its place.
+        """
+        if not self._skips:
+            return self.read(indices), indices, ()
+        while True:
+            taken, skipped = indices, []
+            if self._bad:
+                taken = indices.copy()
+                for place, index in enumerate(map(int, indices)):
+                    if index in self._bad:
+                        taken[place] = self._first_good(index, others(index))
+                        skipped.append(BadSample(index, self._bad[index]))
+            try:
+                return self._source.batch(taken), taken, tuple(skipped)
+            except Exception as error:
+                self._find_bad(taken, error)
+
+    def read_leaving_out(self, indices: Indices) -> tuple[Batch | None, tuple[BadSample, ...]]:
+        """Read samples without the bad ones; None: none is left."""
+        if not self._skips:
+            return (self.read(indices) if len(indices) else None), ()
+        while True:
+            is_bad = np.asarray([int(index) in self._bad for index in indices], bool)
+            skipped = tuple(BadSample(int(index), self._bad[int(index)]) for index in indices[is_bad])
+            if is_bad.all():
+                return None, skipped
+            try:
+                return self._source.batch(indices[~is_bad]), skipped
+            except Exception as error:
+                self._find_bad(indices[~is_bad], error)
+
+    def _first_good(self, index: int, candidates: Iterator[int]) -> int:
+        for candidate in candidates:
+            if candidate in self._bad:
+                continue
+            try:
+                self._source.batch(np.asarray([candidate], np.int64))
+            except Exception as error:
+                self._bad[candidate] = self._why(error, candidate)
+                continue
+            return candidate
+        raise DataError(
+            key="data.on_bad_sample",
+            happened=f"sample {index} cannot be read, nor can the {_TRIES} that were tried in its place. {self._bad[index]}",
+            expected="a data set with a few bad samples at most",
+            fix="data.on_bad_sample=raise shows the error itself",
+        )
+
+    def _find_bad(self, indices: Indices, error: Exception) -> None:
+        """Note which samples are bad; raise the error again when each of them alone is not."""
+        found = False
+        for index in map(int, indices):
+            try:
+                self._source.batch(np.asarray([index], np.int64))
+            except Exception as its_own:
+                self._bad[index] = self._why(its_own, index)
+                found = True
+        if not found:
+            raise error
+
+    def _why(self, error: Exception, index: int) -> str:
+        return f"{type(error).__name__}{self.where(index)}: {error}".partition("\n")[0]
+
+    def _located(self, error: Exception, index: int) -> Exception:
+        if not isinstance(error, UserError):  # those say it themselves
+            error.add_note(f"sample {index}{self.where(index)}; data.on_bad_sample=skip goes on without such samples")
+        return error
