@@ -24,7 +24,7 @@ from ddp_train.data.loader import EvalLoader, TrainLoader, require_samples
 from ddp_train.data.order import SampleOrder
 from ddp_train.distributed import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import DataSource, MetricWriter, Objective, Strategy
+from ddp_train.interfaces import DataSource, MetricWriter, Objective, Resident, Strategy
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
 from ddp_train.rules import BatchIdentity
@@ -66,6 +66,9 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     if eval_source is not None:
         require_samples(eval_source, key="data.eval")
         _require_same_facts(facts, eval_source.facts)
+    if data["on_device"]:
+        for source in (train_source, eval_source):
+            _place(source, world)
     order = SampleOrder(
         len(train_source), seed=tree["seed"], global_batch_size=min(batch.global_batch_size, len(train_source)), drop_last=data["drop_last"]
     )
@@ -73,7 +76,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
 
     reading = {
         "num_workers": data["num_workers"],
-        "pin_memory": world.device.type == "cuda",
+        "pin_memory": world.device.type == "cuda" and not data["on_device"],
         "skips": data["on_bad_sample"] == "skip",
     }
     eval_loader = None
@@ -162,6 +165,19 @@ def instantiate(node: Mapping[str, Any], *, key: str, facts: Mapping[str, Any] |
 def _source(data: Mapping[str, Any], changes: Mapping[str, Any] | None, *, key: str) -> DataSource:
     node = {name: value for name, value in data.items() if name not in LOADER_KEYS}
     return as_source(instantiate({**node, **(changes or {})}, key=key))
+
+
+def _place(source: DataSource | None, world: World) -> None:
+    """Move a data set to the rank's device."""
+    if source is not None and not isinstance(source, Resident):
+        raise ConfigError(
+            key="data.on_device",
+            happened=f"a {type(source).__name__} cannot live on the device",
+            expected="a data source with to(device)",
+            fix="data.on_device=false",
+        )
+    if source is not None:
+        source.to(world.device)
 
 
 def _require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:

@@ -64,6 +64,14 @@ class Located(Protocol):
 
 
 @runtime_checkable
+class Resident(Protocol):
+    """A data source that can live on the device."""
+
+    def to(self, device: torch.device) -> None:
+        """Keep the data on `device`; batches are made there from now on."""
+
+
+@runtime_checkable
 class Objective(Protocol):
     """What is minimised, and what is measured."""
 

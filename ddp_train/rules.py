@@ -103,6 +103,19 @@ def check_strategy(tree: Mapping[str, Any], batch: BatchIdentity | None) -> list
     ]
 
 
+def check_reading(data: Mapping[str, Any]) -> list[ConfigError]:
+    """Refuse loader workers for data that is on the device."""
+    if not data["on_device"] or not data["num_workers"]:
+        return []
+    return [
+        ConfigError(
+            key="data.num_workers",
+            happened=f"is {data['num_workers']}, but data.on_device=true leaves nothing to read",
+            fix="data.num_workers=0",
+        )
+    ]
+
+
 def check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[ConfigError]:
     """Check that the run ends, and that the scheduler's phases fit into it (by epochs, the worker checks when it knows the data)."""
     if trainer["max_steps"] is None and trainer["max_epochs"] is None:

@@ -77,6 +77,7 @@ class LoaderConfig:
     eval_batch_size: int | None = field(default=None, metadata={"min": 1})
     num_workers: int = field(default=0, metadata={"min": 0})
     drop_last: bool = False
+    on_device: bool = False
     on_bad_sample: str = field(default="raise", metadata={"one_of": ("raise", "skip")})
     eval: dict[str, Any] | None = None
 

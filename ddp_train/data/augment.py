@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 Keys = NDArray[np.uint64]
 """64 uniform random bits per sample, shape [B]."""
@@ -41,6 +43,26 @@ def random_flip(images_BCHW: NDArray[Any], keys: Keys) -> NDArray[Any]:
     flipped_BCHW = images_BCHW.copy()
     flipped_BCHW[is_flipped_B] = images_BCHW[is_flipped_B, :, :, ::-1]
     return flipped_BCHW
+
+
+def random_crop_on_device(images_BCHW: Tensor, keys: Keys, *, padding: int, fill_C11: Tensor) -> Tensor:
+    """Do what `random_crop` does, to the pixel, on the device that the images are on."""
+    B, C, H, W = images_BCHW.shape
+    padded_BCHW = fill_C11.expand(B, C, H + 2 * padding, W + 2 * padding).clone()
+    padded_BCHW[:, :, padding:-padding, padding:-padding] = images_BCHW
+    device = images_BCHW.device
+    corners = (random_integers(keys, draw, below=2 * padding + 1) for draw in (_CROP_TOP, _CROP_LEFT))
+    top_B, left_B = (torch.from_numpy(corner).to(device, non_blocking=True) for corner in corners)
+    rows_BH = top_B[:, None] + torch.arange(H, device=device)
+    columns_BW = left_B[:, None] + torch.arange(W, device=device)
+    samples, channels = torch.arange(B, device=device)[:, None, None, None], torch.arange(C, device=device)[:, None, None]
+    return padded_BCHW[samples, channels, rows_BH[:, None, :, None], columns_BW[:, None, None, :]]
+
+
+def random_flip_on_device(images_BCHW: Tensor, keys: Keys) -> Tensor:
+    """Do what `random_flip` does, to the pixel, on the device that the images are on."""
+    is_flipped_B = torch.from_numpy(random_integers(keys, _FLIP, below=2) == 1).to(images_BCHW.device, non_blocking=True)
+    return torch.where(is_flipped_B[:, None, None, None], images_BCHW.flip(3), images_BCHW)
 
 
 def random_bits(keys: Keys, draw: int | NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ def _copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> 
         arrived = side.record_event()
         if waiting is not None:
             yield _given(*waiting)
-        waiting = replace(micro_batch, placed=placed), arrived
+        waiting = micro_batch._replace(placed=placed), arrived
     if waiting is not None:
         yield _given(*waiting)
 

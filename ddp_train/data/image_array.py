@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.augment import Keys, random_crop, random_flip
+from ddp_train.data.augment import Keys, random_crop, random_crop_on_device, random_flip, random_flip_on_device
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Indices
 
@@ -59,6 +59,7 @@ class ImageArray:
         # An array in memory as a tensor: loader workers get it through shared memory, once for all of them.
         self._images = torch.from_numpy(np.require(images, requirements="W")) if isinstance(images, np.ndarray) else images
         self._labels, self._image_shape = labels.astype(np.int64), (C, H, W)
+        self._device_images: torch.Tensor | None = None
         self._num_classes, self._crop_padding, self._flip = num_classes, crop_padding, flip
         # (pixel / 255 - mean) / std as one multiplication and one addition
         means, stds = np.asarray(mean, np.float64), np.asarray(std, np.float64)
@@ -72,21 +73,39 @@ class ImageArray:
     def __len__(self) -> int:
         return len(self._labels)
 
+    def to(self, device: torch.device) -> None:
+        """Keep the images and labels on a device from now on: batches are gathered, normalised and augmented there."""
+        if not isinstance(self._images, torch.Tensor):
+            raise ConfigError(
+                key="data.on_device", happened="the images are read from files", expected="images in memory", fix="data.in_memory=true"
+            )
+        self._device_images, self._device_labels = self._images.to(device), torch.from_numpy(self._labels).to(device)
+        self._scale_C11, self._black_C11 = self._scale_C11.to(device), self._black_C11.to(device)
+
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return normalised images [B, C, H, W] float32 and labels [B] int64."""
+        if self._device_images is not None:
+            chosen = torch.from_numpy(indices).to(self._device_images.device, non_blocking=True)
+            return self._normalised(self._device_images.index_select(0, chosen)), self._device_labels.index_select(0, chosen)
         if isinstance(self._images, torch.Tensor):
-            images_BCHW = self._images.index_select(0, torch.from_numpy(indices)).to(torch.float32)
+            images_BCHW = self._images.index_select(0, torch.from_numpy(indices))
         else:
-            images_BCHW = torch.from_numpy(self._images[indices]).to(torch.float32)
-        images_BCHW.mul_(self._scale_C11).add_(self._black_C11)
-        return images_BCHW, torch.from_numpy(self._labels[indices])
+            images_BCHW = torch.from_numpy(self._images[indices])
+        return self._normalised(images_BCHW), torch.from_numpy(self._labels[indices])
 
     def augment(self, batch: tuple[torch.Tensor, torch.Tensor], keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
-        """Crop and flip a batch of `batch()`, on the CPU, each image as its key says."""
+        """Crop and flip a batch of `batch()`, each image as its key says."""
         images_BCHW, labels_B = batch
+        if self._device_images is not None:
+            if self._crop_padding:
+                images_BCHW = random_crop_on_device(images_BCHW, keys, padding=self._crop_padding, fill_C11=self._black_C11)
+            return (random_flip_on_device(images_BCHW, keys) if self._flip else images_BCHW), labels_B
         changed_BCHW = images_BCHW.numpy()
         if self._crop_padding:  # the batch is normalised, so black is not 0
             changed_BCHW = random_crop(changed_BCHW, keys, padding=self._crop_padding, fill=self._black_C11.flatten().numpy())
         if self._flip:
             changed_BCHW = random_flip(changed_BCHW, keys)
         return torch.from_numpy(changed_BCHW), labels_B
+
+    def _normalised(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        return images_BCHW.to(torch.float32).mul_(self._scale_C11).add_(self._black_C11)

@@ -114,11 +114,16 @@ class _Reading:
     def results(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
         """Read all, in the order of the requests."""
         for micro_batch in map(self.here, requests) if self._num_workers == 0 else self._by_workers(requests):
-            for bad in micro_batch.skipped:
-                if bad.index not in self._known_bad:
-                    self._known_bad.add(bad.index)
-                    logger.warning("sample %d is skipped: %s", bad.index, bad.why)
+            if micro_batch.skipped:
+                self._report(micro_batch)
             yield micro_batch
+
+    def _report(self, micro_batch: MicroBatch) -> None:
+        """Say once of each bad sample that it is skipped."""
+        for bad in micro_batch.skipped:
+            if bad.sample not in self._known_bad:
+                self._known_bad.add(bad.sample)
+                logger.warning("sample %d is skipped: %s", bad.sample, bad.why)
 
     def _by_workers(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
         workers = Workers(self._read, self._num_workers, pin_memory=self._pin_memory)

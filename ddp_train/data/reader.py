@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -16,16 +15,14 @@ from ddp_train.interfaces import Augmenting, Batch, DataSource, Indices, Located
 _TRIES = 100  # samples that are tried in the place of one that cannot be read
 
 
-@dataclass(frozen=True)
-class BadSample:
+class BadSample(NamedTuple):
     """A sample that was skipped."""
 
-    index: int
+    sample: int
     why: str
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """What one rank feeds to one forward.
 
     `counts` is False for a stand-in: a rank without a sample of its own runs another's with weight zero, because all ranks must take
@@ -42,8 +39,7 @@ class MicroBatch:
         return MicroBatch(pin_memory(self.batch), self.counts, self.skipped)
 
 
-@dataclass(frozen=True)
-class TrainRequest:
+class TrainRequest(NamedTuple):
     """One micro-batch that is wanted, as positions [start, stop) in an epoch's order; travels to the workers."""
 
     epoch: int
@@ -52,8 +48,7 @@ class TrainRequest:
     counts: bool
 
 
-@dataclass(frozen=True)
-class EvalRequest:
+class EvalRequest(NamedTuple):
     """The samples [start, stop) of the evaluation set; a stand-in when that is empty."""
 
     start: int

@@ -155,6 +155,7 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["cluster.max_restarts=-1"], "cluster.max_restarts", "at least 0"),
         (["+cluster.env.WORLD_SIZE=3"], "cluster.env.WORLD_SIZE", "set by torchrun"),
         (["+cluster.env.NCCL_ALGO=[Ring,Tree]"], "cluster.env.NCCL_ALGO", "text, a number"),
+        (["data.on_device=true", "data.num_workers=2"], "data.num_workers", "leaves nothing to read"),
         (["strategy.static_graph=true", "trainer.grad_accum_steps=2", "cluster=cpu"], "strategy.static_graph", "2 micro-batches"),
         (["~strategy"], "strategy", "the section is missing"),
     ],

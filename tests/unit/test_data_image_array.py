@@ -68,6 +68,15 @@ def test_augmenting_a_normalised_batch_equals_normalising_an_augmented_one():
     torch.testing.assert_close(images.double(), expected, atol=1e-5, rtol=0)
 
 
+def test_on_a_device_the_batches_are_the_same():
+    here, there = source(crop_padding=2, flip=True), source(crop_padding=2, flip=True)
+    there.to(torch.device("cpu"))  # all the same operations as on a GPU
+    indices = np.asarray([3, 1, 1, 19, 0])
+    expected, found = (each.augment(each.batch(indices), keys_of(5)) for each in (here, there))
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
 def test_without_crop_and_flip_a_batch_is_left_alone():
     batch = source().batch(np.arange(4))
     assert torch.equal(source().augment(batch, keys_of(4))[0], batch[0])

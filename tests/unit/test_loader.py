@@ -204,7 +204,7 @@ def test_evaluation_leaves_bad_samples_out(workers: int, world_size: int) -> Non
         loader = EvalLoader(source, rank=rank, world_size=world_size, batch_size=3, num_workers=workers, skips=True)
         for micro_batch in loader:
             found += micro_batch.batch.tolist() if micro_batch.counts else []
-            skipped += [bad.index for bad in micro_batch.skipped]
+            skipped += [bad.sample for bad in micro_batch.skipped]
     assert (found, skipped) == ([3, 4, 5, 6, 8, 9], [0, 1, 2, 7])
 
 
