@@ -58,7 +58,7 @@ class ImageArray:
             raise ConfigError(key="data.crop_padding", happened=f"{crop_padding} is negative", expected="pixels, 0 for no crop")
         # An array in memory as a tensor: loader workers get it through shared memory, once for all of them.
         self._images = torch.from_numpy(np.require(images, requirements="W")) if isinstance(images, np.ndarray) else images
-        self._labels, self._image_shape = labels.astype(np.int64), (C, H, W)
+        self._labels, self._image_shape = labels.astype(np.int64, copy=False), (C, H, W)
         self._device_images: torch.Tensor | None = None
         self._num_classes, self._crop_padding, self._flip = num_classes, crop_padding, flip
         # (pixel / 255 - mean) / std as one multiplication and one addition

@@ -1,0 +1,92 @@
+"""Image files that read like an array: what `image_folder` and `tar_shards` share.
+
+Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_train.data.image_decoder import ImageDecoder
+from ddp_train.errors import DataError
+from ddp_train.interfaces import Indices
+
+_CHUNK_FILES = 256  # decoded by one thread at a time
+
+
+class ImageFiles(Protocol):
+    """Where the files are. Travels to loader workers."""
+
+    def __len__(self) -> int: ...
+
+    def open(self, index: int) -> BinaryIO:
+        """Open a file for reading."""
+
+    def name(self, index: int) -> str:
+        """Return what a message calls the file. Never fails."""
+
+
+class EncodedImages:
+    """Files that read like an array uint8 [N, C, H, W], decoded at each access.
+
+    Args:
+        files: at least one.
+        decoder: where it has no image size, all files must have the size of the first.
+
+    Raises:
+        DataError: a damaged file, or one of another size (also from reading).
+    """
+
+    def __init__(self, files: ImageFiles, decoder: ImageDecoder) -> None:
+        self._files, self._decoder = files, decoder
+        size = decoder.image_size
+        H, W = (size, size) if size else self._decode(0).shape[1:]
+        self.shape = (len(files), decoder.channels, H, W)
+
+    def __getitem__(self, indices: Indices, /) -> NDArray[np.uint8]:
+        images_BCHW = np.empty((len(indices), *self.shape[1:]), np.uint8)
+        for place in np.argsort(indices):  # neighbours lie side by side on the disk, in one shard
+            index = int(indices[place])
+            image = self._decode(index)
+            if image.shape != self.shape[1:]:
+                raise self._odd_size(index, image.shape)
+            images_BCHW[place] = image
+        return images_BCHW
+
+    def decode_all(self) -> NDArray[np.uint8]:
+        """Return all images. Threads help with large ones, which Pillow decodes outside the interpreter's lock."""
+        images = np.empty(self.shape, np.uint8)
+        chunks = np.array_split(np.arange(len(self._files)), -(-len(self._files) // _CHUNK_FILES))
+
+        def decode(chunk: Indices) -> None:
+            images[chunk[0] : chunk[-1] + 1] = self[chunk]
+
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            for _ in pool.map(decode, chunks):
+                pass
+        return images
+
+    def _decode(self, index: int) -> NDArray[np.uint8]:
+        try:
+            with self._files.open(index) as file:
+                return self._decoder(file)
+        except DataError:  # the files say themselves what is wrong
+            raise
+        except Exception as error:  # Pillow's decoders raise nearly anything for a damaged file
+            name = self._files.name(index)
+            happened = f"image {index}, {name}, cannot be decoded: {type(error).__name__}: {error}"
+            raise DataError(key="data.root", happened=happened, expected="a complete image", fix=f"replace or remove {name}") from error
+
+    def _odd_size(self, index: int, shape: tuple[int, ...]) -> DataError:
+        _, H, W = self.shape[1:]
+        return DataError(
+            key="data.image_size",
+            happened=f"image {index}, {self._files.name(index)}, is {shape[1]} x {shape[2]} pixels",
+            expected=f"{H} x {W}, as the first image, {self._files.name(0)}",
+            fix=f"data.image_size={min(H, W)}, which resizes all to one size",
+        )
