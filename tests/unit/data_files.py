@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import pickle
 import struct
 import tarfile
@@ -100,6 +101,30 @@ def write_tar(path: Path, folder: Path) -> Path:
     with tarfile.open(path, "w:gz") as tar:
         tar.add(folder, arcname=folder.name)
     return path
+
+
+def write_shard(path: Path, files: Sequence[tuple[str, bytes]], *, format: int = tarfile.PAX_FORMAT) -> Path:
+    """Write a tar with these files, in this order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=format) as tar:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_shards_of(folder: Path, shards: Path, *, split: str, per_shard: int) -> list[Path]:
+    """Write the files of an image folder's split as shards/split-00000.tar ..., in the order in which ImageFolder has them."""
+    classes = sorted((folder / split).iterdir())
+    images = [(path, label) for label, name in enumerate(classes) for path in sorted(name.iterdir())]
+    written = []
+    for start in range(0, len(images), per_shard):
+        files = []
+        for number, (path, label) in enumerate(images[start : start + per_shard], start):
+            files += [(f"{number:06d}{path.suffix}", path.read_bytes()), (f"{number:06d}.cls", f"{label}\n".encode())]
+        written.append(write_shard(shards / f"{split}-{start // per_shard:05d}.tar", files))
+    return written
 
 
 def sha256(path: Path) -> str:

@@ -1,0 +1,179 @@
+"""Where each sample of a set of tars lies: found once, kept in a file, mapped from then on.
+
+The file is two numpy arrays one after the other: SAMPLE [N], which is mapped, and the tars with their sizes and times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_train.data.shard_set import ShardSet
+from ddp_train.data.tar_scan import SAMPLE, scan
+from ddp_train.errors import DataError
+
+_VERSION = 1
+_THREADS = 16  # what they wait for is the disk
+_log = logging.getLogger(__name__)
+
+
+class TarIndex:
+    """An index that exists. Travels to loader workers as its path; they map it again.
+
+    Args:
+        path: of the index.
+        folder: of the tars.
+
+    Attributes:
+        samples: SAMPLE [N].
+        shards: per tar `name`, `size` in bytes, `mtime_ns`, `num_samples` and `max_label` (-1 without samples).
+
+    Raises:
+        OSError, ValueError: there is none, or it is damaged.
+    """
+
+    def __init__(self, path: str, folder: str) -> None:
+        self.path, self._folder = path, folder
+        mapped = np.load(path, mmap_mode="r")
+        if mapped.dtype != SAMPLE:
+            raise ValueError(f"{path} is no index of tars")
+        self.samples: NDArray[np.void] = np.asarray(mapped)  # a plain view: the subclass makes every access slower
+        with open(path, "rb") as file:
+            file.seek(mapped.offset + mapped.nbytes)
+            self.shards: NDArray[np.void] = np.load(file)
+
+    def shard_path(self, shard: int) -> str:
+        return os.path.join(self._folder, os.fsdecode(self.shards["name"][shard]))
+
+    def is_of(self, shards: NDArray[np.void]) -> bool:
+        """Tell whether these are the tars, unchanged."""
+        return all(np.array_equal(self.shards[name], shards[name]) for name in ("name", "size", "mtime_ns"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _map_again, (self.path, self._folder, self._digest())
+
+    def _digest(self) -> str:
+        return hashlib.sha256(self.shards.tobytes()).hexdigest()
+
+
+def open_index(shards: ShardSet, *, image_extensions: Sequence[str], label_extension: str) -> TarIndex:
+    """Return the index of the tars; make it where there is none, and again for tars that have changed.
+
+    It is written next to the tars, or below $XDG_CACHE_HOME/ddp_train where that is not allowed.
+
+    Raises:
+        DataError: see `scan`; the index can be written nowhere.
+    """
+    wanted = (tuple(image_extensions), label_extension)
+    current = _stat(shards)
+    old: TarIndex | None = None
+    for path in _places(shards, wanted):
+        with suppress(OSError, ValueError, EOFError):
+            old = TarIndex(path, shards.folder)
+            if old.is_of(current):
+                return old
+    started = time.monotonic()
+    samples = _samples(shards, current, old, wanted)
+    path = _write(_places(shards, wanted), samples, current)
+    _log.info("indexed %d samples in %d tars in %.1f s: %s", len(samples), len(current), time.monotonic() - started, path)
+    return TarIndex(path, shards.folder)
+
+
+def _samples(shards: ShardSet, current: NDArray[np.void], old: TarIndex | None, wanted: tuple[tuple[str, ...], str]) -> NDArray[np.void]:
+    """Return all samples, and complete `current`. Tars that `old` knows are not read again."""
+    parts = _unchanged(old) if old else {}
+    keys = [_key(shard) for shard in current]
+    unread = [number for number, key in enumerate(keys) if key not in parts]
+    _log.info("indexing %d of %d tars in %s, once", len(unread), len(current), shards.folder)
+    read = partial(scan, image_extensions=wanted[0], label_extension=wanted[1])
+    pool = ThreadPoolExecutor(max_workers=_THREADS)
+    try:
+        for number, found in zip(unread, pool.map(read, [shards.paths[number] for number in unread]), strict=True):
+            parts[keys[number]] = found
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if not np.array_equal(_stat(shards), current):
+        raise DataError(key="data.root", happened=f"tars in {shards.folder} change while they are read", expected="finished tars")
+    for number, key in enumerate(keys):
+        parts[key]["shard"] = number
+        current["num_samples"][number] = len(parts[key])
+        current["max_label"][number] = parts[key]["label"].max(initial=-1)
+    return np.concatenate([parts[key] for key in keys])
+
+
+def _unchanged(old: TarIndex) -> dict[tuple[Any, ...], NDArray[np.void]]:
+    ends = np.cumsum(old.shards["num_samples"])
+    return {_key(shard): old.samples[end - shard["num_samples"] : end].copy() for shard, end in zip(old.shards, ends, strict=True)}
+
+
+def _key(shard: np.void) -> tuple[Any, ...]:
+    return bytes(shard["name"]), int(shard["size"]), int(shard["mtime_ns"])
+
+
+def _stat(shards: ShardSet) -> NDArray[np.void]:
+    names = [os.fsencode(name) for name in shards.names]
+    kind = [("name", f"S{max(map(len, names))}"), *((each, np.int64) for each in ("size", "mtime_ns", "num_samples", "max_label"))]
+    try:
+        stats = [os.stat(path) for path in shards.paths]
+    except OSError as error:
+        raise DataError(key="data.root", happened=f"{error.filename} cannot be read: {error.strerror}", expected="a tar") from error
+    return np.array([(name, stat.st_size, stat.st_mtime_ns, 0, -1) for name, stat in zip(names, stats, strict=True)], kind)
+
+
+def _places(shards: ShardSet, wanted: tuple[tuple[str, ...], str]) -> list[str]:
+    """Return where the index may be: next to the tars, and in the cache."""
+
+    def name(*what: object) -> str:
+        return f"tar_index-{hashlib.sha256(json.dumps([_VERSION, *wanted, *what]).encode()).hexdigest()[:12]}.npy"
+
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    beside = os.path.join(shards.folder, name(shards.pattern))
+    return [beside, os.path.join(cache, "ddp_train", name(shards.pattern, shards.folder))]
+
+
+def _write(places: list[str], samples: NDArray[np.void], shards: NDArray[np.void]) -> str:
+    """Write the index to the first place that takes it; it appears complete or not at all."""
+    refusals: list[str] = []
+    for path in places:
+        part = f"{path}.{uuid.uuid4().hex}.part"  # not mkstemp: its files are readable by their owner alone
+        try:
+            if refusals:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(part, "xb") as file:
+                np.save(file, samples)
+                np.save(file, shards)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except OSError as error:
+            with suppress(OSError):  # it may never have come to be
+                os.unlink(part)
+            refusals.append(f"{path} cannot be written: {error.strerror}")
+            _log.info("the index goes elsewhere: %s", refusals[-1])
+        else:
+            return path
+    raise DataError(
+        key="data.root",
+        happened="the index of the tars has no place: " + "; ".join(refusals),
+        expected="a folder to write to, next to the tars or in the cache",
+        fix="XDG_CACHE_HOME=FOLDER",
+    )
+
+
+def _map_again(path: str, folder: str, digest: str) -> TarIndex:
+    index = TarIndex(path, folder)
+    if index._digest() != digest:
+        raise DataError(key="data.root", happened=f"{path} was made anew: the tars have changed since the run began", fix="start it again")
+    return index

@@ -1,0 +1,131 @@
+"""Read the headers of one tar: which samples it has, and where."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_train.data.shard_set import refusal
+from ddp_train.errors import DataError
+
+SAMPLE = np.dtype([("shard", np.int64), ("header", np.int64), ("offset", np.int64), ("size", np.int64), ("label", np.int64)])
+"""One sample: the number of its tar, where the image's header and its data begin, the image's size in bytes, and the label."""
+
+# As WebDataset has them: the key ends at the first dot of the base name; names like __meta__ and what is in such folders hold no samples.
+_NAME = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)
+_META = re.compile(r"__[^/]*__($|/)")
+_MAGICS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")  # gzip, zstd, bzip2, xz, lz4
+_BLOCK_BYTES = 512
+_LABEL_BYTES = 64  # more than any integer needs
+
+
+@dataclass(slots=True)
+class _Sample:
+    image: tuple[int, int, int] | None = None
+    label: int | None = None
+    extensions: list[str] = field(default_factory=list)
+
+
+def scan(path: str, *, image_extensions: tuple[str, ...], label_extension: str) -> NDArray[np.void]:
+    """Return the samples of a tar as SAMPLE [n], in the order of their first files; `shard` is 0. Reads headers and labels alone.
+
+    Raises:
+        DataError: a damaged, truncated or compressed tar; a sample without an image or a label, or with two; a label that is no integer.
+    """
+    try:
+        with open(path, "rb") as file:
+            if file.read(8).startswith(_MAGICS):
+                raise refusal(path)
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                samples = _collect(tar, file, path, image_extensions, label_extension)
+                # tarfile ends without a word at a damaged header: only a block of zeros is the end.
+                if os.pread(file.fileno(), _BLOCK_BYTES, tar.offset) != bytes(_BLOCK_BYTES):
+                    raise tarfile.ReadError(f"neither a header nor the archive's end at byte {tar.offset}")
+    except (OSError, tarfile.TarError, ValueError) as error:
+        happened = f"{path} cannot be read to its end: {error}"
+        raise DataError(key="data.root", happened=happened, expected="a complete tar", fix="copy or make it again") from error
+    rows = []
+    for key, sample in samples.items():
+        if sample.image is None or sample.label is None:
+            raise _incomplete(path, key, sample, image_extensions if sample.image is None else (label_extension,))
+        rows.append((0, *sample.image, sample.label))
+    return np.array(rows, SAMPLE)
+
+
+def member_name(header: bytes) -> str:
+    """Return the name in a member's header, which is several blocks long where the name is."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(header), mode="r:") as tar:
+            member = tar.next()
+    except tarfile.TarError:
+        return "a member that is no longer there"
+    return member.name if member else "a member that is no longer there"
+
+
+def _collect(
+    tar: tarfile.TarFile, file: BinaryIO, path: str, image_extensions: tuple[str, ...], label_extension: str
+) -> dict[str, _Sample]:
+    samples: dict[str, _Sample] = {}
+    while (member := tar.next()) is not None:
+        tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+        match = _NAME.fullmatch(member.name)
+        if not member.isreg() or match is None or _META.match(member.name):
+            continue
+        extension = match[2].lower()
+        sample = samples.setdefault(match[1], _Sample())
+        sample.extensions.append(extension)
+        if extension not in (*image_extensions, label_extension):
+            continue
+        if member.issparse():
+            happened = f"{path}: {member.name} is sparse"
+            raise DataError(key="data.root", happened=happened, expected="plain files", fix="tar without --sparse")
+        if extension == label_extension:
+            if sample.label is not None:
+                raise _twice(path, member.name, "label")
+            sample.label = _label(file, member, path)
+        else:
+            if sample.image is not None:
+                raise _twice(path, member.name, "image")
+            sample.image = (member.offset, member.offset_data, member.size)
+    return samples
+
+
+def _label(file: BinaryIO, member: tarfile.TarInfo, path: str) -> int:
+    size = min(member.size, _LABEL_BYTES)
+    text = os.pread(file.fileno(), size, member.offset_data)
+    if len(text) < size:
+        raise tarfile.ReadError(f"it ends in {member.name}")
+    try:
+        label = int(text)
+    except ValueError:
+        label = -1
+    if not 0 <= label < 2**63:
+        happened = f"{path}: {member.name} holds {text.decode(errors='replace')!r}"
+        raise DataError(key="data.label_extension", happened=happened, expected="the number of a class as text, at least 0")
+    return label
+
+
+def _twice(path: str, name: str, what: str) -> DataError:
+    return DataError(
+        key="data.root",
+        happened=f"{path}: {name} is the second {what} of its sample",
+        expected=f"one {what} for each key (the path up to the first dot of the base name)",
+        fix="data.image_extensions=[jpg] where a sample has several images on purpose; else another key",
+    )
+
+
+def _incomplete(path: str, key: str, sample: _Sample, wanted: tuple[str, ...]) -> DataError:
+    return DataError(
+        key="data.root",
+        happened=f"{path}: sample {key} has no .{' or .'.join(wanted)}, only .{', .'.join(sample.extensions)}",
+        expected="an image and a label for each key (the path up to the first dot of the base name), in the same tar",
+        fix="data.image_extensions=[...] or data.label_extension=..., if they are called otherwise",
+    )

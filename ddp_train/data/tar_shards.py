@@ -1,0 +1,144 @@
+"""Images in tars as WebDataset has them, read in any order."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ddp_train.data.encoded_images import EncodedImages
+from ddp_train.data.image_array import ImageArray
+from ddp_train.data.image_decoder import ImageDecoder
+from ddp_train.data.shard_set import find_shards
+from ddp_train.data.tar_index import TarIndex, open_index
+from ddp_train.data.tar_scan import member_name
+from ddp_train.errors import ConfigError, DataError
+
+_MAX_OPEN = 64  # tars at a time in each process
+
+
+class TarShards(ImageArray):
+    """The images of WebDataset's tars; files with one key (000017.jpg, 000017.cls) are one sample. Samples keep the tars' order.
+
+    The first use reads all headers and keeps where each sample lies in a file next to the tars; from then on a sample is one read.
+
+    Args:
+        root: folder of the tars, or of the folders that have them.
+        split: which of them, see `find_shards`.
+        image_extensions: files that are the sample's image; other files of a sample are passed over.
+        label_extension: the file that holds the sample's class as a number, from 0.
+        num_classes: None is the largest label + 1.
+        image_size: height and width in pixels: the shorter side is resized to it and the middle is cut out.
+            None is the size of the first image, which all must have.
+        channels: 3 is RGB, 1 is grey.
+        mean, std: one value per channel, white is 1; None is 0.5.
+        crop_padding: black pixels added to each side before a random crop; 0 is no crop.
+        flip: mirror half of the images left to right.
+
+    Raises:
+        DataError: no tars, incomplete samples, damaged tars or images (those also from `batch`), tars that changed since they were indexed.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        split: str = "train",
+        *,
+        image_extensions: Sequence[str] = ("jpg", "jpeg", "png", "bmp", "webp"),
+        label_extension: str = "cls",
+        num_classes: int | None = None,
+        image_size: int | None = None,
+        channels: int = 3,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        crop_padding: int = 0,
+        flip: bool = False,
+    ) -> None:
+        decoder = ImageDecoder(image_size=image_size, channels=channels)
+        if isinstance(image_extensions, str) or not image_extensions:
+            happened = f"{image_extensions!r} is no list of extensions"
+            raise ConfigError(key="data.image_extensions", happened=happened, expected="a list, as [jpg,png]")
+        extensions = [extension.lower().removeprefix(".") for extension in image_extensions]
+        shards = find_shards(root, split)
+        self._index = open_index(shards, image_extensions=extensions, label_extension=label_extension.lower().removeprefix("."))
+        if not len(self._index.samples):
+            raise DataError(key="data.root", happened=f"the tars {shards.pattern} in {shards.folder} are empty", expected="samples")
+        super().__init__(
+            EncodedImages(_Members(self._index), decoder),
+            self._index.samples["label"],
+            num_classes=_num_classes(self._index, num_classes),
+            mean=[0.5] * channels if mean is None else mean,
+            std=[0.5] * channels if std is None else std,
+            crop_padding=crop_padding,
+            flip=flip,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_labels"}  # they are in the index, which is mapped
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._labels = self._index.samples["label"]
+
+
+class _Members:
+    """The image files in the tars. Each process opens the tars that it needs, and keeps the last ones open."""
+
+    def __init__(self, index: TarIndex) -> None:
+        self._index = index
+        self._shard = lru_cache(_MAX_OPEN)(partial(_Shard, index))
+
+    def __len__(self) -> int:
+        return len(self._index.samples)
+
+    def open(self, index: int) -> BinaryIO:
+        number, _, offset, size, _ = self._index.samples[index].item()
+        content = self._shard(number).read(size, offset)
+        if len(content) < size:
+            raise EOFError(f"the tar ends {size - len(content)} bytes early")
+        return io.BytesIO(content)
+
+    def name(self, index: int) -> str:
+        number, header, offset, _, _ = self._index.samples[index].item()
+        path = self._index.shard_path(number)
+        try:
+            return f"{path}: {member_name(self._shard(number).read(offset - header, header))}"
+        except (OSError, DataError):
+            return path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Members, (self._index,)
+
+
+class _Shard:
+    """An open tar, closed when nobody uses it any more: another thread may still read when the cache lets go of it."""
+
+    _descriptor = -1
+
+    def __init__(self, index: TarIndex, number: int) -> None:
+        path, indexed = index.shard_path(number), index.shards[number]
+        self._descriptor = os.open(path, os.O_RDONLY)
+        found = os.fstat(self._descriptor)
+        if found.st_size != indexed["size"] or found.st_mtime_ns != indexed["mtime_ns"]:
+            happened = f"{path} has changed since it was indexed, when the run began"
+            raise DataError(key="data.root", happened=happened, expected="tars that stay as they are", fix="start the run again")
+
+    def read(self, size: int, offset: int) -> bytes:
+        return os.pread(self._descriptor, size, offset)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+def _num_classes(index: TarIndex, wanted: int | None) -> int:
+    largest = int(index.shards["max_label"].max())
+    if wanted is not None and wanted <= largest:
+        path = index.shard_path(int(np.argmax(index.shards["max_label"])))
+        happened = f"{wanted} classes, but {path} has the label {largest}"
+        raise ConfigError(key="data.num_classes", happened=happened, expected=f"at least {largest + 1}: labels count from 0")
+    return largest + 1 if wanted is None else wanted
