@@ -79,7 +79,7 @@ class ImageArray:
             raise ConfigError(
                 key="data.on_device", happened="the images are read from files", expected="images in memory", fix="data.in_memory=true"
             )
-        self._device_images, self._device_labels = self._images.to(device), torch.from_numpy(self._labels).to(device)
+        self._device_images, self._device_labels = self._images.to(device), torch.tensor(self._labels, device=device)
         self._scale_C11, self._black_C11 = self._scale_C11.to(device), self._black_C11.to(device)
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:

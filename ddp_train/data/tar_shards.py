@@ -35,6 +35,7 @@ class TarShards(ImageArray):
         image_size: height and width in pixels: the shorter side is resized to it and the middle is cut out.
             None is the size of the first image, which all must have.
         channels: 3 is RGB, 1 is grey.
+        in_memory: decode everything once at the start and keep it as uint8, instead of decoding each image each time.
         mean, std: one value per channel, white is 1; None is 0.5.
         crop_padding: black pixels added to each side before a random crop; 0 is no crop.
         flip: mirror half of the images left to right.
@@ -53,6 +54,7 @@ class TarShards(ImageArray):
         num_classes: int | None = None,
         image_size: int | None = None,
         channels: int = 3,
+        in_memory: bool = False,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         crop_padding: int = 0,
@@ -67,8 +69,10 @@ class TarShards(ImageArray):
         self._index = open_index(shards, image_extensions=extensions, label_extension=label_extension.lower().removeprefix("."))
         if not len(self._index.samples):
             raise DataError(key="data.root", happened=f"the tars {shards.pattern} in {shards.folder} are empty", expected="samples")
+        self._members = _Members(self._index)
+        images = EncodedImages(self._members, decoder)
         super().__init__(
-            EncodedImages(_Members(self._index), decoder),
+            images.decode_all() if in_memory else images,
             self._index.samples["label"],
             num_classes=_num_classes(self._index, num_classes),
             mean=[0.5] * channels if mean is None else mean,
@@ -76,6 +80,10 @@ class TarShards(ImageArray):
             crop_padding=crop_padding,
             flip=flip,
         )
+
+    def where(self, index: int) -> str:
+        """Return the tar of a sample and its image's name in it."""
+        return self._members.name(index)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_labels"}  # they are in the index, which is mapped

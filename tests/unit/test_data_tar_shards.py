@@ -60,8 +60,8 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("arguments", [{}, {"image_size": 7}, {"channels": 1}])
-def test_the_same_files_give_the_same_tensors_as_in_folders(tmp_path: Path, arguments: dict[str, int]) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"image_size": 7}, {"channels": 1}, {"in_memory": True}])
+def test_the_same_files_give_the_same_tensors_as_in_folders(tmp_path: Path, arguments: dict[str, Any]) -> None:
     write_image_tree(tmp_path, classes=("cat", "cow", "dog"), per_class=5, suffix=".jpg")
     assert len(write_shards_of(tmp_path, tmp_path / "shards", split="train", per_shard=4)) == 4
     folder, shards = ImageFolder(str(tmp_path), **arguments), TarShards(str(tmp_path / "shards"), **arguments)
@@ -146,6 +146,7 @@ def test_the_tars_are_indexed_once_and_only_those_that_changed_again(tmp_path: P
     write_shard(tmp_path / "train-10.tar", numbered(4))
     assert labels(TarShards(str(tmp_path))) == [0, 10, 21, 11, 1, 4, 2, 12]
     assert scanned[3:] == ["train-1.tar", "train-10.tar"]
+    assert TarShards(str(tmp_path)).where(2) == f"{tmp_path}/train-1.tar: 021.png"
     [index] = tmp_path.glob("tar_index-*.npy")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([index.name, *(f"train-{shard}.tar" for shard in (0, 1, 10, 2))])
     for content in (b"", index.read_bytes()[:-20], index.read_bytes()[:200]):  # damaged
