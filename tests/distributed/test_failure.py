@@ -79,9 +79,11 @@ def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fa
     if fault != "poison":  # which is every rank's, after the sum
         assert failure["rank"] == 1
         assert f"rank 1 on {failure['host']} (pid {failure['pid']})" in done.output
-        (line,) = failure["others"]
-        assert re.fullmatch(r"ranks 0, 2 +in backward, trainer.py:\d+ in _accumulate", line)
-        assert line in done.output
+        waiting = [line for line in failure["others"] if "gave no answer" not in line]  # in the second that it has, on a busy machine
+        assert waiting
+        for line in waiting:
+            assert re.fullmatch(r"rank(s 0, 2| 0| 2) +in backward, trainer.py:\d+ in _accumulate", line)
+            assert line in done.output
     if fault == "raise":
         assert 'in forward\n    raise ValueError("the third forward of rank 1")' in done.output
         assert "after step 2" in done.output
