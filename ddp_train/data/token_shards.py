@@ -145,41 +145,39 @@ class TokenShards:
         self._dtype = DTYPES[self.index.dtype]
         for shard in self.shards:
             self._check_size(shard)
-        self._ends = np.cumsum([shard.tokens for shard in self.shards], dtype=np.int64)
-        self._offsets = np.concatenate([np.zeros(1, np.int64), self._ends])
+        self._borders = np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
         self._mapped: dict[int, Tokens] = {}
-        self._views: dict[int, Tokens] = {}
-        self._view_length = 0
+        self._length = 0  # that the three below are for
+        self._view: Tokens = np.empty((0, 0), self._dtype)
+        self._shifts = self._last_starts = self._borders
 
     def __len__(self) -> int:
         """Return the number of tokens."""
-        return int(self._offsets[-1])
+        return int(self._borders[-1])
 
     def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
-        """Return the `length` tokens from each position of the stream in `starts` [B], shape [B, length]; all must lie in the stream."""
-        if length != self._view_length:
-            self._views, self._view_length = {}, length
+        """Return the `length` tokens from each position of the stream in `starts` [B], shape [B, length].
+
+        Raises:
+            IndexError: one of them does not lie in the stream.
+        """
+        if length != self._length:
+            self._prepare(length)
         found: Tokens
         if len(self.shards) == 1:
-            found = self._view(0)[starts]
+            found = self._view[starts]
             return found
-        shards = self._ends.searchsorted(starts, side="right")
-        locals_ = starts - self._offsets[shards]
+        shards = self._borders.searchsorted(starts, side="right")  # counted from 1; 0 is before the first
+        places = starts + self._shifts.take(shards)
+        crossing = starts > self._last_starts.take(shards)
+        if not np.count_nonzero(crossing):  # cheaper than any()
+            found = self._view[places]
+            return found
         found = np.empty((len(starts), length), self._dtype)
-        crossing = starts + length > self._ends[shards]
+        found[~crossing] = self._view[places[~crossing]]
         for row in np.flatnonzero(crossing):
-            self._fill(found[row], int(shards[row]), int(locals_[row]))
-        order = np.argsort(shards, kind="stable")
-        order = order[~crossing[order]]
-        ordered = shards[order]
-        borders = np.flatnonzero(np.diff(ordered)) + 1
-        for rows in np.split(order, borders) if len(order) else ():
-            shard = int(shards[rows[0]])
-            if len(rows) == 1:  # of many shards each has few of the rows: a slice costs a third of an index
-                start = int(locals_[rows[0]])
-                found[rows[0]] = self.map(shard)[start : start + length]
-            else:
-                found[rows] = self._view(shard)[locals_[rows]]
+            shard = int(shards[row]) - 1
+            self._fill(found[row], shard, int(starts[row] - self._borders[shard]))
         return found
 
     def map(self, shard: int) -> Tokens:
@@ -191,10 +189,23 @@ class TokenShards:
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenShards, (self.root, self.split)
 
-    def _view(self, shard: int) -> Tokens:
-        if shard not in self._views:
-            self._views[shard] = sliding_window_view(self.map(shard), self._view_length)
-        return self._views[shard]
+    def _prepare(self, length: int) -> None:
+        """Make one view of all windows of a length, over all shards, so that a batch from many of them costs a single gather.
+
+        The view begins at the lowest mapped address and ends at the highest. Between the shards lies memory that is not ours: only
+        `windows` may use it, which never asks for a place outside a shard.
+        """
+        maps = [self.map(number) for number in range(len(self.shards))]
+        addresses = np.asarray([tokens.__array_interface__["data"][0] for tokens in maps], np.int64)
+        sizes = np.diff(self._borders)
+        itemsize = self._dtype.itemsize
+        places = (addresses - addresses.min()) // itemsize  # exact: maps begin at borders of pages
+        everything = np.asarray(_Memory(int(addresses.min()), int((places + sizes).max()), self._dtype)) if len(maps) > 1 else maps[0]
+        self._view = sliding_window_view(everything, length)
+        nowhere = np.iinfo(np.int64).min // 2  # numpy refuses such a place
+        self._shifts = np.concatenate([[nowhere], places - self._borders[:-1]])
+        self._last_starts = np.concatenate([[0], self._borders[1:] - length])
+        self._length = length
 
     def _fill(self, row: Tokens, shard: int, start: int) -> None:
         """Copy a window that goes on in the next shards."""
@@ -223,6 +234,13 @@ class TokenShards:
         if tokens[-1] != self.index.end_of_text:
             raise damaged(path, f"ends with the token {tokens[-1]}", f"{self.index.end_of_text}, which ends every document")
         return tokens
+
+
+class _Memory:
+    """A stretch of this process's memory, for numpy to look at."""
+
+    def __init__(self, address: int, items: int, dtype: np.dtype[Any]) -> None:
+        self.__array_interface__ = {"data": (address, True), "shape": (items,), "typestr": dtype.str, "version": 3}
 
 
 class TokenDocuments:
