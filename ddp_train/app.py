@@ -60,6 +60,8 @@ def run(place: Place) -> int:
 
     Hydra's own interface stays as it is: --help, --cfg, --info, tab completion, -m with any sweeper.
     """
+    if sys.argv[1:2] == ["prepare"]:
+        return _report(lambda: _prepare(sys.argv[2:]))
     sys.argv[1:] = _options_first(sys.argv[1:])
     match sys.argv[1:2]:
         case ["resume"]:
@@ -320,6 +322,13 @@ def _show(arguments: list[str]) -> int:
             sweep.settle(job, sweep.metric)
     sweep_screen.show(sweep)
     return DONE
+
+
+def _prepare(arguments: list[str]) -> int:
+    """`ddp-train prepare tokens FILE... to=FOLDER`: make token shards of text."""
+    from ddp_train import prepare  # numpy, which no other command needs before its ranks do
+
+    return prepare.main(arguments)
 
 
 def _is_overridden(composed: DictConfig, key: str) -> bool:

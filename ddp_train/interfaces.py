@@ -33,7 +33,8 @@ class DataSource(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What only the data knows: `image_shape` (C, H, W), `num_classes`, `vocab_size`, `context_length`, `bytes_per_token`.
+        """What only the data knows: `image_shape` (C, H, W), `num_classes`, `vocab_size`, `context_length`, `bytes_per_token`,
+        `ignore_index` (the target that counts nowhere).
 
         An argument of the model or the objective that is `auto` in the config takes the fact of the same name.
         """

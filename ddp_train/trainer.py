@@ -151,7 +151,8 @@ def train_step(
     Source: Li et al. 2020, arXiv:2006.15704 (DDP; skipping synchronisation while accumulating).
     """
     total_weight = _total_weight(components.objective, micro_batches, world, global_batch_size=global_batch_size)
-    scale = world.size / total_weight  # DDP takes the mean over the ranks; the sum over them is wanted
+    divisor = torch.where(total_weight == 0, 1.0, total_weight) if isinstance(total_weight, Tensor) else total_weight  # 0: nothing counts
+    scale = world.size / divisor  # DDP takes the mean over the ranks; the sum over them is wanted
     for micro_batch in micro_batches[:-1]:
         with components.strategy.no_sync(components.module):
             _accumulate(components, micro_batch, world, window, scale)
@@ -262,8 +263,7 @@ def _total_weight(objective: Objective, micro_batches: Sequence[MicroBatch], wor
     total = torch.stack(
         [torch.as_tensor(weight, dtype=torch.float64) for weight in weights] or [torch.zeros((), dtype=torch.float64)]
     ).sum()
-    total = world.sum(total).clamp(min=1.0)  # a batch in which nothing counts changes nothing; reduced on the CPU: no wait for the device
-    return total.to(world.device, non_blocking=True)
+    return world.sum(total).to(world.device, non_blocking=True)  # reduced on the CPU: no wait for the device
 
 
 def _log(components: Components, state: TrainState, world: World, loop: Loop, window: Window, grad_norm: Tensor | None) -> None:
@@ -290,7 +290,7 @@ def _require_finite(window: Window, state: TrainState, world: World) -> float:
     Raises:
         NonFiniteLossError: it is NaN or infinite; on all ranks alike.
     """
-    loss = world.sum(window.loss_sum.clone()).item() / float(window.weight)
+    loss = world.sum(window.loss_sum.clone()).item() / (float(window.weight) or 1.0)  # 0: nothing counted in any of its steps
     if not math.isfinite(loss):
         raise NonFiniteLossError(
             key="optimizer.lr",

@@ -41,7 +41,7 @@ class TrainLoader:
         pin_memory: bool,
         skips: bool = False,
     ) -> None:
-        self.order = order
+        self.source, self.order = source, order
         self.skips = skips
         self.grad_accum_steps = grad_accum_steps
         self._rank, self._world_size = rank, world_size

@@ -25,6 +25,8 @@ CLUSTERS = sorted(path.stem for path in app.CONF.glob("cluster/*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in app.CONF.glob("experiment/*.yaml"))
 FITTING = {  # what an option of one group needs of the others
     "data=char_text": ["model=gpt", "objective=language_modeling"],
+    "data=packed_tokens": ["model=gpt", "objective=language_modeling"],
+    "data=padded_tokens": ["model=gpt", "objective=language_modeling"],
     "model=gpt": ["data=char_text", "objective=language_modeling"],
     "objective=language_modeling": ["data=char_text", "model=gpt"],
     "amp=fp16": [  # two nodes: this machine's GPUs are not asked for

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import pickle
 import struct
 import tarfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -91,6 +92,31 @@ def write_image_tree(
 def write_text(path: Path, text: str = TEXT) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def write_tokens(
+    root: Path, splits: Mapping[str, Sequence[Sequence[Sequence[int]]]], *, vocab_size: int = 257, dtype: str = "uint16"
+) -> Path:
+    """Write a folder of token shards: splits -> shards -> documents -> tokens; `vocab_size` - 1 follows every document."""
+    root.mkdir(parents=True, exist_ok=True)
+    index: dict[str, Any] = {
+        "format": "ddp_train tokens 1",
+        "dtype": dtype,
+        "vocab_size": vocab_size,
+        "tokenizer": "byte",
+        "end_of_text": vocab_size - 1,
+        "splits": {},
+    }
+    for split, shards in splits.items():
+        index["splits"][split] = []
+        for number, documents in enumerate(shards):
+            name, ended = f"{split}_{number:05d}", [[*document, vocab_size - 1] for document in documents]
+            tokens = [token for document in ended for token in document]
+            np.asarray(tokens, np.dtype(dtype).newbyteorder("<")).tofile(root / f"{name}.bin")
+            np.save(root / f"{name}.starts.npy", np.cumsum([0, *map(len, ended)])[:-1].astype(np.int64))
+            index["splits"][split].append({"file": f"{name}.bin", "tokens": len(tokens), "documents": len(documents)})
+    (root / "index.json").write_text(json.dumps(index))
+    return root
 
 
 def random_images(count: int, channels: int, size: int, *, seed: int = 0) -> NDArray[np.uint8]:

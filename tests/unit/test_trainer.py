@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_train.build import Components
+from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed import alone
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.interfaces import Indices
@@ -41,7 +43,7 @@ def gradient_of_one_step(parts: Components) -> Tensor:
 @pytest.mark.parametrize("accumulation", ["trainer.grad_accum_steps=null", "data.micro_batch_size=8", "data.micro_batch_size=7"])
 def test_the_gradient_is_the_mean_over_the_global_batch_whatever_the_micro_batches(accumulation: str) -> None:
     parts = components("trainer.global_batch_size=30", accumulation)
-    inputs, labels = parts.train_loader._source.batch(parts.train_loader.order.indices(0, 0, 30))
+    inputs, labels = parts.train_loader.source.batch(parts.train_loader.order.indices(0, 0, 30))
     expected = torch.autograd.grad(nn.functional.cross_entropy(parts.model(inputs), labels), list(parts.model.parameters()))
     found = gradient_of_one_step(parts)
     assert torch.allclose(found, torch.cat([gradient.flatten() for gradient in expected]), rtol=1e-5, atol=1e-7)
@@ -66,20 +68,46 @@ class Ragged:
         return self.tokens[indices], self.targets[indices]
 
 
-def test_masked_tokens_are_weighted_exactly_over_uneven_micro_batches() -> None:
+def ragged_components(*overrides: str) -> Components:
     small_gpt = ["model=gpt", "model.num_layers=1", "model.num_heads=2", "model.width=16", "objective=language_modeling"]
-    parts = components(
+    return components(
         *["data._target_=tests.unit.test_trainer.Ragged", "~data.split", "~data.image_size", "~data.channels", "~data.num_classes"],
-        *["~data.noise", "~data.seed", "~data.eval", "+data.num_samples=12", "objective.ignore_index=-100"],
-        *["trainer.global_batch_size=12", "data.micro_batch_size=5"],
+        *["~data.noise", "~data.seed", "~data.eval", "+data.num_samples=12", "objective.ignore_index=-100", *overrides],
         base=[*small_gpt, "~data.num_samples", "~metrics.tensorboard"],
     )
-    tokens, targets = parts.train_loader._source.batch(parts.train_loader.order.indices(0, 0, 12))
+
+
+def test_masked_tokens_are_weighted_exactly_over_uneven_micro_batches() -> None:
+    parts = ragged_components("trainer.global_batch_size=12", "data.micro_batch_size=5")
+    tokens, targets = parts.train_loader.source.batch(parts.train_loader.order.indices(0, 0, 12))
     mean = nn.functional.cross_entropy(parts.model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
     expected = torch.autograd.grad(mean, list(parts.model.parameters()))
     found = gradient_of_one_step(parts)
     assert parts.train_loader.grad_accum_steps == 3
     assert torch.allclose(found, torch.cat([gradient.flatten() for gradient in expected]), rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_in_which_nothing_counts_has_no_gradient_and_no_weight() -> None:
+    parts, window = ragged_components("trainer.global_batch_size=2"), Window(torch.device("cpu"))
+    nothing, five = (MicroBatch(Ragged().batch(np.asarray([sample])), counts=True) for sample in (0, 5))
+    norms = [
+        train_step(parts, [batch], alone(), window, global_batch_size=1, clip_grad_norm=None, measure_grad_norm=True)
+        for batch in (nothing, five)
+    ]
+    assert norms[0] == 0
+    assert norms[1] > 0
+    assert float(window.weight) == 5
+
+
+def test_weights_need_not_be_whole_numbers() -> None:
+    def gradient(share: float) -> Tensor:
+        parts = ragged_components("trainer.global_batch_size=12")
+        weight, loss = parts.objective.weight, parts.objective.loss
+        parts.objective.weight = lambda batch: weight(batch) * share  # type: ignore[method-assign]
+        parts.objective.loss = lambda model, batch: loss(model, batch) * share  # type: ignore[method-assign]
+        return gradient_of_one_step(parts)
+
+    assert torch.allclose(gradient(2**-10), gradient(1.0), rtol=1e-5, atol=1e-7)  # all 30 targets together weigh less than 1
 
 
 def test_the_recorded_loss_is_the_mean_over_the_steps_of_the_window() -> None:

@@ -1,0 +1,69 @@
+"""Windows over prepared tokens of any size, which are mapped and not loaded (`ddp-train prepare tokens` makes them).
+
+Shapes: B samples, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddp_train.data.token_shards import TokenShards
+from ddp_train.errors import ConfigError, DataError
+from ddp_train.interfaces import Indices
+
+
+class TokenFiles:
+    """Windows of `context_length` tokens. `batch` gives tokens [B, T] and, one further, targets [B, T].
+
+    A split is one stream: windows cross from a document into the next, with `end_of_text` between them, and from a shard into the next,
+    so that no token is lost at a border and the samples do not depend on how the data was cut into shards.
+
+    Args:
+        root: folder that `ddp-train prepare tokens` has made.
+        split: "train" or "val".
+        context_length: T.
+        stride: tokens from one window's start to the next; None is `context_length`, every token once; 1 is every window.
+
+    Raises:
+        DataError: a file is missing, foreign or damaged, or the split is too short for one window.
+    """
+
+    def __init__(self, root: str, split: str = "train", *, context_length: int, stride: int | None = None) -> None:
+        stride = context_length if stride is None else stride
+        for name, value in {"context_length": context_length, "stride": stride}.items():
+            if value < 1:
+                raise ConfigError(key=f"data.{name}", happened=f"{value} is too small", expected="at least 1")
+        self._shards, self._context_length, self._stride = TokenShards(root, split), context_length, stride
+        if len(self._shards) == 0:
+            raise DataError(
+                key="data.root",
+                happened=f"{root} was prepared without a split {split!r}",
+                expected="tokens",
+                fix="data.eval=null, or prepare it again with val_fraction=0.01" if split == "val" else "prepare it again",
+            )
+        if len(self._shards) <= context_length:
+            raise DataError(
+                key="data.root",
+                happened=f"the {split} split of {root} has {len(self._shards)} tokens",
+                expected=f"at least {context_length + 1}: a window of data.context_length={context_length} and the token after it",
+                fix="more text, or a shorter data.context_length",
+            )
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        index = self._shards.index
+        facts = {"vocab_size": index.vocab_size, "context_length": self._context_length}
+        return facts if index.bytes_per_token is None else {**facts, "bytes_per_token": index.bytes_per_token}
+
+    def __len__(self) -> int:
+        return (len(self._shards) - 1 - self._context_length) // self._stride + 1
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens [B, T] and targets [B, T], int64; window i starts at i * `stride` of the split's stream."""
+        windows = self._shards.windows(indices * self._stride, self._context_length + 1)
+        tokens_BT, targets_BT = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
+        return torch.from_numpy(tokens_BT), torch.from_numpy(targets_BT)

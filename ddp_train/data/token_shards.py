@@ -1,0 +1,344 @@
+"""Token shards on disk: one stream of tokens per split, cut into files that are mapped, not loaded. Imports no torch.
+
+    index.json              what is here, written last: a folder that has it is complete
+    train_00000.bin         tokens, little-endian uint16 or uint32; every document is followed by `end_of_text`
+    train_00000.starts.npy  int64 [documents]: where the documents of that shard start; no document crosses into another shard
+
+Shapes: B windows, N documents. docs/decisions/0011-token-shards.md says why it is so.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from ddp_train.errors import ConfigError, DataError
+
+FORMAT = "ddp_train tokens 1"
+INDEX = "index.json"
+_WRITTEN = "what `ddp-train prepare tokens` wrote"
+DTYPES: Mapping[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of tokens.
+
+    Args:
+        file: its name in the folder.
+        tokens: with the `end_of_text` of every document.
+        documents: at least 1.
+        bytes: of the text behind it, as UTF-8; None: not known.
+    """
+
+    file: str
+    tokens: int
+    documents: int
+    bytes: int | None = None
+
+    @property
+    def starts_file(self) -> str:
+        return str(Path(self.file).with_suffix(".starts.npy"))
+
+
+@dataclass(frozen=True)
+class TokenIndex:
+    """What index.json says."""
+
+    dtype: str
+    vocab_size: int
+    tokenizer: str
+    end_of_text: int
+    splits: Mapping[str, tuple[Shard, ...]]
+
+    @classmethod
+    def read(cls, root: Path) -> TokenIndex:
+        """Read and check the index of a folder.
+
+        Raises:
+            DataError: there is none, or it is no index of ours.
+        """
+        path = root / INDEX
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise DataError(
+                key="data.root",
+                happened=f"{path.absolute()} cannot be read: {error.strerror}",
+                expected="a folder that `ddp-train prepare tokens` has made (index.json comes last: without it the folder is not complete)",
+                fix=f"ddp-train prepare tokens FILE... to={root}, or data.root=FOLDER",
+            ) from None
+        except ValueError as error:
+            raise damaged(path, f"is not JSON: {error}", _WRITTEN) from None
+        found = content.get("format") if isinstance(content, dict) else None
+        if found != FORMAT:
+            raise damaged(path, f"has the format {found!r}", repr(FORMAT))
+        try:
+            splits = {
+                name: tuple(Shard(shard["file"], shard["tokens"], shard["documents"], shard.get("bytes")) for shard in shards)
+                for name, shards in content["splits"].items()
+            }
+            index = cls(content["dtype"], content["vocab_size"], content["tokenizer"], content["end_of_text"], splits)
+            is_sound = index._is_sound()
+        except (KeyError, TypeError, AttributeError) as error:
+            raise damaged(path, f"does not say what it should: {type(error).__name__}: {error}", _WRITTEN) from None
+        if not is_sound:
+            raise damaged(path, "contradicts itself", "tokens that fit the vocabulary and the dtype, and no empty shard")
+        return index
+
+    def to_json(self) -> str:
+        """Return the content of index.json."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Mean bytes of text behind a token, `end_of_text` counted, over all splits; None: not known."""
+        shards = [shard for shards in self.splits.values() for shard in shards]
+        tokens = sum(shard.tokens for shard in shards)
+        if not tokens:
+            return None
+        if self.tokenizer == "byte":
+            return sum(shard.tokens - shard.documents for shard in shards) / tokens
+        known = [shard.bytes for shard in shards if shard.bytes is not None]
+        return sum(known) / tokens if len(known) == len(shards) else None
+
+    def _is_sound(self) -> bool:
+        if not 0 <= self.end_of_text < self.vocab_size <= np.iinfo(DTYPES[self.dtype]).max + 1:
+            return False
+        shards = [shard for shards in self.splits.values() for shard in shards]
+        return all(shard.tokens >= shard.documents >= 1 and Path(shard.file).name == shard.file for shard in shards)
+
+
+class TokenShards:
+    """The tokens of one split as a single stream; windows may cross from a shard into the next.
+
+    Files are mapped when they are first read, in each process again: pickling carries the path alone.
+
+    Args:
+        root: folder that `ddp-train prepare tokens` has made.
+        split: a name in its index.
+
+    Raises:
+        DataError: a file is missing, foreign or not as long as the index says.
+        ConfigError: there is no such split.
+    """
+
+    def __init__(self, root: str | Path, split: str = "train") -> None:
+        self.root, self.split = Path(root).absolute(), split
+        self.index = TokenIndex.read(self.root)
+        if split not in self.index.splits:
+            raise ConfigError(
+                key="data.split", happened=f"{self.root} has no split {split!r}", expected=f"one of {', '.join(self.index.splits)}"
+            )
+        self.shards = self.index.splits[split]
+        self._dtype = DTYPES[self.index.dtype]
+        for shard in self.shards:
+            self._check_size(shard)
+        self._borders = np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
+        self._mapped: dict[int, Tokens] = {}
+        self._length = 0  # that the three below are for
+        self._view: Tokens = np.empty((0, 0), self._dtype)
+        self._shifts = self._last_starts = self._borders
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return int(self._borders[-1])
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
+        """Return the `length` tokens from each position of the stream in `starts` [B], shape [B, length].
+
+        Raises:
+            IndexError: one of them does not lie in the stream.
+        """
+        if length != self._length:
+            self._prepare(length)
+        found: Tokens
+        if len(self.shards) == 1:
+            found = self._view[starts]
+            return found
+        shards = self._borders.searchsorted(starts, side="right")  # counted from 1; 0 is before the first
+        places = starts + self._shifts.take(shards)
+        crossing = starts > self._last_starts.take(shards)
+        if not np.count_nonzero(crossing):  # cheaper than any()
+            found = self._view[places]
+            return found
+        found = np.empty((len(starts), length), self._dtype)
+        found[~crossing] = self._view[places[~crossing]]
+        for row in np.flatnonzero(crossing):
+            shard = int(shards[row]) - 1
+            self._fill(found[row], shard, int(starts[row] - self._borders[shard]))
+        return found
+
+    def map(self, shard: int) -> Tokens:
+        """Return all tokens of a shard, mapped and read-only."""
+        if shard not in self._mapped:
+            self._mapped[shard] = self._open(self.shards[shard])
+        return self._mapped[shard]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenShards, (self.root, self.split)
+
+    def _prepare(self, length: int) -> None:
+        """Make one view of all windows of a length, over all shards, so that a batch from many of them costs a single gather.
+
+        The view begins at the lowest mapped address and ends at the highest. Between the shards lies memory that is not ours: only
+        `windows` may use it, which never asks for a place outside a shard.
+        """
+        maps = [self.map(number) for number in range(len(self.shards))]
+        addresses = np.asarray([tokens.__array_interface__["data"][0] for tokens in maps], np.int64)
+        sizes = np.diff(self._borders)
+        itemsize = self._dtype.itemsize
+        places = (addresses - addresses.min()) // itemsize  # exact: maps begin at borders of pages
+        everything = np.asarray(_Memory(int(addresses.min()), int((places + sizes).max()), self._dtype)) if len(maps) > 1 else maps[0]
+        self._view = sliding_window_view(everything, length)
+        nowhere = np.iinfo(np.int64).min // 2  # numpy refuses such a place
+        self._shifts = np.concatenate([[nowhere], places - self._borders[:-1]])
+        self._last_starts = np.concatenate([[0], self._borders[1:] - length])
+        self._length = length
+
+    def _fill(self, row: Tokens, shard: int, start: int) -> None:
+        """Copy a window that goes on in the next shards."""
+        filled = 0
+        while filled < len(row):
+            part = self.map(shard)[start : start + len(row) - filled]
+            row[filled : filled + len(part)] = part
+            filled, shard, start = filled + len(part), shard + 1, 0
+
+    def _check_size(self, shard: Shard) -> None:
+        path, expected = self.root / shard.file, shard.tokens * self._dtype.itemsize
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise damaged(path, f"cannot be read: {error.strerror}", "the shard that index.json names") from None
+        if size != expected:
+            what = "is truncated" if size < expected else "is too long"
+            raise damaged(path, f"{what}: {size} bytes found", f"{expected} bytes, as index.json says ({shard.tokens} tokens)")
+
+    def _open(self, shard: Shard) -> Tokens:
+        path = self.root / shard.file
+        try:
+            tokens: Tokens = np.asarray(np.memmap(path, self._dtype, mode="r"))  # a plain view: the subclass makes every access slower
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if tokens[-1] != self.index.end_of_text:
+            raise damaged(path, f"ends with the token {tokens[-1]}", f"{self.index.end_of_text}, which ends every document")
+        return tokens
+
+
+class _Memory:
+    """A stretch of this process's memory, for numpy to look at."""
+
+    def __init__(self, address: int, items: int, dtype: np.dtype[Any]) -> None:
+        self.__array_interface__ = {"data": (address, True), "shape": (items,), "typestr": dtype.str, "version": 3}
+
+
+class TokenDocuments:
+    """The documents of one split, in the order of the shards.
+
+    Args:
+        root: folder that `ddp-train prepare tokens` has made.
+        split: a name in its index.
+
+    Raises:
+        DataError: as `TokenShards`; from `lengths` and `read` also for the files of the documents' starts.
+    """
+
+    def __init__(self, root: str | Path, split: str = "train") -> None:
+        self._tokens = TokenShards(root, split)
+        self._ends = np.cumsum([shard.documents for shard in self._tokens.shards], dtype=np.int64)
+        self._starts: dict[int, NDArray[np.int64]] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokens.index.vocab_size
+
+    @property
+    def end_of_text(self) -> int:
+        """The token that follows every document."""
+        return self._tokens.index.end_of_text
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Mean bytes of text behind a token, over all splits; None: not known."""
+        return self._tokens.index.bytes_per_token
+
+    def __len__(self) -> int:
+        """Return the number of documents, N."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each document with its `end_of_text`, shape [N]."""
+        lengths = np.empty(len(self), np.int64)
+        low = 0
+        for number, shard in enumerate(self._tokens.shards):
+            starts, part = self._starts_of(number), lengths[low : low + shard.documents]
+            np.subtract(starts[1:], starts[:-1], out=part[:-1])
+            part[-1] = shard.tokens - starts[-1]
+            if starts[0] != 0 or part.min() < 1:
+                path = self._tokens.root / shard.starts_file
+                raise damaged(path, "does not rise from 0 to the shard's end", "the starts of its documents")
+            low += shard.documents
+        return lengths
+
+    def read(self, index: int) -> Tokens:
+        """Return the tokens of one document and its `end_of_text`: a read-only view of the mapped file."""
+        number = int(self._ends.searchsorted(index, side="right"))
+        shard, starts = self._tokens.shards[number], self._starts_of(number)
+        place = index - (int(self._ends[number - 1]) if number else 0)
+        start, stop = int(starts[place]), int(starts[place + 1]) if place + 1 < shard.documents else shard.tokens
+        if not 0 <= start < stop <= shard.tokens:
+            raise damaged(
+                self._tokens.root / shard.starts_file, f"has document {index} from {start} to {stop}", f"a part of {shard.tokens} tokens"
+            )
+        return self._tokens.map(number)[start:stop]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenDocuments, (self._tokens.root, self._tokens.split)
+
+    def _starts_of(self, number: int) -> NDArray[np.int64]:
+        if number not in self._starts:
+            shard = self._tokens.shards[number]
+            path = self._tokens.root / shard.starts_file
+            try:
+                starts = np.asarray(np.load(path, mmap_mode="r"))
+            except OSError as error:
+                raise _unreadable(path, error) from None
+            except (ValueError, EOFError) as error:
+                raise damaged(path, f"is no array: {error}", f"int64 [{shard.documents}], as index.json says") from None
+            if starts.dtype != np.int64 or starts.shape != (shard.documents,):
+                raise damaged(path, f"has {starts.dtype} {list(starts.shape)}", f"int64 [{shard.documents}], as index.json says")
+            self._starts[number] = starts
+        return self._starts[number]
+
+
+def damaged(path: Path, what: str, expected: str) -> DataError:
+    """Return the error for a file of a prepared folder that is not as it was written."""
+    return DataError(
+        key="data.root",
+        happened=f"{path} {what}",
+        expected=expected,
+        fix=f"copy {path.name} again, or delete {path.parent} and prepare it again",
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    if error.errno == errno.EMFILE:
+        return DataError(
+            key="data.root",
+            happened=f"{path} cannot be opened: this process has too many files open",
+            expected="an open file for every shard",
+            fix="ulimit -n 65536 before you start, or prepare the data with a larger shard_tokens",
+        )
+    return damaged(path, f"cannot be read: {error.strerror}", "the shard that index.json names")

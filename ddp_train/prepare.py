@@ -1,0 +1,355 @@
+"""`ddp-train prepare tokens`: make token shards of text, as a stream, so that memory does not grow with the text. Imports no torch."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import ceil
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from ddp_train.data.token_shards import INDEX, TokenIndex, Tokens
+from ddp_train.data.token_writer import TokenWriter
+from ddp_train.data.tokenizer import Tokenizer, make_tokenizer
+from ddp_train.errors import ConfigError, DataError, UserError
+from ddp_train.exit_code import DONE, FAILED, WRONG_INPUT
+from ddp_train.run_dir import hold, let_go
+
+USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
+
+  FILE           text: the whole file is one document; .jsonl: every line is one, {"text": "..."}; either with .gz.
+                 A folder stands for all .txt and .jsonl files below it, in the order of their names.
+  to             new folder for the tokens; data.root of the runs
+  tokenizer      byte (256 byte values, nothing to install) | tiktoken:NAME, as tiktoken:gpt2      default: byte
+  val_fraction   of the documents, evenly spread, go to the split val; of a single text file its end; 0: none      default: 0.01
+  shard_tokens   a file of tokens ends with the document in which it gets this many      default: 268435456
+"""
+
+_SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+_NO_TEXT = {
+    ".json": "one document a line in a file named .jsonl",
+    ".parquet": "text or .jsonl",
+    ".zst": "text or .jsonl, unpacked or as .gz",
+    ".xz": "text or .jsonl, unpacked or as .gz",
+    ".bz2": "text or .jsonl, unpacked or as .gz",
+    ".zip": "text or .jsonl, unpacked or as .gz",
+    ".tar": "text or .jsonl, unpacked",
+    ".tgz": "text or .jsonl, unpacked",
+}
+_PART_BYTES = 1 << 20  # of text that is encoded at a time
+_MOST_BYTES = 1 << 26  # without a place to cut
+_SAY_EVERY_S = 10.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `ddp-train prepare ARGUMENTS`, and return the exit code."""
+    if not arguments or {"--help", "-h"} & set(arguments):
+        print(USAGE)
+        return DONE if arguments else WRONG_INPUT
+    try:
+        if arguments[0] != "tokens":
+            raise ConfigError(
+                happened=f"prepare knows no {arguments[0]!r}", expected="tokens", fix="ddp-train prepare tokens FILE... to=FOLDER"
+            )
+        _prepare_tokens(_Request.parse(arguments[1:]))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return WRONG_INPUT
+    except OSError as error:  # a disk that is full
+        print(error, file=sys.stderr)
+        return FAILED
+    finally:
+        let_go()
+    return DONE
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What was typed."""
+
+    files: tuple[Path, ...]
+    folder: Path
+    tokenizer: str = "byte"
+    val_fraction: float = 0.01
+    shard_tokens: int = 1 << 28
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> _Request:
+        options, files = {}, []
+        names = ("to", "tokenizer", "val_fraction", "shard_tokens")
+        for argument in arguments:
+            name, sign, value = argument.partition("=")
+            if sign and name in names:
+                options[name] = value
+            elif Path(argument).exists():  # its name may have an = in it
+                files += _files(Path(argument))
+            elif sign:
+                nearest = get_close_matches(name, names, n=1)
+                raise ConfigError(
+                    happened=f"{name} is no option of prepare, and there is no file {argument}",
+                    expected=", ".join(names),
+                    fix=f"did you mean {nearest[0]}={value}?" if nearest else "ddp-train prepare --help",
+                )
+            else:
+                raise DataError(happened=f"there is no file {argument}", expected="text or .jsonl files, or folders of them")
+        if not files or not options.get("to"):
+            missing = "what to prepare" if not files else "where to put it"
+            raise ConfigError(happened=f"{missing} is missing", expected="ddp-train prepare tokens FILE... to=FOLDER [key=value ...]")
+        return cls(
+            tuple(files),
+            Path(options["to"]).expanduser(),
+            options.get("tokenizer", cls.tokenizer),
+            _number(options, "val_fraction", cls.val_fraction, "at least 0 and below 1", lambda value: 0 <= value < 1),
+            int(
+                _number(
+                    options, "shard_tokens", cls.shard_tokens, "a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0
+                )
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A document, or a part of one that is too long to hold."""
+
+    split: str
+    text: bytes
+    ends_document: bool
+    where: str  # for errors
+
+
+class _Corpus:
+    """The documents of all files, in order, and the split that each goes to. Empty ones are left out and counted."""
+
+    def __init__(self, request: _Request, tokenizer: Tokenizer) -> None:
+        self._files, self._val_fraction, self._tokenizer = request.files, request.val_fraction, tokenizer
+        self.documents = self.empty = 0
+
+    def parts(self) -> Iterator[_Part]:
+        if len(self._files) == 1 and not _is_jsonl(self._files[0]) and self._val_fraction > 0:
+            path = self._files[0]
+            middle = _middle(path, self._val_fraction)
+            yield from self._text(path, "train", 0, middle)
+            yield from self._text(path, "val", middle, None)
+            return
+        for path in self._files:
+            yield from self._lines(path) if _is_jsonl(path) else self._text(path, None, 0, None)
+
+    def _split(self) -> str:
+        """Return where the next document goes: of n documents, val gets the whole part of n * val_fraction."""
+        before, after = int(self.documents * self._val_fraction), int((self.documents + 1) * self._val_fraction)
+        self.documents += 1
+        return "val" if after > before else "train"
+
+    def _text(self, path: Path, split: str | None, start: int, stop: int | None) -> Iterator[_Part]:
+        where = str(path)
+        with _open(path) as file:
+            file.seek(start)
+
+            def read() -> bytes:
+                return file.read(_PART_BYTES if stop is None else min(_PART_BYTES, stop - file.tell()))
+
+            waiting = read()
+            if not waiting:
+                self.empty += 1
+                return
+            split = split or self._split()
+            while block := read():
+                place = self._tokenizer.cut(waiting)
+                if place:
+                    yield _Part(split, waiting[:place], False, where)
+                waiting = waiting[place:] + block
+                if len(waiting) > _MOST_BYTES:
+                    raise DataError(
+                        happened=f"{path} has {_MOST_BYTES:,} bytes without the end of a line or of a word",
+                        expected="text, which can be cut somewhere",
+                        fix="tokenizer=byte",
+                    )
+            yield _Part(split, waiting, True, where)
+
+    def _lines(self, path: Path) -> Iterator[_Part]:
+        with _open(path) as file:
+            for number, line in enumerate(file, 1):
+                where = f"{path}, line {number}"
+                if not line.strip():
+                    continue
+                try:
+                    text = json.loads(line)["text"].encode("utf-8")
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise DataError(
+                        happened=f"{where} is no document: {type(error).__name__}: {error}", expected='{"text": "..."} on every line'
+                    ) from None
+                if text:
+                    yield _Part(self._split(), text, True, where)
+                else:
+                    self.empty += 1
+
+
+def _prepare_tokens(request: _Request) -> None:
+    tokenizer = make_tokenizer(request.tokenizer)
+    request.folder.mkdir(parents=True, exist_ok=True)
+    hold(request.folder, key="to")
+    if (request.folder / INDEX).exists():
+        raise ConfigError(
+            key="to",
+            happened=f"{request.folder} has an {INDEX} already",
+            expected="a folder without one; nothing is written over",
+            fix="another folder, or delete that one",
+        )
+    corpus = _Corpus(request, tokenizer)
+    if request.val_fraction > 0 and len(request.files) > 1 and not any(_is_jsonl(path) for path in request.files):
+        _require_val(request, len(request.files))  # before the work, where it can be known
+    with TokenWriter(
+        request.folder,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer=tokenizer.name,
+        end_of_text=tokenizer.end_of_text,
+        splits=("train", "val"),
+        shard_tokens=request.shard_tokens,
+    ) as writer:
+        num_bytes = num_tokens = 0
+        began = said = time.monotonic()
+        for part, tokens in _encoded(corpus.parts(), tokenizer):
+            writer.append(part.split, tokens, num_bytes=len(part.text), ends_document=part.ends_document)
+            num_bytes, num_tokens = num_bytes + len(part.text), num_tokens + len(tokens)
+            if time.monotonic() > said + _SAY_EVERY_S:
+                said = time.monotonic()
+                print(f"{num_bytes / 1e6:,.0f} MB of text, {num_tokens:,} tokens, {num_bytes / 1e6 / (said - began):.0f} MB/s", flush=True)
+        if not num_tokens:
+            raise DataError(happened="there is no text in these files", expected="at least one document that is not empty")
+        if request.val_fraction > 0 and corpus.documents:
+            _require_val(request, corpus.documents)
+        index = writer.finish()
+    _say(request, index, corpus.empty)
+
+
+def _require_val(request: _Request, documents: int) -> None:
+    if int(documents * request.val_fraction) == 0:
+        raise ConfigError(
+            key="val_fraction",
+            happened=f"{request.val_fraction:g} of {documents} {'document' if documents == 1 else 'documents'} is none",
+            expected="at least one document in the split val",
+            fix=(f"val_fraction={ceil(1000 / documents) / 1000:g}, or " if documents > 1 else "")
+            + "val_fraction=0 and runs with data.eval=null",
+        )
+
+
+def _encoded(parts: Iterable[_Part], tokenizer: Tokenizer) -> Iterator[tuple[_Part, Tokens]]:
+    """Encode in threads, in order; tiktoken does it outside the interpreter's lock."""
+
+    def encode(group: list[_Part]) -> list[tuple[_Part, Tokens]]:
+        return [(part, _encode(part, tokenizer)) for part in group]
+
+    threads = len(os.sched_getaffinity(0))
+    waiting: deque[Future[list[tuple[_Part, Tokens]]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for group in _groups(parts):
+                waiting.append(pool.submit(encode, group))
+                if len(waiting) > 2 * threads:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _groups(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+    """Put short documents together: to hand each to a thread would cost more than to encode it."""
+    group: list[_Part] = []
+    num_bytes = 0
+    for part in parts:
+        group.append(part)
+        num_bytes += len(part.text)
+        if num_bytes >= _PART_BYTES:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group
+
+
+def _encode(part: _Part, tokenizer: Tokenizer) -> Tokens:
+    try:
+        return tokenizer.encode(part.text)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            happened=f"{part.where} is not UTF-8: {error.reason}, {part.text[error.start : error.start + 4]!r}",
+            expected=f"UTF-8, which {tokenizer.name} needs",
+            fix=f"iconv -f LATIN1 -t UTF-8 {part.where}, or tokenizer=byte",
+        ) from None
+
+
+def _say(request: _Request, index: TokenIndex, empty: int) -> None:
+    folder = request.folder
+    print(f"tokens   {folder}: {index.tokenizer}, {index.vocab_size:,} in the vocabulary, {index.dtype}")
+    for name, shards in index.splits.items():
+        tokens, documents = sum(shard.tokens for shard in shards), sum(shard.documents for shard in shards)
+        print(f"{name:8} {tokens:,} tokens, {_count(documents, 'document')}, {_count(len(shards), 'file')}")
+    if empty:
+        print(f"         {_count(empty, 'empty document')} left out")
+    print(f"bytes    {index.bytes_per_token:.3f} per token")
+    without_val = "" if index.splits["val"] else " data.eval=null"
+    print(f"train    ddp-train data=token_files data.root={folder}{without_val} model=gpt objective=language_modeling")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and file.is_file())
+        if not found:
+            raise DataError(happened=f"the folder {path} has no text", expected=f"files *{', *'.join(_SUFFIXES)}")
+        return found
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if suffix in _NO_TEXT:
+        raise DataError(happened=f"{path} is a {suffix} file", expected=_NO_TEXT[suffix])
+    return [path]
+
+
+def _is_jsonl(path: Path) -> bool:
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else open(path, "rb")
+
+
+def _middle(path: Path, val_fraction: float) -> int:
+    """Return where the split val begins in a text of which it gets the end: after the end of a line, if there is one."""
+    with _open(path) as file:
+        size = file.seek(0, os.SEEK_END) if path.suffix != ".gz" else sum(len(block) for block in iter(lambda: file.read(_PART_BYTES), b""))
+        wanted = int(size * (1 - val_fraction))
+        file.seek(wanted)
+        following = file.read(_PART_BYTES)
+    place = following.find(b"\n") + 1
+    if place == 0:
+        place = next((place for place, byte in enumerate(following) if byte & 0xC0 != 0x80), 0)  # not inside a character of UTF-8
+    if not 0 < wanted + place < size:
+        raise ConfigError(
+            key="val_fraction",
+            happened=f"{val_fraction:g} of the {size} bytes of {path} holds no line of its own",
+            expected="text in both splits",
+            fix="a larger val_fraction, or val_fraction=0 and runs with data.eval=null",
+        )
+    return wanted + place
+
+
+def _number(options: dict[str, str], name: str, default: float, expected: str, is_good: Callable[[float], bool]) -> float:
+    try:
+        value = float(options.get(name, default))
+    except ValueError:
+        value = float("nan")
+    if not is_good(value):
+        raise ConfigError(key=name, happened=f"is {options[name]}", expected=expected)
+    return value
