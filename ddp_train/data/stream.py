@@ -191,7 +191,7 @@ class StreamLoader:
         if self._all_readers > 1:
             found.append("a stream: which samples are in a batch depends on the number of ranks and data.num_workers")
         if reads_all(dataset, self._all_readers):
-            found.append(f"each of {self._all_readers} readers reads all of {name}, and keeps every {self._all_readers}th sample")
+            found.append(f"each of {self._all_readers} readers reads all of {name} and keeps one sample in {self._all_readers}")
         if samples and self._loaded is None:
             found.append("the stream starts again: the checkpoint has no state for this number of ranks and workers; samples may repeat")
         elif not self._stream.has_state:
