@@ -20,8 +20,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_train.amp import Amp
 from ddp_train.data.dataset import as_source
-from ddp_train.data.loader import EvalLoader, TrainLoader, require_samples
+from ddp_train.data.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.data.order import SampleOrder
+from ddp_train.data.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.distributed import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import DataSource, MetricWriter, Objective, Resident, Strategy
@@ -45,8 +46,8 @@ class Components:
     amp: Amp
     scaler: torch.amp.GradScaler
     strategy: Strategy
-    train_loader: TrainLoader
-    eval_loader: EvalLoader | None
+    train_loader: Loader
+    eval_loader: Evaluation | None
     total_steps: int
 
 
@@ -61,28 +62,15 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     with world.main_first():  # rank 0 downloads; the others find the files
         train_source = _source(data, {}, key="data")
         eval_source = _source(data, data["eval"], key="data.eval") if data["eval"] is not None else None
-    require_samples(train_source, key="data", at_least=batch.global_batch_size if data["drop_last"] else 1)
     facts = train_source.facts
     if eval_source is not None:
-        require_samples(eval_source, key="data.eval")
         _require_same_facts(facts, eval_source.facts)
     if data["on_device"]:
         for source in (train_source, eval_source):
             _place(source, world)
-    order = SampleOrder(
-        len(train_source), seed=tree["seed"], global_batch_size=min(batch.global_batch_size, len(train_source)), drop_last=data["drop_last"]
-    )
-    total_steps = _total_steps(trainer, order.steps_per_epoch)
-
-    reading = {
-        "num_workers": data["num_workers"],
-        "pin_memory": world.device.type == "cuda" and not data["on_device"],
-        "skips": data["on_bad_sample"] == "skip",
-    }
-    eval_loader = None
-    if eval_source is not None:
-        eval_batch_size = data["eval_batch_size"] or data["micro_batch_size"]
-        eval_loader = EvalLoader(eval_source, rank=world.rank, world_size=world.size, batch_size=eval_batch_size, **reading)
+    train_loader = _train_loader(train_source, tree, batch, world)
+    eval_loader = _eval_loader(eval_source, data, world) if eval_source is not None else None
+    total_steps = _total_steps(trainer, train_loader.order.steps_per_epoch)
 
     seed_all(tree["seed"])  # the same initial weights on every rank, and for every number of ranks
     model = instantiate(tree["model"], key="model", facts=facts)
@@ -111,14 +99,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
         amp=amp,
         scaler=amp.scaler(world.device),
         strategy=strategy,
-        train_loader=TrainLoader(
-            train_source,
-            order,
-            rank=world.rank,
-            world_size=world.size,
-            grad_accum_steps=batch.grad_accum_steps,
-            **reading,
-        ),
+        train_loader=train_loader,
         eval_loader=eval_loader,
         total_steps=total_steps,
     )
@@ -162,12 +143,73 @@ def instantiate(node: Mapping[str, Any], *, key: str, facts: Mapping[str, Any] |
         raise
 
 
-def _source(data: Mapping[str, Any], changes: Mapping[str, Any] | None, *, key: str) -> DataSource:
+def _source(data: Mapping[str, Any], changes: Mapping[str, Any] | None, *, key: str) -> DataSource | Stream:
     node = {name: value for name, value in data.items() if name not in LOADER_KEYS}
-    return as_source(instantiate({**node, **(changes or {})}, key=key))
+    made = instantiate({**node, **(changes or {})}, key=key)
+    return Stream(made, data["fields"]) if is_stream(made) else as_source(made, data["fields"])
 
 
-def _place(source: DataSource | None, world: World) -> None:
+def _train_loader(source: DataSource | Stream, tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Loader:
+    data = tree["data"]
+    reading: dict[str, Any] = {**_reading(data, world), "grad_accum_steps": batch.grad_accum_steps}
+    if isinstance(source, Stream):
+        _require_raise(data)
+        _require_steps(tree, source)
+        batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=data["drop_last"])
+        return StreamLoader(source, batches, **reading)
+    require_samples(source, key="data", at_least=batch.global_batch_size if data["drop_last"] else 1)
+    order = SampleOrder(
+        len(source), seed=tree["seed"], global_batch_size=min(batch.global_batch_size, len(source)), drop_last=data["drop_last"]
+    )
+    return TrainLoader(source, order, **reading, skips=data["on_bad_sample"] == "skip")
+
+
+def _eval_loader(source: DataSource | Stream, data: Mapping[str, Any], world: World) -> Evaluation:
+    batch_size = data["eval_batch_size"] or data["micro_batch_size"]
+    if isinstance(source, Stream):
+        _require_raise(data)
+        return StreamEvalLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size)
+    require_samples(source, key="data.eval")
+    return EvalLoader(source, batch_size=batch_size, **_reading(data, world), skips=data["on_bad_sample"] == "skip")
+
+
+def _reading(data: Mapping[str, Any], world: World) -> dict[str, Any]:
+    return {
+        "rank": world.rank,
+        "world_size": world.size,
+        "num_workers": data["num_workers"],
+        "pin_memory": world.device.type == "cuda" and not data["on_device"],
+    }
+
+
+def _require_raise(data: Mapping[str, Any]) -> None:
+    """Refuse to skip where no sample has a position: what raised can neither be named nor be read past."""
+    if data["on_bad_sample"] != "raise":
+        raise ConfigError(
+            key="data.on_bad_sample",
+            happened=f"is {data['on_bad_sample']}, and the data is a stream",
+            expected="raise; a stream has to skip by itself (WebDataset: handler=warn_and_continue)",
+            fix="data.on_bad_sample=raise",
+        )
+
+
+def _require_steps(tree: Mapping[str, Any], stream: Stream) -> None:
+    """Refuse to count in epochs where the data has none."""
+    if stream.length is not None:
+        return
+    trainer, name = tree["trainer"], type(stream.dataset).__name__
+    needed = {"max_steps": 1000} | ({"evaluate_every_steps": 100} if tree["data"]["eval"] is not None else {})
+    for key, example in needed.items():
+        if trainer[key] is None:
+            raise ConfigError(
+                key=f"trainer.{key}",
+                happened=f"is null, and {name} does not say how many samples it has: there are no epochs",
+                expected="a number of steps",
+                fix=f"trainer.{key}={example}",
+            )
+
+
+def _place(source: DataSource | Stream | None, world: World) -> None:
     """Move a data set to the rank's device."""
     if source is not None and not isinstance(source, Resident):
         raise ConfigError(
@@ -199,8 +241,8 @@ def _optimizer(node: Mapping[str, Any], model: nn.Module) -> Optimizer:
     return cast(Optimizer, instantiate(node, key="optimizer", first=groups))
 
 
-def _total_steps(trainer: Mapping[str, Any], steps_per_epoch: int) -> int:
-    """Return the run's length in optimizer steps: max_steps or max_epochs, whichever ends first."""
-    by_epochs = trainer["max_epochs"] * steps_per_epoch if trainer["max_epochs"] is not None else None
+def _total_steps(trainer: Mapping[str, Any], steps_per_epoch: int | None) -> int:
+    """Return the run's length in optimizer steps: max_steps or, where there are epochs, max_epochs, whichever ends first."""
+    by_epochs = trainer["max_epochs"] * steps_per_epoch if trainer["max_epochs"] is not None and steps_per_epoch is not None else None
     limits = [limit for limit in (trainer["max_steps"], by_epochs) if limit is not None]
     return int(min(limits))

@@ -1,6 +1,7 @@
 """Checkpoints: a folder per step, complete and verified or not there at all.
 
-    step_00001000/  shared.pt (model, optimizer, scheduler, scaler, position)  rank_00000.pt ... (random streams)  manifest.json  COMPLETE
+    step_00001000/  shared.pt (model, optimizer, scheduler, scaler, position)  rank_00000.pt ... (random streams, state of the data)
+                   manifest.json  COMPLETE
 
 Everything is written into a folder beside it, synchronised to disk, and renamed. Nothing but tensors and plain containers is saved,
 so that reading executes nothing (`weights_only=True`).
@@ -46,7 +47,8 @@ def save(
     world.barrier()
     problem = ""
     try:
-        _write(partial / f"rank_{world.rank:05d}.pt", {"random": random_state(world.device), "window": asdict(window)})
+        own = {"random": random_state(world.device), "window": asdict(window), "data": components.train_loader.state_dict(state.samples)}
+        _write(partial / f"rank_{world.rank:05d}.pt", own)
         if world.is_main:
             _write(partial / "shared.pt", _shared_state(components, state))
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
@@ -134,6 +136,7 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
     if saved_world_size == world.size:
         own = _read_rank(checkpoint, world.rank)
         state.window = WindowSums(**own["window"])
+        components.train_loader.load_state_dict(own.get("data", {}))
         set_random_state(own["random"], world.device)
         return True
     windows = [WindowSums(**_read_rank(checkpoint, rank)["window"]) for rank in range(saved_world_size if world.is_main else 1)]

@@ -79,6 +79,7 @@ class LoaderConfig:
     drop_last: bool = False
     on_device: bool = False
     on_bad_sample: str = field(default="raise", metadata={"one_of": ("raise", "skip")})
+    fields: list[str] | None = None
     eval: dict[str, Any] | None = None
 
 

@@ -32,10 +32,12 @@ def plan(components: Components, state: TrainState) -> str:
     """Say how long the run is, and where it begins."""
     order = components.train_loader.order
     parameters = sum(parameter.numel() for parameter in components.model.parameters() if parameter.requires_grad)
+    epoch = f"{order.steps_per_epoch} per epoch of {order.epoch_size:,} samples" if order.epoch_size else "the data has no epochs"
     lines = [
         f"model    {type(components.model).__name__}, {parameters:,} parameters",
-        f"steps    {components.total_steps} ({order.steps_per_epoch} per epoch of {order.epoch_size:,} samples)",
+        f"steps    {components.total_steps} ({epoch})",
     ]
+    lines += [f"data     {caveat}" for caveat in components.train_loader.caveats(state.samples)]
     if state.step:
         lines.append(f"resumed  after step {state.step}, {state.samples:,} samples")
     return "\n".join(lines)

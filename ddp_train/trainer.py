@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from ddp_train.batch import batch_size
 from ddp_train.build import Components
 from ddp_train.data.device import copied_ahead, to_device
-from ddp_train.data.loader import EvalLoader
+from ddp_train.data.loader import Evaluation
+from ddp_train.data.order import epochs
 from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed import World
 from ddp_train.errors import NonFiniteLossError
@@ -179,7 +180,7 @@ def train_step(
 def evaluate(
     model: nn.Module,
     objective: Objective,
-    loader: EvalLoader,
+    loader: Evaluation,
     world: World,
     *,
     autocast: Any,
@@ -325,6 +326,6 @@ def _evaluate(components: Components, state: TrainState, world: World, loop: Loo
 
 
 def _write(components: Components, state: TrainState, loop: Loop, split: str, values: Mapping[str, float]) -> None:
-    epoch = round(state.samples / components.train_loader.order.epoch_size, 4)
+    epoch = epochs(components.train_loader.order, state.samples)
     loop.last |= {f"{split}/{name}": value for name, value in values.items()}
     loop.write({"split": split, "step": state.step, "epoch": epoch, "samples": state.samples, "time": time.time(), **values})

@@ -18,6 +18,7 @@ from torch.distributed import DistError, Store
 from ddp_train import checkpoint, environment, failure, memory, restart, summary
 from ddp_train.build import Components, build, build_writers
 from ddp_train.cluster import environment_of
+from ddp_train.data.order import epochs
 from ddp_train.data.workers import start_server
 from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, open_world
@@ -196,7 +197,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
         result = {
             "status": status,
             "step": state.step,
-            "epoch": round(state.samples / components.train_loader.order.epoch_size, 4),
+            "epoch": epochs(components.train_loader.order, state.samples),
             "samples": state.samples,
             "metrics": {"last": loop.last, "best": state.best},
             "headline": _headline(components),

@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
-from ddp_train.data.order import SampleOrder, share
+from ddp_train.data.order import BatchOrder, SampleOrder, share
 from ddp_train.data.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
 from ddp_train.data.workers import WorkerDied, Workers
 from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import DataSource
 
 logger = logging.getLogger(__name__)
+
+
+class Loader(Protocol):
+    """What the loop needs of the training data of one rank, with positions or without."""
+
+    grad_accum_steps: int
+    skips: bool  # samples that cannot be read
+
+    @property
+    def order(self) -> BatchOrder: ...
+
+    def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
+        """Yield this rank's micro-batches for ever, from the step that begins after `samples` samples."""
+
+    def peek(self) -> MicroBatch:
+        """Return this rank's very first micro-batch, read in this process."""
+
+    def state_dict(self, samples: int) -> dict[str, Any]:
+        """Return what this rank must know, beside `samples`, to go on after the step that ended there: plain containers and tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take that back, on the same number of ranks."""
+
+    def caveats(self, samples: int) -> list[str]:
+        """Say what is not guaranteed of this data in a run that goes on after `samples` samples; one line each."""
+
+
+class Evaluation(Protocol):
+    """The evaluation data of one rank: iterated over once for each evaluation; at least one micro-batch."""
+
+    skips: bool  # samples that cannot be read
+
+    def __iter__(self) -> Iterator[MicroBatch]: ...
 
 
 class TrainLoader:
@@ -54,6 +87,17 @@ class TrainLoader:
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
         return self._reading.here(next(self._requests(0)))
+
+    def state_dict(self, samples: int) -> dict[str, Any]:
+        """The position is `samples`: there is no more to know."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is none."""
+
+    def caveats(self, samples: int) -> list[str]:
+        """Everything is guaranteed."""
+        return []
 
     def _requests(self, samples: int) -> Iterator[TrainRequest]:
         while True:
@@ -126,7 +170,7 @@ class _Reading:
                 logger.warning("sample %d is skipped: %s", bad.sample, bad.why)
 
     def _by_workers(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
-        workers = Workers(self._read, self._num_workers, pin_memory=self._pin_memory)
+        workers = Workers([self._read] * self._num_workers, pin_memory=self._pin_memory)
         try:
             yield from workers.results(requests)
         except WorkerDied as death:
@@ -137,7 +181,7 @@ class _Reading:
     def _explain(self, death: WorkerDied) -> DataError:
         """Find out which sample kills a worker, by reading the samples of the request one by one in a new one."""
         indices = self._read.indices(death.request).tolist()
-        workers = Workers(self._read.alone, 1)
+        workers = Workers([self._read.alone])
         try:
             for _ in workers.results(iter(indices)):
                 pass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isqrt
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +80,24 @@ class GlobalBatch:
     @property
     def size(self) -> int:
         return self.stop - self.start
+
+
+class BatchOrder(Protocol):
+    """Where global batches begin and epochs end. None: there are no epochs."""
+
+    @property
+    def epoch_size(self) -> int | None: ...
+
+    @property
+    def steps_per_epoch(self) -> int | None: ...
+
+    def batch_at(self, samples: int) -> GlobalBatch:
+        """Return the global batch that begins after `samples` samples."""
+
+
+def epochs(order: BatchOrder, samples: int) -> float | None:
+    """Return how many epochs `samples` samples are."""
+    return None if order.epoch_size is None else round(samples / order.epoch_size, 4)
 
 
 class SampleOrder:

@@ -12,7 +12,7 @@ import pickle
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
@@ -73,20 +73,19 @@ class _Raised:
 
 
 class Workers:
-    """Worker processes with one reading function. They end with the rank, however it ends.
+    """Worker processes, each with a reading function. They end with the rank, however it ends.
 
     Args:
-        read: gives the result of a request; both are pickled, and tensors in the result travel through shared memory.
-        count: processes.
+        reads: one for each process: gives the result of a request. Both are pickled; tensors in the result travel through shared memory.
         pin_memory: give tensors in page-locked memory, for faster transfer to a GPU.
 
     Raises:
-        UserError: `read` cannot be pickled.
+        UserError: one of `reads` cannot be pickled.
     """
 
-    def __init__(self, read: Callable[[Any], Any], count: int, *, pin_memory: bool = False) -> None:
+    def __init__(self, reads: Sequence[Callable[[Any], Any]], *, pin_memory: bool = False) -> None:
         start_server()
-        self._workers = [_Worker(read) for _ in range(count)]
+        self._workers = [_Worker(read) for read in reads]
         self._pin_memory = pin_memory
 
     def results(self, requests: Iterator[Any]) -> Iterator[Any]:

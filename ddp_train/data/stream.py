@@ -1,0 +1,325 @@
+"""Iterable datasets of others (Hugging Face, WebDataset, torch's) as data: samples that come one after another and have no positions.
+
+Every rank reads shards of its own, so the size of a global batch is fixed, but which samples are in it depends on the number of ranks and
+workers. The dataset's own `state_dict`, where it has one, is what a checkpoint holds instead of a position.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from ddp_train.data.dataset import collate, facts_of
+from ddp_train.data.order import GlobalBatch, share
+from ddp_train.data.reader import MicroBatch
+from ddp_train.data.stream_shard import comes_from, cut, reads_all
+from ddp_train.data.workers import WorkerDied, Workers
+from ddp_train.errors import DataError
+from ddp_train.interfaces import Batch
+
+_KEPT_STEPS = 16  # more than are under way between the readers and the optimizer, which may be a few behind
+
+
+class Stream:
+    """An iterable dataset as it is used here.
+
+    Args:
+        dataset: gives samples when it is iterated over. A pass that begins is told to `set_epoch`, a position comes from `state_dict` and
+            goes to `load_state_dict`, where it has them.
+        fields: the keys of a sample that make the batch, in this order; None: all of the sample.
+    """
+
+    def __init__(self, dataset: Any, fields: Sequence[str] | None = None) -> None:
+        # As tensors: torch's way of stacking turns lists of numbers, which Hugging Face gives else, on their side.
+        self.dataset = dataset.with_format("torch") if comes_from(dataset, "datasets") else dataset
+        self.fields = fields
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return facts_of(self.dataset)
+
+    @property
+    def length(self) -> int | None:
+        """The number of samples of a pass; None: the dataset does not say."""
+        try:
+            return len(self.dataset)
+        except (TypeError, NotImplementedError, AttributeError):
+            return None
+
+    @property
+    def has_state(self) -> bool:
+        return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
+
+
+def is_stream(candidate: Any) -> bool:
+    """Tell whether something has samples without positions."""
+    return isinstance(candidate, IterableDataset) or (hasattr(candidate, "__iter__") and not hasattr(candidate, "__getitem__"))
+
+
+class StreamOrder:
+    """Where the global batches of a stream begin and its epochs end. All batches have the same size.
+
+    Args:
+        length: samples of an epoch, rounded up to whole batches (with `drop_last` down); None: there are no epochs.
+    """
+
+    def __init__(self, length: int | None, *, global_batch_size: int, drop_last: bool = False) -> None:
+        self.global_batch_size = global_batch_size
+        self.steps_per_epoch: int | None = None
+        self.epoch_size: int | None = None
+        if length is not None:
+            self.steps_per_epoch = max(1, length // global_batch_size if drop_last else -(-length // global_batch_size))
+            self.epoch_size = self.steps_per_epoch * global_batch_size
+
+    def batch_at(self, samples: int) -> GlobalBatch:
+        """Return the global batch that begins after `samples` samples."""
+        epoch, start = (0, samples) if self.epoch_size is None else divmod(samples, self.epoch_size)
+        return GlobalBatch(epoch, start, start + self.global_batch_size)
+
+
+class StreamLoader:
+    """The training data of one rank, from a stream. Each worker reads a shard of its own, again from its start when it ends.
+
+    Args:
+        stream: the training split.
+        order: the size of the global batches.
+        rank: this rank.
+        world_size: ranks that share each global batch.
+        grad_accum_steps: micro-batches of each rank in a step.
+        num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
+        pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        order: StreamOrder,
+        *,
+        rank: int,
+        world_size: int,
+        grad_accum_steps: int,
+        num_workers: int,
+        pin_memory: bool,
+    ) -> None:
+        self.order = order
+        self.skips = False
+        self.grad_accum_steps = grad_accum_steps
+        self._stream = stream
+        self._num_readers, self._num_workers, self._pin_memory = max(num_workers, 1), num_workers, pin_memory
+        self._first_reader, self._all_readers = rank * self._num_readers, world_size * self._num_readers
+        low, high = share(0, order.global_batch_size, rank, world_size)
+        bounds = [share(low, high, part, grad_accum_steps) for part in range(grad_accum_steps)]
+        self._sizes = [stop - start for start, stop in bounds]  # those of 0 samples come last
+        self._keeps_state = stream.has_state
+        self._loaded: list[tuple[int, Any]] | None = None
+        self._passed: deque[tuple[int, list[tuple[int, bytes | None]]]] = deque(maxlen=_KEPT_STEPS)
+
+    def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
+        """Yield this rank's micro-batches for ever: from the loaded state on, or else from the stream's start."""
+        turns = deque(self._loaded or [(number, None) for number in range(self._num_readers)])
+        readers = [self._reader(number, position) for number, position in turns]
+        positions = {number: pickle.dumps(position) if position else None for number, position in turns}
+        num_read = sum(size > 0 for size in self._sizes)
+        # The state after each reader's last micro-batch of a step is what a checkpoint may need.
+        requests = [_Request(size, place >= num_read - self._num_readers) for place, size in enumerate(self._sizes[:num_read])]
+        workers = Workers(readers, pin_memory=self._pin_memory) if self._num_workers else None
+        results = workers.results(cycle(requests)) if workers else map(readers[0], cycle(requests))
+        micro_batch: MicroBatch | None = None
+        try:
+            while True:
+                samples += self.order.global_batch_size
+                for place in range(self.grad_accum_steps):
+                    if place < num_read:
+                        read: _Read = next(results)
+                        number, _ = turns[0]
+                        turns.rotate(-1)
+                        if requests[place].keeps_position:
+                            positions[number] = read.position
+                            self._note(read)
+                        micro_batch = MicroBatch(read.batch, counts=True)
+                        if self._pin_memory and workers is None:
+                            micro_batch = micro_batch.pin_memory()
+                    else:
+                        assert micro_batch is not None  # a rank has a sample of each step at least
+                        micro_batch = MicroBatch(micro_batch.batch, counts=False)
+                    if place == num_read - 1:
+                        self._passed.append((samples, [(number, positions[number]) for number, _ in turns]))
+                    yield micro_batch
+        except WorkerDied as error:
+            raise DataError(
+                key="data.num_workers",
+                happened=f"a loader worker (pid {error.pid}) {error.how()} while it read its part of the stream",
+                expected="workers that live as long as the run",
+                fix="fewer data.num_workers, if memory is the cause; data.num_workers=0 shows an error of the data itself",
+            ) from None
+        finally:
+            if workers is not None:
+                workers.close()
+
+    def peek(self) -> MicroBatch:
+        """Return this rank's very first micro-batch, read in this process."""
+        reader = self._reader(0, None)
+        with suppress(Exception):  # one that cannot be copied is read itself
+            reader = copy.deepcopy(reader)
+        return MicroBatch(reader(_Request(self._sizes[0], keeps_position=False)).batch, counts=True)
+
+    def state_dict(self, samples: int) -> dict[str, Any]:
+        """Return where the readers were after the step that ended at `samples` samples, whatever was read since; {}: not known."""
+        passed = dict(self._passed).get(samples)
+        if passed is None or not self._keeps_state:
+            return {}
+        return {"readers": [[number, pickle.loads(position) if position else None] for number, position in passed]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a loader of the same rank, with as many readers on as many ranks, was."""
+        readers = [(int(number), position) for number, position in state.get("readers", [])]
+        self._loaded = readers if len(readers) == self._num_readers and self._stream.has_state else None
+
+    def caveats(self, samples: int) -> list[str]:
+        """Say what is not guaranteed of this stream in a run that goes on after `samples` samples."""
+        dataset, found = self._stream.dataset, []
+        name = type(dataset).__name__
+        if self._all_readers > 1:
+            found.append("a stream: which samples are in a batch depends on the number of ranks and data.num_workers")
+        if reads_all(dataset, self._all_readers):
+            found.append(f"each of {self._all_readers} readers reads all of {name} and keeps one sample in {self._all_readers}")
+        if samples and self._loaded is None:
+            found.append("the stream starts again: the checkpoint has no state for this number of ranks and workers; samples may repeat")
+        elif not self._stream.has_state:
+            found.append(f"{name} has no state_dict and load_state_dict: after a resume samples may repeat or be skipped")
+        if comes_from(dataset, "datasets") and "BufferShuffled" in str(_layers(dataset)):
+            found.append("Hugging Face keeps no shuffle buffer in its state: after a resume the samples that were in it are skipped")
+        return found
+
+    def _note(self, read: _Read) -> None:
+        if self._keeps_state and read.position is None:
+            self._keeps_state = False
+            if self._first_reader == 0:
+                print(f"data     {_unplain(type(self._stream.dataset).__name__)}", flush=True)
+
+    def _reader(self, number: int, position: Any) -> _Reader:
+        return _Reader(self._stream, self._first_reader + number, self._all_readers, position)
+
+
+class StreamEvalLoader:
+    """The evaluation data of one rank: each sample of one pass once over all ranks, no padding. The stream must end.
+
+    Args:
+        stream: the evaluation split.
+        rank: this rank.
+        world_size: ranks that share the pass.
+        batch_size: samples of one forward.
+    """
+
+    def __init__(self, stream: Stream, *, rank: int, world_size: int, batch_size: int) -> None:
+        self.skips = False
+        self._stream, self._rank, self._world_size, self._batch_size = stream, rank, world_size, batch_size
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        samples = self._samples(self._rank)
+        is_empty = True
+        while batch := list(islice(samples, self._batch_size)):
+            is_empty = False
+            yield MicroBatch(collate(batch, self._stream.fields), counts=True)
+        if is_empty:  # fewer samples than ranks: a stand-in, so that all ranks have the same sums to reduce
+            first = list(islice(self._samples(0), 1))
+            if not first:
+                raise DataError(key="data.eval", happened="the stream gave no sample", expected="at least 1")
+            yield MicroBatch(collate(first, self._stream.fields), counts=False)
+
+    def _samples(self, rank: int) -> Iterator[Any]:
+        return cut(self._stream.dataset, rank, self._world_size).samples()
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Samples that are wanted of a reader; travels to the workers."""
+
+    size: int
+    keeps_position: bool
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a reader gives."""
+
+    batch: Batch
+    position: bytes | None  # of the reader after it: pickled, so that what is rarely looked at costs little on its way
+
+
+class _Reader:
+    """Reads one shard, pass after pass, in this process or in a worker.
+
+    Args:
+        number: of the shard.
+        count: shards in all.
+        position: where to go on; None: at the start.
+    """
+
+    def __init__(self, stream: Stream, number: int, count: int, position: Any) -> None:
+        self._stream, self._number, self._count = stream, number, count
+        self._position = position
+        self._pass = 0
+        self._samples: Iterator[Any] | None = None
+
+    def __call__(self, request: _Request) -> _Read:
+        if self._samples is None:
+            self._shard = cut(self._stream.dataset, self._number, self._count)
+            self._samples = self._all_samples()
+        batch = collate(list(islice(self._samples, request.size)), self._stream.fields)
+        return _Read(batch, self._position_now() if request.keeps_position and self._stream.has_state else None)
+
+    def _all_samples(self) -> Iterator[Any]:
+        dataset, position = self._shard.dataset, self._position
+        self._pass = position["pass"] if position else 0
+        while True:
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(self._pass)
+            if position:
+                dataset.load_state_dict(position["dataset"])
+            is_empty = position is None
+            for sample in self._shard.samples(is_resumed=position is not None):
+                is_empty = False
+                yield sample
+            if is_empty:
+                raise DataError(
+                    key="data",
+                    happened=f"the stream has no sample for reader {self._number + 1} of {self._count} (pass {self._pass + 1})",
+                    expected="at least one sample for each worker of each rank, in every pass",
+                    fix="fewer data.num_workers or ranks, or data in more files",
+                )
+            self._pass += 1
+            position = None
+
+    def _position_now(self) -> bytes | None:
+        state = self._shard.dataset.state_dict()
+        return pickle.dumps({"pass": self._pass, "dataset": state}) if _is_plain(state) else None
+
+
+def _is_plain(state: Any) -> bool:
+    """Tell whether a checkpoint can hold it: reading one executes nothing, so it has tensors and plain containers only."""
+    if type(state) in (dict, list, tuple):
+        return all(_is_plain(item) for item in state) and (type(state) is not dict or all(_is_plain(item) for item in state.values()))
+    return type(state) in (int, float, bool, str, bytes, type(None), Tensor)
+
+
+def _unplain(name: str) -> str:
+    return f"the state of {name} is not kept, it has more than tensors and plain containers: after a resume the stream starts again"
+
+
+def _layers(dataset: Any) -> list[str]:
+    """Name what a Hugging Face dataset does to its samples, the last first."""
+    found, layer = [], getattr(dataset, "_ex_iterable", None)
+    while layer is not None:
+        found.append(type(layer).__name__)
+        layer = getattr(layer, "ex_iterable", None)
+    return found

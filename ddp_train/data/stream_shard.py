@@ -1,0 +1,96 @@
+"""Cut an iterable dataset of others into shards, by what it offers itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of the disjoint parts of a stream: of what `dataset` gives, every `step`-th sample, from the one at `start` on."""
+
+    dataset: Any
+    start: int = 0
+    step: int = 1
+
+    def samples(self, *, is_resumed: bool = False) -> Iterator[Any]:
+        """Iterate once over the shard.
+
+        Args:
+            is_resumed: the dataset goes on after a sample of this shard.
+        """
+        return islice(iter(self.dataset), self.step - 1 if is_resumed else self.start, None, self.step)
+
+
+def cut(dataset: Any, index: int, count: int) -> Shard:
+    """Return shard `index` of `count`. Together they have every sample of one pass once, where a pass is the same wherever it is read.
+
+    In this order: Hugging Face's own split, WebDataset's (its tar files), the dataset's `shard(num_shards, index)`, and every `count`-th
+    sample of the plain iterator, which is correct and reads everything `count` times.
+    """
+    if count == 1:
+        return Shard(dataset)
+    if comes_from(dataset, "datasets"):
+        from datasets.distributed import split_dataset_by_node
+
+        return Shard(split_dataset_by_node(dataset, rank=index, world_size=count))
+    if _splits_its_shards(dataset):
+        return Shard(_with_splitter(dataset, index, count))
+    if hasattr(dataset, "shard"):
+        return Shard(dataset.shard(num_shards=count, index=index))
+    return Shard(dataset, start=index, step=count)
+
+
+def reads_all(dataset: Any, count: int) -> bool:
+    """Tell whether each of `count` shards takes reading the whole stream."""
+    if count == 1 or _splits_its_shards(dataset):
+        return False
+    if comes_from(dataset, "datasets"):
+        return bool(dataset.num_shards % count)
+    return not hasattr(dataset, "shard")
+
+
+def comes_from(dataset: Any, package: str) -> bool:
+    """Tell whether a dataset's class is one of a package's, without importing it."""
+    return any(kind.__module__.partition(".")[0] == package for kind in type(dataset).__mro__)
+
+
+def _splits_its_shards(dataset: Any) -> bool:
+    """Tell whether a WebDataset pipeline has one of the library's stages that give each node some of the tar files."""
+    if not comes_from(dataset, "webdataset") or not isinstance(getattr(dataset, "pipeline", None), list):
+        return False
+    from webdataset.shardlists import single_node_only, split_by_node
+
+    return any(stage in (single_node_only, split_by_node) for stage in dataset.pipeline if callable(stage))
+
+
+def _with_splitter(dataset: Any, index: int, count: int) -> Any:
+    """Return the pipeline with our numbers in place of those that its splitters take from the environment."""
+    from webdataset.shardlists import single_node_only, split_by_node, split_by_worker
+
+    changed = copy.copy(dataset)
+    is_split = False
+    changed.pipeline = []
+    for stage in dataset.pipeline:
+        if stage in (single_node_only, split_by_node):
+            if not is_split:
+                changed.pipeline.append(_EveryNth(index, count))
+            is_split = True
+        elif stage is not split_by_worker:
+            changed.pipeline.append(stage)
+    return changed
+
+
+@dataclass(frozen=True)
+class _EveryNth:
+    """A stage of a WebDataset pipeline: some of the tar files."""
+
+    index: int
+    count: int
+
+    def __call__(self, source: Any) -> Iterator[Any]:
+        return islice(source, self.index, None, self.count)
