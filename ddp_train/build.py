@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_train.amp import Amp
 from ddp_train.data.dataset import as_source
+from ddp_train.data.draw import draw_from
 from ddp_train.data.loader import EvalLoader, TrainLoader, require_samples
 from ddp_train.data.order import SampleOrder
 from ddp_train.distributed import World
@@ -69,9 +70,13 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     if data["on_device"]:
         for source in (train_source, eval_source):
             _place(source, world)
-    order = SampleOrder(
-        len(train_source), seed=tree["seed"], global_batch_size=min(batch.global_batch_size, len(train_source)), drop_last=data["drop_last"]
+    draw = draw_from(
+        train_source,
+        seed=tree["seed"],
+        global_batch_size=batch.global_batch_size,
+        **{name: data[name] for name in ("drop_last", "sampling", "sample_weights", "bucket_batches")},
     )
+    order = SampleOrder(draw, global_batch_size=min(batch.global_batch_size, draw.length), drop_last=data["drop_last"])
     total_steps = _total_steps(trainer, order.steps_per_epoch)
 
     reading = {

@@ -80,7 +80,8 @@ class TrainReader:
         wanted = self.indices(request)
         batch, taken, skipped = self._samples.read_replacing(wanted, lambda index: self._others(request.epoch, index))
         if self._augment is not None:
-            batch = self._augment(batch, self._order.sample_keys(request.epoch, taken))
+            positions = np.arange(request.start, request.stop)
+            batch = self._augment(batch, self._order.sample_keys(request.epoch, taken, positions=positions))
         return MicroBatch(batch, request.counts, skipped if request.counts else ())
 
     def _others(self, epoch: int, index: int) -> Iterator[int]:
