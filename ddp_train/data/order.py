@@ -8,7 +8,7 @@ costs nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,7 @@ from ddp_train.data.draw import Draw
 from ddp_train.data.permutation import GOLDEN, mix
 from ddp_train.interfaces import Indices
 
-_BLOCK = 1 << 14  # positions drawn at once: large enough that numpy's cost per call vanishes
-_LARGE_BATCH = 1 << 10  # from here on a rank's part of a batch is drawn alone: a block would be mostly the other ranks'
-_NO_BLOCK = (-1, -1)
+_AHEAD = 1 << 12  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a quick first batch
 
 
 def share(start: int, stop: int, part: int, parts: int) -> tuple[int, int]:
@@ -56,9 +54,7 @@ class SampleOrder:
         self.global_batch_size = global_batch_size
         self.epoch_size = draw.length - draw.length % global_batch_size if drop_last else draw.length
         self.steps_per_epoch = -(-self.epoch_size // global_batch_size)
-        self._draws_blocks = draw.window > 1 or global_batch_size < _LARGE_BATCH
-        self._block_size = -(-_BLOCK // draw.window) * draw.window
-        self._block, self._drawn = _NO_BLOCK, np.empty(0, np.int64)
+        self._ahead: dict[tuple[int, int], _Ahead] = {}
 
     def batch_at(self, samples: int) -> GlobalBatch:
         """Return the global batch that begins after `samples` samples. O(1)."""
@@ -67,17 +63,32 @@ class SampleOrder:
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """Return the data set's indices at the positions [start, stop) of an epoch's order, shape [stop - start]."""
-        if not self._draws_blocks:
-            return self._draw(epoch, np.arange(start, stop))
+        if self._draw.window > 1:
+            return self._from_windows(epoch, start, stop)
+        # A rank reads the same part of one global batch after another: that part of the next ones is drawn with it, and nobody else's.
+        batch, offset = divmod(start, self.global_batch_size)
+        size = stop - start
+        ahead = self._ahead.get((offset, size))
+        if ahead is None or ahead.epoch != epoch or not 0 <= batch - ahead.first < len(ahead.indices):
+            num_batches = min(max(1, _AHEAD // size), 1 + (self._draw.length - stop) // self.global_batch_size)
+            positions = start + self.global_batch_size * np.arange(num_batches)[:, None] + np.arange(size)
+            ahead = _Ahead(epoch, batch, self._draw(epoch, positions.reshape(-1)).reshape(num_batches, size))
+            self._ahead[offset, size] = ahead
+        indices: Indices = ahead.indices[batch - ahead.first]
+        return indices
+
+    def _from_windows(self, epoch: int, start: int, stop: int) -> Indices:
+        block_size = -(-_AHEAD // self._draw.window) * self._draw.window
         pieces = []
         while start < stop:
-            number = start // self._block_size
-            low = number * self._block_size
-            if self._block != (epoch, number):
-                self._drawn = self._draw(epoch, np.arange(low, min(low + self._block_size, self._draw.length)))
-                self._block = (epoch, number)
-            border = min(stop, low + self._block_size)
-            pieces.append(self._drawn[start - low : border - low])
+            number = start // block_size
+            low = number * block_size
+            ahead = self._ahead.get((0, 0))
+            if ahead is None or (ahead.epoch, ahead.first) != (epoch, number):
+                positions = np.arange(low, min(low + block_size, self._draw.length))
+                ahead = self._ahead[0, 0] = _Ahead(epoch, number, self._draw(epoch, positions))
+            border = min(stop, low + block_size)
+            pieces.append(ahead.indices[start - low : border - low])
             start = border
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
@@ -96,5 +107,12 @@ class SampleOrder:
         return mix(mix(positions.astype(np.uint64) + GOLDEN) ^ keys)
 
     def __getstate__(self) -> dict[str, Any]:
-        # For data-loader workers: each draws its own blocks.
-        return {**self.__dict__, "_block": _NO_BLOCK, "_drawn": np.empty(0, np.int64)}
+        return {**self.__dict__, "_ahead": {}}  # for data-loader workers: each draws for itself
+
+
+class _Ahead(NamedTuple):
+    """What has been drawn: a part of each of several global batches from `first` on, or window after window of a block."""
+
+    epoch: int
+    first: int
+    indices: Indices

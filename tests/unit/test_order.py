@@ -17,7 +17,6 @@ from torch import Tensor
 from ddp_train.data.draw import Balanced, Bucketed, Draw, Shuffled, Weighted
 from ddp_train.data.loader import TrainLoader
 from ddp_train.data.order import SampleOrder, share
-from ddp_train.data.permutation import Permutation
 from ddp_train.interfaces import Indices
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -132,12 +131,26 @@ def test_seed_and_epoch_change_the_order_and_nothing_else_does() -> None:
     assert order(0, 0)[:6] == [196, 670, 20, 930, 338, 711]  # as in earlier versions: their runs can be continued
 
 
-@pytest.mark.parametrize("batch", [64, 2000, 30_000])  # from blocks, and alone
-def test_a_slice_is_the_same_from_one_block_from_several_and_alone(batch: int) -> None:
-    order = SampleOrder(Shuffled(70_000, seed=0), global_batch_size=batch, drop_last=False)
-    whole = Permutation(70_000, key=int(np.random.SeedSequence([0, 3]).generate_state(1, np.uint64)[0]))(np.arange(70_000))
-    for start, stop in ((0, 64), (16_000, 17_000), (16_000, 52_000), (65_536, 70_000), (0, 70_000)):
-        assert np.array_equal(order.indices(3, start, stop), whole[start:stop])
+@pytest.mark.parametrize("batch", [64, 2000, 30_000])
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_what_is_drawn_ahead_changes_nothing(batch: int, bucketed: bool) -> None:
+    draw: Draw = Shuffled(70_000, seed=0)
+    if bucketed:
+        draw = Bucketed(draw, np.arange(70_000) % 97, global_batch_size=batch, batches=10)
+    order = SampleOrder(draw, global_batch_size=batch, drop_last=False)
+    for epoch in (3, 4, 3):
+        whole = draw(epoch, np.arange(70_000))
+        for start, stop in (
+            (0, 64),
+            (64, 128),
+            (16_000, 17_000),
+            (16_000, 52_000),
+            (65_536, 70_000),
+            (69_990, 70_000),
+            (0, 64),
+            (0, 70_000),
+        ):
+            assert np.array_equal(order.indices(epoch, start, stop), whole[start:stop])
 
 
 @pytest.mark.parametrize(("length", "parts"), [(96, 4), (97, 4), (3, 5), (0, 3), (10, 1)])
