@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_train.amp import Amp
 from ddp_train.data.dataset import as_source
+from ddp_train.data.draw import draw_from
 from ddp_train.data.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.data.order import SampleOrder
 from ddp_train.data.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
@@ -153,21 +154,25 @@ def _train_loader(source: DataSource | Stream, tree: Mapping[str, Any], batch: B
     data = tree["data"]
     reading: dict[str, Any] = {**_reading(data, world), "grad_accum_steps": batch.grad_accum_steps}
     if isinstance(source, Stream):
-        _require_raise(data)
+        _require_plain(data)
         _require_steps(tree, source)
         batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=data["drop_last"])
         return StreamLoader(source, batches, **reading)
     require_samples(source, key="data", at_least=batch.global_batch_size if data["drop_last"] else 1)
-    order = SampleOrder(
-        len(source), seed=tree["seed"], global_batch_size=min(batch.global_batch_size, len(source)), drop_last=data["drop_last"]
+    draw = draw_from(
+        source,
+        seed=tree["seed"],
+        global_batch_size=batch.global_batch_size,
+        **{name: data[name] for name in ("drop_last", "sampling", "sample_weights", "bucket_batches")},
     )
+    order = SampleOrder(draw, global_batch_size=min(batch.global_batch_size, draw.length), drop_last=data["drop_last"])
     return TrainLoader(source, order, **reading, skips=data["on_bad_sample"] == "skip")
 
 
 def _eval_loader(source: DataSource | Stream, data: Mapping[str, Any], world: World) -> Evaluation:
     batch_size = data["eval_batch_size"] or data["micro_batch_size"]
     if isinstance(source, Stream):
-        _require_raise(data)
+        _require_plain(data)
         return StreamEvalLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size)
     require_samples(source, key="data.eval")
     return EvalLoader(source, batch_size=batch_size, **_reading(data, world), skips=data["on_bad_sample"] == "skip")
@@ -182,15 +187,14 @@ def _reading(data: Mapping[str, Any], world: World) -> dict[str, Any]:
     }
 
 
-def _require_raise(data: Mapping[str, Any]) -> None:
-    """Refuse to skip where no sample has a position: what raised can neither be named nor be read past."""
-    if data["on_bad_sample"] != "raise":
-        raise ConfigError(
-            key="data.on_bad_sample",
-            happened=f"is {data['on_bad_sample']}, and the data is a stream",
-            expected="raise; a stream has to skip by itself (WebDataset: handler=warn_and_continue)",
-            fix="data.on_bad_sample=raise",
-        )
+def _require_plain(data: Mapping[str, Any]) -> None:
+    """Refuse for a stream what needs positions: samples to choose from, and one to name when it cannot be read."""
+    for key, plain in {"on_bad_sample": "raise", "sampling": "shuffled", "bucket_batches": None}.items():
+        if data[key] != plain:
+            expected = f"{'null' if plain is None else plain}: samples of a stream have no positions"
+            if key == "on_bad_sample":
+                expected += "; it has to skip by itself (WebDataset: handler=warn_and_continue)"
+            raise ConfigError(key=f"data.{key}", happened=f"is {data[key]}, and the data is a stream", expected=expected)
 
 
 def _require_steps(tree: Mapping[str, Any], stream: Stream) -> None:

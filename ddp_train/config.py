@@ -19,7 +19,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.errors import ConfigError
-from ddp_train.rules import BatchIdentity, batch_identity, check_device, check_machines, check_reading, check_steps, check_strategy
+from ddp_train.rules import (
+    BatchIdentity,
+    batch_identity,
+    check_device,
+    check_machines,
+    check_reading,
+    check_sampling,
+    check_steps,
+    check_strategy,
+)
 from ddp_train.run_dir import sha256
 from ddp_train.schema import LOADER_KEYS, SECTIONS, TARGETS, LoaderConfig, RootConfig
 from ddp_train.target import check_target
@@ -86,6 +95,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         batch, batch_errors = batch_identity(sections["trainer"], sections["data"], sections["cluster"])
         errors += batch_errors
         errors += check_reading(sections["data"])
+        errors += check_sampling(sections["data"])
         errors += check_steps(tree, sections["trainer"])
         errors += check_strategy(tree, batch)
         errors += check_device(tree, sections["cluster"])

@@ -53,6 +53,7 @@ class Augmenting(Protocol):
         """Return the batch with sample i changed as `keys[i]` says: 64 uniform random bits, shape [B].
 
         A key depends on (seed, epoch, sample index) alone, so a sample looks the same whatever the number of ranks, workers or restarts.
+        (On its position too with `data.sampling=weighted` or `balanced`, where a sample may come twice in an epoch.)
         """
 
 
@@ -70,6 +71,24 @@ class Resident(Protocol):
 
     def to(self, device: torch.device) -> None:
         """Keep the data on `device`; batches are made there from now on."""
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A data source that tells the class of each sample, as `data.sampling=balanced` needs it."""
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The classes of the N samples, shape [N]; any integers."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A data source that tells how long each sample is, as `data.bucket_batches` needs it."""
+
+    @property
+    def lengths(self) -> NDArray[Any]:
+        """The lengths of the N samples, shape [N]; in any unit."""
 
 
 @runtime_checkable

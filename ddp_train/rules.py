@@ -116,6 +116,18 @@ def check_reading(data: Mapping[str, Any]) -> list[ConfigError]:
     ]
 
 
+def check_sampling(data: Mapping[str, Any]) -> list[ConfigError]:
+    """Check that there are weights where samples are drawn by weight, and nowhere else."""
+    is_weighted = data["sampling"] == "weighted"
+    if is_weighted == (data["sample_weights"] is not None):
+        return []
+    expected = "a file of weights with data.sampling=weighted, and none without"
+    if is_weighted:
+        return [ConfigError(key="data.sample_weights", happened="is not given", expected=expected, fix="data.sample_weights=FILE.npy")]
+    happened = f"is given, but data.sampling is {data['sampling']}"
+    return [ConfigError(key="data.sample_weights", happened=happened, expected=expected, fix="data.sampling=weighted")]
+
+
 def check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[ConfigError]:
     """Check that the run ends, and that the scheduler's phases fit into it (by epochs, the worker checks when it knows the data)."""
     if trainer["max_steps"] is None and trainer["max_epochs"] is None:

@@ -80,6 +80,9 @@ class LoaderConfig:
     on_device: bool = False
     on_bad_sample: str = field(default="raise", metadata={"one_of": ("raise", "skip")})
     fields: list[str] | None = None
+    sampling: str = field(default="shuffled", metadata={"one_of": ("shuffled", "weighted", "balanced")})
+    sample_weights: str | None = None
+    bucket_batches: int | None = field(default=None, metadata={"min": 1})
     eval: dict[str, Any] | None = None
 
 

@@ -70,6 +70,10 @@ class ImageArray:
     def facts(self) -> Mapping[str, Any]:
         return {"image_shape": self._image_shape, "num_classes": self._num_classes}
 
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return self._labels
+
     def __len__(self) -> int:
         return len(self._labels)
 

@@ -1,65 +1,23 @@
-"""Which sample comes when: a keyed permutation of the data set, with O(1) memory and random access.
+"""Which sample comes when: a draw, cut into global batches, with O(1) memory and random access.
 
-Sample k of epoch e is a pure function of (seed, e, k, length). A global batch is a slice of that order and a rank's share is a
-slice of the global batch, so nothing depends on the number of ranks, workers or restarts, and seeking costs nothing.
+The sample at position k of epoch e is a pure function of (seed, e, k) and the data set (`draw.py`). A global batch is a slice of that
+order and a rank's share is a slice of the global batch, so nothing depends on the number of ranks, workers or restarts, and seeking
+costs nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_train.data.draw import Draw
+from ddp_train.data.permutation import GOLDEN, mix
 from ddp_train.interfaces import Indices
 
-_ROUNDS = 6
-_BLOCK = 1 << 14  # positions permuted at once: large enough that numpy's cost per call vanishes
-
-
-class Permutation:
-    """A bijection of 0..length-1, chosen by a key.
-
-    A Feistel network whose halves are residues: with a x b >= length, each round adds a keyed hash of one half to the other, modulo
-    a or b. Positions that leave the range walk on until they are inside (fewer than a of the a x b are outside).
-
-    Source: Black & Rogaway 2002, "Ciphers with arbitrary finite domains" (generalised Feistel, cycle walking).
-    """
-
-    def __init__(self, length: int, key: int) -> None:
-        if length < 1:
-            raise ValueError(f"a permutation needs at least one element, not {length}")
-        self.length = length
-        self._left = isqrt(length - 1) + 1
-        self._right = -(-length // self._left)
-        self._keys = np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64)
-
-    def __call__(self, positions: Indices) -> Indices:
-        """Return the elements at `positions`, shape [n] -> [n]."""
-        found = self._encipher(positions.astype(np.uint64))
-        outside = found >= self.length
-        while outside.any():
-            found[outside] = self._encipher(found[outside])
-            outside = found >= self.length
-        return found.astype(np.int64)
-
-    def _encipher(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = np.divmod(values, np.uint64(self._right))
-        for number, key in enumerate(self._keys):
-            if number % 2 == 0:
-                left = _add(left, mix(right ^ key), self._left)
-            else:
-                right = _add(right, mix(left ^ key), self._right)
-        return left * np.uint64(self._right) + right
-
-
-def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash 64-bit values. Source: splitmix64's finaliser (Steele, Lea & Flood 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+_AHEAD = 1 << 12  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a quick first batch
 
 
 def share(start: int, stop: int, part: int, parts: int) -> tuple[int, int]:
@@ -104,21 +62,17 @@ class SampleOrder:
     """The order of all samples of all epochs, cut into global batches.
 
     Args:
-        length: samples in the data set.
-        seed: the run's seed.
+        draw: which sample comes at which position of an epoch.
         global_batch_size: samples of one optimizer step over all ranks.
         drop_last: leave out the last, smaller batch of an epoch; else it is a batch of its own.
     """
 
-    def __init__(self, length: int, *, seed: int, global_batch_size: int, drop_last: bool) -> None:
-        self._length = length
-        self._seed = seed
+    def __init__(self, draw: Draw, *, global_batch_size: int, drop_last: bool) -> None:
+        self._draw = draw
         self.global_batch_size = global_batch_size
-        self.epoch_size = length - length % global_batch_size if drop_last else length
+        self.epoch_size = draw.length - draw.length % global_batch_size if drop_last else draw.length
         self.steps_per_epoch = -(-self.epoch_size // global_batch_size)
-        self._block = (-1, -1)
-        self._elements: Indices = np.empty(0, np.int64)
-        self._permutation: tuple[int, Permutation] | None = None
+        self._ahead: dict[tuple[int, int], _Ahead] = {}
 
     def batch_at(self, samples: int) -> GlobalBatch:
         """Return the global batch that begins after `samples` samples. O(1)."""
@@ -127,29 +81,61 @@ class SampleOrder:
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """Return the data set's indices at the positions [start, stop) of an epoch's order, shape [stop - start]."""
-        first = start // _BLOCK
-        if stop > (first + 1) * _BLOCK:  # the slice crosses a border: both sides, joined
-            border = (first + 1) * _BLOCK
-            return np.concatenate([self.indices(epoch, start, border), self.indices(epoch, border, stop)])
-        if self._block != (epoch, first):
-            low, high = first * _BLOCK, min((first + 1) * _BLOCK, self._length)
-            self._elements = self._permuted(epoch)(np.arange(low, high))
-            self._block = (epoch, first)
-        return self._elements[start - first * _BLOCK : stop - first * _BLOCK]
+        if self._draw.window > 1:
+            return self._from_windows(epoch, start, stop)
+        # A rank reads the same part of one global batch after another: that part of the next ones is drawn with it, and nobody else's.
+        batch, offset = divmod(start, self.global_batch_size)
+        size = stop - start
+        ahead = self._ahead.get((offset, size))
+        if ahead is None or ahead.epoch != epoch or not 0 <= batch - ahead.first < len(ahead.indices):
+            num_batches = min(max(1, _AHEAD // size), 1 + (self._draw.length - stop) // self.global_batch_size)
+            positions = start + self.global_batch_size * np.arange(num_batches)[:, None] + np.arange(size)
+            ahead = _Ahead(epoch, batch, self._draw(epoch, positions.reshape(-1)).reshape(num_batches, size))
+            self._ahead[offset, size] = ahead
+        indices: Indices = ahead.indices[batch - ahead.first]
+        return indices
 
-    def sample_keys(self, epoch: int, indices: Indices) -> NDArray[np.uint64]:
-        """Return 64 random bits for each sample, a function of (seed, epoch, index) alone; augmentation draws from them."""
+    def _from_windows(self, epoch: int, start: int, stop: int) -> Indices:
+        block_size = -(-_AHEAD // self._draw.window) * self._draw.window
+        pieces = []
+        while start < stop:
+            number = start // block_size
+            low = number * block_size
+            ahead = self._ahead.get((0, 0))
+            if ahead is None or (ahead.epoch, ahead.first) != (epoch, number):
+                positions = np.arange(low, min(low + block_size, self._draw.length))
+                ahead = self._ahead[0, 0] = _Ahead(epoch, number, self._draw(epoch, positions))
+            border = min(stop, low + block_size)
+            pieces.append(ahead.indices[start - low : border - low])
+            start = border
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def sample_keys(self, epoch: int, indices: Indices, *, positions: Indices | None = None) -> NDArray[np.uint64]:
+        """Return 64 random bits for each sample, a function of (seed, epoch, index) alone; augmentation draws from them.
+
+        Args:
+            indices: of the samples, [n].
+            positions: theirs in the epoch's order, [n]: a sample that comes twice in an epoch has another key each time.
+        """
         with np.errstate(over="ignore"):
-            salt = mix(np.asarray([self._seed], np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(epoch))
-            return mix(mix(indices.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)) ^ salt)
+            salt = mix(np.asarray([self._draw.seed], np.uint64) * GOLDEN + np.uint64(epoch))
+            keys = mix(mix(indices.astype(np.uint64) + GOLDEN) ^ salt)
+        if positions is None or not self._draw.repeats:
+            return keys
+        return mix(mix(positions.astype(np.uint64) + GOLDEN) ^ keys)
 
-    def _permuted(self, epoch: int) -> Permutation:
-        if self._permutation is None or self._permutation[0] != epoch:
-            key = int(np.random.SeedSequence([self._seed, epoch]).generate_state(1, np.uint64)[0])
-            self._permutation = (epoch, Permutation(self._length, key))
-        return self._permutation[1]
+    def others(self, epoch: int, index: int, *, count: int) -> Indices:
+        """Return samples of the same epoch that may stand in for one that cannot be read, a function of (seed, epoch, index) alone."""
+        first = int(self.sample_keys(epoch, np.asarray([index], np.int64))[0]) % self._draw.length
+        return self._draw(epoch, (first + np.arange(count)) % self._draw.length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": {}}  # for data-loader workers: each draws for itself
 
 
-def _add(values: NDArray[np.uint64], hashes: NDArray[np.uint64], modulus: int) -> NDArray[np.uint64]:
-    total = values + ((hashes >> np.uint64(32)) * np.uint64(modulus) >> np.uint64(32))  # a multiply and a shift instead of a division
-    return np.where(total >= modulus, total - np.uint64(modulus), total)
+class _Ahead(NamedTuple):
+    """What has been drawn: a part of each of several global batches from `first` on, or window after window of a block."""
+
+    epoch: int
+    first: int
+    indices: Indices

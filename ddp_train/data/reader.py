@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -78,16 +78,11 @@ class TrainReader:
 
     def __call__(self, request: TrainRequest) -> MicroBatch:
         wanted = self.indices(request)
-        batch, taken, skipped = self._samples.read_replacing(wanted, lambda index: self._others(request.epoch, index))
+        batch, taken, skipped = self._samples.read_replacing(wanted, lambda index: self._order.others(request.epoch, index, count=_TRIES))
         if self._augment is not None:
-            batch = self._augment(batch, self._order.sample_keys(request.epoch, taken))
+            positions = np.arange(request.start, request.stop)
+            batch = self._augment(batch, self._order.sample_keys(request.epoch, taken, positions=positions))
         return MicroBatch(batch, request.counts, skipped if request.counts else ())
-
-    def _others(self, epoch: int, index: int) -> Iterator[int]:
-        """Yield what is tried in the place of a bad sample."""
-        key = int(self._order.sample_keys(epoch, np.asarray([index], np.int64))[0])
-        for number in range(_TRIES):
-            yield (key + number) % len(self._samples)
 
 
 class EvalReader:
@@ -111,7 +106,7 @@ class EvalReader:
         batch, skipped = self._samples.read_leaving_out(self.indices(request))
         if batch is not None:
             return MicroBatch(batch, True, skipped)
-        stand_in, _, _ = self._samples.read_replacing(np.zeros(1, np.int64), lambda index: iter(range(1, min(_TRIES, len(self._samples)))))
+        stand_in, _, _ = self._samples.read_replacing(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self._samples))))
         return MicroBatch(stand_in, False, skipped)
 
 
@@ -147,7 +142,7 @@ class _Samples:
                     raise self._located(its_own, index) from its_own.__cause__
             raise error
 
-    def read_replacing(self, indices: Indices, others: Any) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
+    def read_replacing(self, indices: Indices, others: Callable[[int], Indices]) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
         """Read samples, others in the place of bad ones; return the batch, what it is made of, and the bad ones.
 
         Args:
@@ -182,8 +177,8 @@ class _Samples:
             except Exception as error:
                 self._find_bad(indices[~is_bad], error)
 
-    def _first_good(self, index: int, candidates: Iterator[int]) -> int:
-        for candidate in candidates:
+    def _first_good(self, index: int, candidates: Indices) -> int:
+        for candidate in map(int, candidates):
             if candidate in self._bad:
                 continue
             try:

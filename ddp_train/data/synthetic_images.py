@@ -69,6 +69,10 @@ class SyntheticImages:
     def facts(self) -> Mapping[str, Any]:
         return {"image_shape": (self._channels, self._image_size, self._image_size), "num_classes": self._num_classes}
 
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return np.arange(self._num_samples) % self._num_classes
+
     def __len__(self) -> int:
         return self._num_samples
 

@@ -26,18 +26,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from ddp_train.data.token_files import TokenFiles
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ddp_train.data.draw import Shuffled
 from ddp_train.data.image_array import ImageArray
 from ddp_train.data.image_folder import ImageFolder
 from ddp_train.data.loader import TrainLoader
 from ddp_train.data.order import SampleOrder
 from ddp_train.data.tar_shards import TarShards
+from ddp_train.data.token_files import TokenFiles
 from ddp_train.data.workers import start_server
 from ddp_train.interfaces import DataSource
 
@@ -234,7 +235,7 @@ def ours(source: DataSource, size: int) -> Batches:
     """Read a source as a run does."""
 
     def begin(workers: int) -> Iterator[Any]:
-        order = SampleOrder(len(source), seed=0, global_batch_size=size, drop_last=True)
+        order = SampleOrder(Shuffled(len(source), seed=0), global_batch_size=size, drop_last=True)
         return TrainLoader(source, order, rank=0, world_size=1, grad_accum_steps=1, num_workers=workers, pin_memory=False).micro_batches(0)
 
     return begin

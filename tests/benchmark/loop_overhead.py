@@ -38,6 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_train import app, config
 from ddp_train.build import build, build_writers
+from ddp_train.data.draw import Shuffled
 from ddp_train.data.order import SampleOrder
 from ddp_train.distributed import World, alone, join_store, open_world
 from ddp_train.interfaces import Batch, Indices
@@ -257,7 +258,7 @@ class HandWritten:
         self.global_batch_size, self.micro_batch_size = checked.batch.global_batch_size, workload.micro_batch_size
         self.first, self.device = world.rank * workload.micro_batch_size, world.device
         assert self.total_steps * self.global_batch_size <= len(self.inputs), "the hand-written loop stays inside one epoch"
-        order = SampleOrder(len(self.inputs), seed=0, global_batch_size=self.global_batch_size, drop_last=False)
+        order = SampleOrder(Shuffled(len(self.inputs), seed=0), global_batch_size=self.global_batch_size, drop_last=False)
         ids = [order.indices(0, start, min(start + 4096, len(self.inputs))) for start in range(0, len(self.inputs), 4096)]
         self.permutation = torch.from_numpy(np.concatenate(ids)).to(world.device)
         self.ddp: nn.Module = self.model

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ddp_train.data.draw import Shuffled
 from ddp_train.data.order import SampleOrder
 from tests.conftest import Project, metrics
 from tests.unit.data_files import write_tokens
@@ -36,7 +37,7 @@ def write_data(folder: Path, *, num_empty: int = 0) -> Path:
     """
     generator = np.random.default_rng(5)
     lengths = np.minimum(generator.lognormal(2, 1, 60).astype(int) + 1, 60)
-    lengths[SampleOrder(60, seed=0, global_batch_size=GLOBAL_BATCH, drop_last=False).indices(0, 0, num_empty)] = 0
+    lengths[SampleOrder(Shuffled(60, seed=0), global_batch_size=GLOBAL_BATCH, drop_last=False).indices(0, 0, num_empty)] = 0
     train = [generator.integers(1, 30, length).tolist() for length in lengths]
     val = [generator.integers(1, 30, length).tolist() for length in range(17)]
     return write_tokens(folder, {"train": [train[:25], train[25:]], "val": [val]}, vocab_size=31)

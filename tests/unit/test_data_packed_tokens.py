@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ddp_train.data.draw import Shuffled
 from ddp_train.data.loader import TrainLoader
 from ddp_train.data.order import SampleOrder
 from ddp_train.data.packed_tokens import IGNORE_INDEX, PackedTokens, best_fit_decreasing, cut
@@ -118,7 +119,7 @@ def test_loader_workers_share_the_packing_and_read_the_same(tmp_path: Path) -> N
     assert len(pickle.dumps(copied)) < 1000
 
     def read(num_workers: int) -> list[Tensor]:
-        order = SampleOrder(len(data), seed=0, global_batch_size=4, drop_last=False)
+        order = SampleOrder(Shuffled(len(data), seed=0), global_batch_size=4, drop_last=False)
         loader = TrainLoader(data, order, rank=0, world_size=1, grad_accum_steps=1, num_workers=num_workers, pin_memory=False)
         return [values for micro_batch in islice(loader.micro_batches(0), 6) for values in micro_batch.batch]
 

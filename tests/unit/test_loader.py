@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ddp_train.data.draw import Shuffled
 from ddp_train.data.loader import EvalLoader, TrainLoader
 from ddp_train.data.order import SampleOrder
 from ddp_train.data.reader import MicroBatch
@@ -51,7 +52,7 @@ def step_ids(length: int, *, world_size: int, parts: int, batch: int, steps: int
     streams = [
         TrainLoader(
             Numbers(length),
-            SampleOrder(length, seed=1, global_batch_size=batch, drop_last=False),
+            SampleOrder(Shuffled(length, seed=1), global_batch_size=batch, drop_last=False),
             rank=rank,
             world_size=world_size,
             grad_accum_steps=parts,
@@ -87,7 +88,7 @@ def test_workers_that_read_ahead_do_not_change_what_is_read() -> None:
 def test_a_rank_without_a_sample_gets_a_stand_in() -> None:
     loader = TrainLoader(
         Numbers(3),
-        SampleOrder(3, seed=0, global_batch_size=3, drop_last=False),
+        SampleOrder(Shuffled(3, seed=0), global_batch_size=3, drop_last=False),
         rank=4,
         world_size=5,
         grad_accum_steps=1,
@@ -103,13 +104,13 @@ def test_augmentation_is_keyed_by_epoch_and_sample_not_by_batch() -> None:
     def keys(world_size: int) -> dict[int, int]:
         found = {}
         for rank in range(world_size):
-            order = SampleOrder(40, seed=0, global_batch_size=10, drop_last=False)
+            order = SampleOrder(Shuffled(40, seed=0), global_batch_size=10, drop_last=False)
             loader = TrainLoader(Marked(40), order, rank=rank, world_size=world_size, grad_accum_steps=1, num_workers=0, pin_memory=False)
             for micro_batch in islice(loader.micro_batches(0), 4):
                 found.update(micro_batch.batch.tolist())
         return found
 
-    order = SampleOrder(40, seed=0, global_batch_size=10, drop_last=False)
+    order = SampleOrder(Shuffled(40, seed=0), global_batch_size=10, drop_last=False)
     everyone = np.arange(40)
     assert keys(1) == keys(3) == dict(zip(range(40), order.sample_keys(0, everyone).astype(np.int64).tolist(), strict=True))
 
@@ -145,7 +146,7 @@ def read(source: Numbers, *, workers: int, skips: bool = False, world_size: int 
     """Return the micro-batches of all ranks, of whole epochs."""
     found = []
     for rank in range(world_size):
-        order = SampleOrder(len(source), seed=0, global_batch_size=8, drop_last=False)
+        order = SampleOrder(Shuffled(len(source), seed=0), global_batch_size=8, drop_last=False)
         loader = TrainLoader(
             source, order, rank=rank, world_size=world_size, grad_accum_steps=parts, num_workers=workers, pin_memory=False, skips=skips
         )
@@ -167,7 +168,7 @@ def test_a_sample_that_kills_a_worker_is_found() -> None:
 
 
 def test_a_worker_that_is_killed_from_outside_is_named_with_what_it_read() -> None:
-    order = SampleOrder(32, seed=0, global_batch_size=8, drop_last=False)
+    order = SampleOrder(Shuffled(32, seed=0), global_batch_size=8, drop_last=False)
     loader = TrainLoader(Numbers(32), order, rank=0, world_size=1, grad_accum_steps=1, num_workers=1, pin_memory=False)
     stream = loader.micro_batches(0)
     next(stream)

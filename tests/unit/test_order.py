@@ -1,42 +1,156 @@
-"""The order of the samples: a bijection that depends on seed, epoch and length alone."""
+"""The order of the samples: what the ranks read together is the order's slices, whatever their number, however often it changes."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import pickle
+from collections.abc import Mapping
+from itertools import chain, islice, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-from ddp_train.data.order import Permutation, SampleOrder, share
+from ddp_train.data.draw import Balanced, Bucketed, Draw, Shuffled, Weighted
+from ddp_train.data.loader import TrainLoader
+from ddp_train.data.order import SampleOrder, share
+from ddp_train.interfaces import Indices
+
+quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 7, 16, 97, 100, 1023, 1024, 1025, 60_000, 99_991])
-def test_a_permutation_is_a_bijection(length: int) -> None:
-    elements = Permutation(length, key=7)(np.arange(length))
-    assert np.array_equal(np.sort(elements), np.arange(length))
+class Numbers:
+    """Sample i is the number i."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: Indices) -> Tensor:
+        return torch.from_numpy(indices.copy())
 
 
-def test_a_permutation_of_any_size_needs_no_memory_and_can_be_entered_anywhere() -> None:
-    permutation = Permutation(10**12, key=3)
-    somewhere = permutation(np.arange(123_456_789_000, 123_456_789_100))
-    assert len(set(somewhere.tolist())) == 100
-    assert np.array_equal(somewhere[40:41], permutation(np.asarray([123_456_789_040])))
+def make_draw(kind: str, length: int, seed: int, batch: int, drop_last: bool) -> Draw:
+    """Return the draw that a kind names, as `plain` or `plain bucketed`."""
+    plain = kind.split()[0]
+    draw: Draw
+    if plain == "shuffled":
+        draw = Shuffled(length, seed=seed)
+    elif plain == "weighted":
+        draw = Weighted(np.arange(length) % 4 + 0.5, seed=seed)
+    else:
+        draw = Balanced(np.arange(length) ** 2 % 5, seed=seed, multiple_of=batch if drop_last else 1)
+    return Bucketed(draw, np.arange(length) * 7 % 11, global_batch_size=batch, batches=3) if "bucketed" in kind else draw
+
+
+kinds = st.sampled_from([plain + more for plain in ("shuffled", "weighted", "balanced") for more in ("", " bucketed")])
+splits = st.tuples(st.sampled_from([1, 2, 3, 5, 8]), st.integers(1, 4), st.integers(1, 6))
+
+
+@quick
+@given(
+    kind=kinds,
+    length=st.integers(1, 90),
+    batch=st.integers(1, 40),
+    drop_last=st.booleans(),
+    seed=st.integers(0, 2**32),
+    segments=st.lists(splits, min_size=1, max_size=4),
+)
+def test_the_ranks_read_the_slices_of_the_order_through_any_stops_and_changes_of_their_number(
+    kind: str, length: int, batch: int, drop_last: bool, seed: int, segments: list[tuple[int, int, int]]
+) -> None:
+    """A segment is (world size, accumulation, steps until the next stop)."""
+    batch = min(batch, length)
+    draw = make_draw(kind, length, seed, batch, drop_last)
+    if draw.length < batch:
+        batch = max(1, draw.length)
+        draw = make_draw(kind, length, seed, batch, drop_last)
+    order = SampleOrder(draw, global_batch_size=batch, drop_last=drop_last)
+    num_epochs = -(-sum(steps for _, _, steps in segments) // order.steps_per_epoch)
+    alone = np.concatenate([draw(epoch, np.arange(order.epoch_size)) for epoch in range(num_epochs)])  # in one go, not batch by batch
+    samples = 0
+    for world_size, parts, steps in segments:
+        streams = [
+            TrainLoader(
+                Numbers(length),
+                pickle.loads(pickle.dumps(order)),
+                rank=rank,
+                world_size=world_size,
+                grad_accum_steps=parts,
+                num_workers=0,
+                pin_memory=False,
+            ).micro_batches(samples)
+            for rank in range(world_size)
+        ]
+        for _ in range(steps):
+            size = order.batch_at(samples).size
+            micro_batches = [micro_batch for stream in streams for micro_batch in islice(stream, parts)]
+            read = list(chain.from_iterable(micro_batch.batch.tolist() for micro_batch in micro_batches if micro_batch.counts))
+            assert read == alone[samples : samples + size].tolist()
+            samples += size
+
+
+@quick
+@given(length=st.integers(1, 500), batch=st.integers(1, 60), drop_last=st.booleans(), bucketed=st.booleans(), seed=st.integers(0, 2**32))
+def test_an_epoch_is_every_sample_once_and_only_its_last_batch_is_smaller_or_left_out(
+    length: int, batch: int, drop_last: bool, bucketed: bool, seed: int
+) -> None:
+    batch = min(batch, length)
+    draw = make_draw("shuffled bucketed" if bucketed else "shuffled", length, seed, batch, drop_last)
+    order = SampleOrder(draw, global_batch_size=batch, drop_last=drop_last)
+    for epoch in (0, 1):
+        first = epoch * order.epoch_size
+        batches = [order.batch_at(first + step * batch) for step in range(order.steps_per_epoch)]
+        found = np.concatenate([order.indices(each.epoch, each.start, each.stop) for each in batches])
+        assert {each.epoch for each in batches} == {epoch}
+        assert [each.size for each in batches[:-1]] == [batch] * (len(batches) - 1)
+        assert batches[-1].size == (batch if drop_last or length % batch == 0 else length % batch)
+        assert len(np.unique(found)) == len(found) == length - (length % batch if drop_last else 0)
+        assert order.batch_at(first + order.epoch_size).epoch == epoch + 1
+        plain = Shuffled(length, seed=seed)(epoch, np.arange(order.epoch_size))
+        assert np.array_equal(np.sort(found), np.sort(plain))  # which ones are left out does not depend on lengths
 
 
 def test_seed_and_epoch_change_the_order_and_nothing_else_does() -> None:
     def order(seed: int, epoch: int, batch: int = 10) -> list[int]:
-        return SampleOrder(1000, seed=seed, global_batch_size=batch, drop_last=False).indices(epoch, 0, 1000).tolist()
+        return SampleOrder(Shuffled(1000, seed=seed), global_batch_size=batch, drop_last=False).indices(epoch, 0, 1000).tolist()
 
     assert order(1, 0) == order(1, 0, batch=33)
     assert order(1, 0) != order(2, 0)
     assert order(1, 0) != order(1, 1)
     assert sum(a == b for a, b in zip(order(1, 0), range(1000), strict=True)) < 20  # it does shuffle
+    assert order(0, 0)[:6] == [196, 670, 20, 930, 338, 711]  # as in earlier versions: their runs can be continued
 
 
-def test_a_slice_across_the_border_of_two_blocks_is_joined() -> None:
-    order = SampleOrder(40_000, seed=0, global_batch_size=64, drop_last=False)
-    whole = Permutation(40_000, key=int(np.random.SeedSequence([0, 3]).generate_state(1, np.uint64)[0]))(np.arange(40_000))
-    assert np.array_equal(order.indices(3, 16_000, 33_000), whole[16_000:33_000])
+@pytest.mark.parametrize("batch", [64, 2000, 30_000])
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_what_is_drawn_ahead_changes_nothing(batch: int, bucketed: bool) -> None:
+    draw: Draw = Shuffled(70_000, seed=0)
+    if bucketed:
+        draw = Bucketed(draw, np.arange(70_000) % 97, global_batch_size=batch, batches=10)
+    order = SampleOrder(draw, global_batch_size=batch, drop_last=False)
+    for epoch in (3, 4, 3):
+        whole = draw(epoch, np.arange(70_000))
+        for start, stop in (
+            (0, 64),
+            (64, 128),
+            (16_000, 17_000),
+            (16_000, 52_000),
+            (65_536, 70_000),
+            (69_990, 70_000),
+            (0, 64),
+            (0, 70_000),
+        ):
+            assert np.array_equal(order.indices(epoch, start, stop), whole[start:stop])
 
 
 @pytest.mark.parametrize(("length", "parts"), [(96, 4), (97, 4), (3, 5), (0, 3), (10, 1)])
@@ -49,17 +163,19 @@ def test_shares_are_contiguous_complete_and_differ_by_one_at_most(length: int, p
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_the_last_batch_of_an_epoch_is_smaller_or_left_out() -> None:
-    kept = SampleOrder(10, seed=0, global_batch_size=4, drop_last=False)
-    assert [kept.batch_at(samples).size for samples in (0, 4, 8)] == [4, 4, 2]
-    assert kept.batch_at(10).epoch == 1
-    dropped = SampleOrder(10, seed=0, global_batch_size=4, drop_last=True)
-    assert (dropped.steps_per_epoch, dropped.batch_at(8).epoch) == (2, 1)
-
-
 def test_sample_keys_depend_on_seed_epoch_and_index() -> None:
-    order = SampleOrder(100, seed=5, global_batch_size=4, drop_last=False)
-    keys = order.sample_keys(2, np.asarray([3, 9, 3]))
-    assert keys[0] == keys[2] != keys[1]
-    assert keys[0] != order.sample_keys(3, np.asarray([3]))[0]
-    assert keys[0] != SampleOrder(100, seed=6, global_batch_size=4, drop_last=False).sample_keys(2, np.asarray([3]))[0]
+    def keys(seed: int, epoch: int, indices: list[int]) -> list[int]:
+        order = SampleOrder(Shuffled(100, seed=seed), global_batch_size=4, drop_last=False)
+        return order.sample_keys(epoch, np.asarray(indices), positions=np.arange(len(indices))).tolist()
+
+    first, other, again = keys(5, 2, [3, 9, 3])
+    assert first == again != other
+    assert first != keys(5, 3, [3])[0]
+    assert first != keys(6, 2, [3])[0]
+
+
+def test_a_sample_that_comes_twice_in_an_epoch_has_another_key_each_time() -> None:
+    order = SampleOrder(Weighted(np.ones(100), seed=5), global_batch_size=4, drop_last=False)
+    keys = order.sample_keys(0, np.asarray([7, 7, 8]), positions=np.arange(3))
+    assert len(set(keys.tolist())) == 3
+    assert order.sample_keys(0, np.asarray([7]), positions=np.asarray([1]))[0] == keys[1]

@@ -1,0 +1,264 @@
+"""Which sample comes at which position of an epoch: shuffled, by weight, balanced over classes; and gathered by length.
+
+Every draw is a pure function of (seed, epoch, position) and the data set, computed for any positions at once: nothing is drawn in
+sequence, so seeking costs nothing. What a draw holds per sample is in tensors: loader workers get those through shared memory, once for
+all workers of a rank, where arrays would be copied into each.
+Shapes: N samples in the data set, C classes that have samples, n positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ddp_train.data.dataset import DatasetSource
+from ddp_train.data.permutation import GOLDEN, Permutation, mix, permute_each
+from ddp_train.errors import ConfigError, DataError
+from ddp_train.interfaces import DataSource, Indices, Labelled, Measured
+
+_WEIGHTED, _CLASSES, _MEMBERS, _BATCHES = 1, 2, 3, 4  # what a key is for; the shuffle's own has no such number
+
+
+class Draw(Protocol):
+    """What `SampleOrder` takes."""
+
+    seed: int
+    length: int
+    """Positions in an epoch."""
+    repeats: bool
+    """Whether a sample can come more than once in an epoch."""
+    window: int
+    """Consecutive positions that are only had together, from multiples of it on; 1 where each position stands alone."""
+
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        """Return the indices of the samples at `positions`, shape [n] -> [n]."""
+
+
+class Shuffled:
+    """Every sample once in an epoch, in an order of its own for each epoch; nothing is held in memory."""
+
+    repeats, window = False, 1
+
+    def __init__(self, length: int, *, seed: int) -> None:
+        self.length, self.seed = length, seed
+        self._permutation: tuple[int, Permutation] | None = None
+
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        if self._permutation is None or self._permutation[0] != epoch:
+            self._permutation = epoch, Permutation(self.length, _key(self.seed, epoch))
+        return self._permutation[1](positions)
+
+
+class Weighted:
+    """N independent draws an epoch, with replacement: a sample's chance is its share of the weights. 8 bytes per sample.
+
+    By inversion: a keyed hash of the position is a point on the line of all weights laid end to end, found by bisection. Half of an
+    alias table's memory, built in one vectorised pass, and a weight of zero is never drawn.
+
+    Args:
+        weights: float64 [N], finite, none negative, one of them positive.
+    """
+
+    repeats, window = True, 1
+
+    def __init__(self, weights: NDArray[np.float64], *, seed: int) -> None:
+        self.length, self.seed = len(weights), seed
+        # The largest becomes 1: the sum can neither overflow nor be so small that a point is rounded up to it.
+        self._ends = torch.from_numpy(np.cumsum(weights / weights.max()))
+
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        ends = self._ends.numpy()
+        uniform = (_hash(positions, _key(self.seed, epoch, _WEIGHTED)) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+        points = uniform * ends[-1]
+        ascending = np.argsort(points)  # bisection in that order finds its way in the cache
+        indices = np.empty(len(positions), np.int64)
+        indices[ascending] = np.searchsorted(ends, points[ascending], side="right")
+        return indices
+
+
+class Balanced:
+    """Every class equally often: each C consecutive positions, counted from the run's start, have each class once, in a keyed order.
+
+    A class's visits go through its samples in a keyed order, then through them again in another one, across epochs: at any time the
+    samples of one class differ by one visit at most. An epoch is as many whole rounds of the classes as N has. 8 bytes per sample.
+
+    Args:
+        labels: integers [N]; numbers without a sample are no class.
+        multiple_of: the epoch's length is one, rounded down: where the last batch is left out, no visit is lost with it.
+    """
+
+    repeats, window = True, 1
+
+    def __init__(self, labels: NDArray[np.integer[Any]], *, seed: int, multiple_of: int = 1) -> None:
+        self.seed = seed
+        _, counts = np.unique(labels, return_counts=True)
+        whole_rounds = len(labels) - len(labels) % len(counts)
+        self.length = whole_rounds - whole_rounds % multiple_of
+        self._counts = counts.astype(np.int64)
+        self._starts = np.cumsum(self._counts) - self._counts
+        self._members = torch.from_numpy(np.argsort(labels, kind="stable"))  # class after class
+
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        rounds, places = np.divmod(positions + epoch * self.length, len(self._counts))
+        order_keys = _hash(rounds, _key(self.seed, 0, _CLASSES))
+        classes = permute_each(places, np.full_like(places, len(self._counts)), order_keys)
+        counts = self._counts[classes]
+        passes, visits = np.divmod(rounds, counts)  # one visit each round
+        member_keys = _hash(passes, _hash(classes, _key(self.seed, 0, _MEMBERS)))
+        indices: Indices = self._members.numpy()[self._starts[classes] + permute_each(visits, counts, member_keys)]
+        return indices
+
+
+class Bucketed:
+    """Another draw's samples, rearranged so that those of a global batch have similar lengths.
+
+    Within each window of `batches` global batches: sorted by length (equal ones keep their order), cut into batches, and the batches
+    put in a keyed order. What is drawn in a window, and so in an epoch, stays the same. The last, smaller batch of an epoch stays as it
+    is: sorted with the others it would have the longest samples every time. 8 bytes per sample at most.
+
+    Args:
+        lengths: a number for each sample of the data set, [N].
+        batches: global batches in a window.
+    """
+
+    def __init__(self, draw: Draw, lengths: NDArray[Any], *, global_batch_size: int, batches: int) -> None:
+        self.length, self.seed, self.repeats = draw.length, draw.seed, draw.repeats
+        self._draw, self._batch_size = draw, global_batch_size
+        self._lengths = torch.from_numpy(np.require(lengths, requirements=["C", "W"]))
+        self._full_batches = draw.length // global_batch_size
+        self._batches = max(1, min(batches, self._full_batches))
+        self.window = self._batches * global_batch_size
+
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        short = self._full_batches % self._batches  # batches in the last window
+        full = self._full_batches * self._batch_size
+        border = full - short * self._batch_size
+        indices = np.empty(len(positions), np.int64)
+        for start, stop, batches in ((0, border, self._batches), (border, full, short)):
+            inside = np.flatnonzero((positions >= start) & (positions < stop))
+            if inside.size:
+                windows, places = np.divmod(positions[inside] - start, batches * self._batch_size)
+                needed, rows = np.unique(windows, return_inverse=True)
+                starts = start + needed * batches * self._batch_size
+                indices[inside] = self._arranged(epoch, starts, batches)[rows, places]
+        after = np.flatnonzero(positions >= full)
+        indices[after] = self._draw(epoch, positions[after])
+        return indices
+
+    def _arranged(self, epoch: int, starts: Indices, batches: int) -> Indices:
+        """Return the windows that begin at `starts`, shape [windows, batches x batch size]."""
+        shape = len(starts), batches, self._batch_size
+        positions = starts[:, None] + np.arange(batches * self._batch_size)
+        drawn = self._draw(epoch, positions.reshape(-1)).reshape(positions.shape)
+        by_length = np.argsort(self._lengths.numpy()[drawn], axis=1, kind="stable")
+        in_batches = np.take_along_axis(drawn, by_length, axis=1).reshape(shape)
+        numbers = positions[:, :: self._batch_size] // self._batch_size
+        turns = np.argsort(_hash(numbers, _key(self.seed, epoch, _BATCHES)), axis=1)
+        return np.take_along_axis(in_batches, turns[:, :, None], axis=1).reshape(positions.shape)
+
+
+def draw_from(
+    source: DataSource,
+    *,
+    seed: int,
+    global_batch_size: int,
+    drop_last: bool,
+    sampling: str,
+    sample_weights: str | None,
+    bucket_batches: int | None,
+) -> Draw:
+    """Return the draw that the config's loader keys ask for.
+
+    Raises:
+        ConfigError: the data set has no labels or lengths.
+        DataError: weights, labels or lengths do not fit the data set.
+    """
+    draw: Draw
+    if sampling == "balanced":
+        draw = Balanced(_labels(source), seed=seed, multiple_of=global_batch_size if drop_last else 1)
+        if draw.length == 0:
+            raise ConfigError(
+                key="trainer.global_batch_size",
+                happened=f"is {global_batch_size}, more than a balanced epoch of the {len(source)} samples has, and data.drop_last=true",
+                expected="at least one whole batch in an epoch",
+                fix="data.drop_last=false",
+            )
+    elif sample_weights is not None:
+        draw = Weighted(read_weights(sample_weights, len(source)), seed=seed)
+    else:
+        draw = Shuffled(len(source), seed=seed)
+    if bucket_batches is None:
+        return draw
+    return Bucketed(draw, _lengths(source), global_batch_size=min(global_batch_size, draw.length), batches=bucket_batches)
+
+
+def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
+    """Read and check `data.sample_weights`.
+
+    Raises:
+        DataError: the file cannot be read, or its weights cannot be drawn by.
+    """
+
+    def refused(happened: str, expected: str) -> DataError:
+        return DataError(key="data.sample_weights", happened=f"{path} {happened}", expected=expected, fix="np.save(FILE, weights)")
+
+    try:
+        weights = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise refused(f"cannot be read: {error}", "a file of numpy's, .npy") from error
+    if not isinstance(weights, np.ndarray) or weights.shape != (num_samples,) or weights.dtype.kind not in "iufb":
+        found = f"{weights.dtype} {weights.shape}" if isinstance(weights, np.ndarray) else "several arrays"
+        raise refused(f"has {found}", f"numbers ({num_samples},): one for each sample of the training split")
+    weights = weights.astype(np.float64)
+    bad = np.flatnonzero(~(weights >= 0) | np.isinf(weights))
+    if bad.size:
+        raise refused(f"has weight {weights[bad[0]]} for sample {bad[0]} ({bad.size} like it)", "finite numbers, 0 or more")
+    if not weights.any():
+        raise refused("has only zeros", "a positive weight for at least one sample")
+    return weights
+
+
+def _labels(source: DataSource) -> NDArray[np.integer[Any]]:
+    offered = source.dataset if isinstance(source, DatasetSource) else source
+    if not isinstance(offered, Labelled):
+        raise ConfigError(
+            key="data.sampling",
+            happened=f"is balanced, but {type(offered).__name__} does not tell the classes of its samples",
+            expected="a data set with `labels`, one whole number per sample",
+            fix="data.sampling=shuffled, or weighted with a file of weights",
+        )
+    labels = np.asarray(offered.labels)
+    if labels.shape != (len(source),) or labels.dtype.kind not in "iu":
+        raise _unfit(offered, "labels", labels, f"whole numbers ({len(source)},)")
+    return labels
+
+
+def _lengths(source: DataSource) -> NDArray[Any]:
+    offered = source.dataset if isinstance(source, DatasetSource) else source
+    if not isinstance(offered, Measured):
+        raise ConfigError(
+            key="data.bucket_batches",
+            happened=f"is given, but {type(offered).__name__} does not tell the lengths of its samples",
+            expected="a data set with `lengths`, one number per sample",
+            fix="data.bucket_batches=null",
+        )
+    lengths = np.asarray(offered.lengths)
+    if lengths.shape != (len(source),) or lengths.dtype.kind not in "iuf":
+        raise _unfit(offered, "lengths", lengths, f"numbers ({len(source)},)")
+    return lengths
+
+
+def _unfit(source: object, name: str, found: NDArray[Any], expected: str) -> DataError:
+    return DataError(key="data", happened=f"{type(source).__name__}.{name} is {found.dtype} {found.shape}", expected=expected)
+
+
+def _key(seed: int, epoch: int, *purpose: int) -> int:
+    return int(np.random.SeedSequence([seed, epoch, *purpose]).generate_state(1, np.uint64)[0])
+
+
+def _hash(values: Indices, key: int | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64 random bits for each value, another function for each key."""
+    return mix(mix(values.astype(np.uint64) + GOLDEN) ^ np.asarray(key, np.uint64))

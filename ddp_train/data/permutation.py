@@ -1,0 +1,89 @@
+"""Permutations that are computed instead of stored: O(1) memory, any position at once, whole arrays at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_train.interfaces import Indices
+
+_ROUNDS = 6
+_ROUNDS_OF_EACH = 20  # few elements need more rounds before all their orders are equally likely
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+Values = NDArray[np.uint64]
+Parameter = NDArray[np.uint64] | np.uint64
+"""One for all positions, or one for each."""
+
+
+class Permutation:
+    """A bijection of 0..length-1, chosen by a key.
+
+    A Feistel network whose halves are residues: with a x b >= length, each round adds a keyed hash of one half to the other, modulo
+    a or b. Positions that leave the range walk on until they are inside (fewer than a of the a x b are outside).
+
+    Source: Black & Rogaway 2002, "Ciphers with arbitrary finite domains" (generalised Feistel, cycle walking).
+    """
+
+    def __init__(self, length: int, key: int) -> None:
+        if length < 1:
+            raise ValueError(f"a permutation needs at least one element, not {length}")
+        self.length = length
+        left = isqrt(length - 1) + 1
+        self._left, self._right = np.uint64(left), np.uint64(-(-length // left))
+        self._keys = list(np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64))
+
+    def __call__(self, positions: Indices) -> Indices:
+        """Return the elements at `positions`, shape [n] -> [n]."""
+        return _walk(positions.astype(np.uint64), np.uint64(self.length), self._left, self._right, self._keys)
+
+
+def permute_each(positions: Indices, lengths: Indices, keys: Values) -> Indices:
+    """Return the element at `positions[i]` of the permutation of 0..lengths[i]-1 that `keys[i]` chooses; all of shape [n].
+
+    As `Permutation`, for many short ones: all orders of a few elements are equally likely.
+    """
+    left = np.ceil(np.sqrt(lengths)).astype(np.int64)
+    left += left % 2  # with two odd sides every round would be an even permutation, and so would the whole
+    right = -(-lengths // left)
+    round_keys = [mix(keys + GOLDEN * number) for number in np.arange(1, _ROUNDS_OF_EACH + 1, dtype=np.uint64)[:, None]]
+    return _walk(positions.astype(np.uint64), lengths.astype(np.uint64), left.astype(np.uint64), right.astype(np.uint64), round_keys)
+
+
+def mix(values: Values) -> Values:
+    """Hash 64-bit values. Source: splitmix64's finaliser (Steele, Lea & Flood 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _walk(values: Values, length: Parameter, left: Parameter, right: Parameter, keys: Sequence[Parameter]) -> Indices:
+    found = _encipher(values, left, right, keys)
+    outside = np.flatnonzero(found >= length)
+    while outside.size:
+        walked = _encipher(found[outside], _at(left, outside), _at(right, outside), [_at(key, outside) for key in keys])
+        found[outside] = walked
+        outside = outside[walked >= _at(length, outside)]
+    return found.astype(np.int64)
+
+
+def _encipher(values: Values, left_size: Parameter, right_size: Parameter, keys: Sequence[Parameter]) -> Values:
+    left, right = np.divmod(values, right_size)
+    for number, key in enumerate(keys):
+        if number % 2 == 0:
+            left = _add(left, mix(right ^ key), left_size)
+        else:
+            right = _add(right, mix(left ^ key), right_size)
+    return left * right_size + right
+
+
+def _add(values: Values, hashes: Values, modulus: Parameter) -> Values:
+    total = values + ((hashes >> np.uint64(32)) * modulus >> np.uint64(32))  # a multiply and a shift instead of a division
+    return np.where(total >= modulus, total - modulus, total)
+
+
+def _at(parameter: Parameter, places: Indices) -> Parameter:
+    return parameter[places] if isinstance(parameter, np.ndarray) else parameter
