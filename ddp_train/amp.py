@@ -8,6 +8,7 @@ import torch
 
 from ddp_train.errors import ConfigError
 
+_INIT_SCALE = 2.0**16  # as torch has it
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -37,6 +38,10 @@ class Amp:
             return self._off
         return torch.autocast(device.type, dtype=self.dtype)
 
-    def scaler(self, device: torch.device) -> torch.amp.GradScaler:
-        """Return the loss scaler; for all but float16 a disabled one, whose methods pass through."""
-        return torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+    def scaler(self, device: torch.device, world_size: int = 1) -> torch.amp.GradScaler:
+        """Return the loss scaler; for all but float16 a disabled one, whose methods pass through.
+
+        The loop multiplies the loss by the world size besides. What overflows depends on the product of both, so that is what is the same
+        for any number of ranks, and with it the steps that are skipped.
+        """
+        return torch.amp.GradScaler(device.type, init_scale=_INIT_SCALE / world_size, enabled=self.dtype == torch.float16)

@@ -26,7 +26,7 @@ from ddp_train.data.order import SampleOrder
 from ddp_train.data.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.distributed import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import DataSource, MetricWriter, Objective, Resident, Strategy
+from ddp_train.interfaces import DataSource, MetricWriter, Objective, Predicting, Resident, Strategy
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
 from ddp_train.rules import BatchIdentity
@@ -82,6 +82,9 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     objective = instantiate(tree["objective"], key="objective", facts=facts)
     if isinstance(objective, nn.Module):  # a loss with weights of its own
         objective = objective.to(world.device)
+    objective = as_objective(objective)
+    if tree["evaluate"]["save_predictions"]:
+        _require_predictions(objective, eval_source)
     strategy: Strategy = instantiate(tree["strategy"], key="strategy")
     module = strategy.prepare(model, world.device, world.size)
     optimizer = _optimizer(tree["optimizer"], model)
@@ -94,11 +97,11 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     return Components(
         model=model,
         module=module,
-        objective=as_objective(objective),
+        objective=objective,
         optimizer=optimizer,
         scheduler=scheduler,
         amp=amp,
-        scaler=amp.scaler(world.device),
+        scaler=amp.scaler(world.device, world.size),
         strategy=strategy,
         train_loader=train_loader,
         eval_loader=eval_loader,
@@ -235,6 +238,23 @@ def _require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any])
                 happened=f"the evaluation split has {name} {evaluation[name]}, the training split {train[name]}",
                 expected="the same in both",
             )
+
+
+def _require_predictions(objective: Objective, source: DataSource | Stream | None) -> None:
+    if isinstance(source, Stream):
+        raise ConfigError(
+            key="evaluate.save_predictions",
+            happened="is true, but the evaluation data is a stream",
+            expected="evaluation data with positions, in whose order predictions are written",
+            fix="evaluate.save_predictions=false",
+        )
+    if not isinstance(objective, Predicting):
+        raise ConfigError(
+            key="evaluate.save_predictions",
+            happened=f"is true, but the objective {type(objective).__name__} cannot say what it found for each sample",
+            expected="an objective with the method `predict` (ddp_train/interfaces.py, Predicting)",
+            fix="evaluate.save_predictions=false",
+        )
 
 
 def _optimizer(node: Mapping[str, Any], model: nn.Module) -> Optimizer:

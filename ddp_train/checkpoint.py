@@ -139,6 +139,9 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
         components.train_loader.load_state_dict(own.get("data", {}))
         set_random_state(own["random"], world.device)
         return True
+    if components.scaler.is_enabled():  # the scale times the number of ranks stays (amp.py)
+        scale = shared["scaler"]["scale"] * saved_world_size / world.size
+        components.scaler.load_state_dict({**shared["scaler"], "scale": scale})
     windows = [WindowSums(**_read_rank(checkpoint, rank)["window"]) for rank in range(saved_world_size if world.is_main else 1)]
     if world.is_main:  # it carries on what all of them had
         loss_sum, skipped = sum(window.loss_sum for window in windows), sum(window.skipped for window in windows)

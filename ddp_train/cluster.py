@@ -136,12 +136,15 @@ def processes_given(cluster: Mapping[str, Any], environment: Mapping[str, str]) 
     return int(processes) if str(processes).isdigit() else None
 
 
-def environment_of(cluster: Mapping[str, Any]) -> dict[str, str]:
+def environment_of(cluster: Mapping[str, Any], *, deterministic: bool = False) -> dict[str, str]:
     """Return `cluster.env` as text: what the ranks' processes find in their environment, whatever it was before.
 
     A number is written as it is, true and false as 1 and 0; null leaves the variable as the user's environment has it.
+
+    Args:
+        deterministic: add what cuBLAS needs to give the same bits each time; it reads that when it starts.
     """
-    return {
+    return ({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if deterministic else {}) | {
         str(name): str(int(value)) if isinstance(value, bool) else str(value)
         for name, value in (cluster["env"] or {}).items()
         if value is not None

@@ -23,6 +23,7 @@ from ddp_train.rules import (
     BatchIdentity,
     batch_identity,
     check_device,
+    check_evaluation,
     check_machines,
     check_reading,
     check_sampling,
@@ -30,7 +31,7 @@ from ddp_train.rules import (
     check_strategy,
 )
 from ddp_train.run_dir import sha256
-from ddp_train.schema import LOADER_KEYS, SECTIONS, TARGETS, LoaderConfig, RootConfig
+from ddp_train.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, LoaderConfig, RootConfig
 from ddp_train.target import check_target
 
 
@@ -85,7 +86,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     sections = {name: _typed(schema, tree.get(name) or {}, name, errors) for name, schema in SECTIONS.items()}
     data: dict[str, Any] = tree["data"] if isinstance(tree.get("data"), dict) else {}
     sections["data"] = _typed(LoaderConfig, {key: data[key] for key in LOADER_KEYS if key in data}, "data", errors)
-    root = _typed(RootConfig, {key: tree[key] for key in ("name", "seed", "resume") if key in tree}, "", errors)
+    root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(root.get("name", ""))
     for node, key in _target_nodes(tree):
         errors += check_target(node, key)
@@ -98,6 +99,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors += check_sampling(sections["data"])
         errors += check_steps(tree, sections["trainer"])
         errors += check_strategy(tree, batch)
+        errors += check_evaluation(sections["evaluate"], sections["data"])
         errors += check_device(tree, sections["cluster"])
         errors += check_machines(sections["cluster"])
     if errors or batch is None:
@@ -129,7 +131,7 @@ def section(composed: DictConfig, name: str) -> dict[str, Any]:
 
 
 _WITHOUT_EFFECT_ON_RESULTS = (
-    *("name", "resume", "cluster", "sweep", "metrics", "checkpoint", "trainer.grad_accum_steps", "trainer.log_every_steps"),
+    *("name", "resume", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "trainer.grad_accum_steps", "trainer.log_every_steps"),
     *("trainer.evaluate_every_steps", "data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
 )
 
@@ -236,7 +238,7 @@ def _unknown(key: str, valid: Iterable[str]) -> ConfigError:
 
 def _unknown_root_names(tree: Mapping[str, Any]) -> list[ConfigError]:
     """Find misspelt sections. Other names are the user's own, for `${...}`; a YAML adds them without Hydra's asking."""
-    known = [*SECTIONS, *TARGETS, "metrics", *(item.name for item in dataclasses.fields(RootConfig))]
+    known = [*SECTIONS, *TARGETS, "metrics", *ROOT_KEYS]
     return [
         _unknown(name, known)
         for name, value in tree.items()

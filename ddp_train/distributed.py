@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -48,6 +48,21 @@ class World:
         if self.size > 1:
             dist.all_reduce(values)
         return values
+
+    def start_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        """Begin an all-reduce by addition, in place, and return a function that waits for its result. Collective.
+
+        On a GPU waiting is the stream's, not the host's.
+        """
+        if self.size == 1:
+            return lambda: values
+        work = dist.all_reduce(values, async_op=True)
+
+        def wait() -> Tensor:
+            work.wait()
+            return values
+
+        return wait
 
     def copy_from_main(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors with rank 0's, in place. Collective."""

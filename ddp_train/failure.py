@@ -29,6 +29,7 @@ _ACTIVITIES = {  # a part of the innermost file's path that is not ours -> what 
 }
 _FIXES = {  # of errors that are not ours: what their text looks like -> what helps
     r"^(CUDA )?OutOfMemoryError|CUDA out of memory": "a smaller data.micro_batch_size with more trainer.grad_accum_steps, or amp=bf16",
+    r"does not have a deterministic implementation": "deterministic=false, or another operation in its place",
 }
 
 

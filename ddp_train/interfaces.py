@@ -115,6 +115,17 @@ class Objective(Protocol):
 
 
 @runtime_checkable
+class Predicting(Protocol):
+    """An objective that can also say what it scored, sample by sample: for `evaluate.save_predictions=true`."""
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what `score` returns, and from the same forward one row per sample: name -> [B, ...], alike in every batch.
+
+        Each name becomes a file NAME.npy with one row for each evaluation sample, in the data set's order.
+        """
+
+
+@runtime_checkable
 class Strategy(Protocol):
     """How the ranks hold the model together."""
 

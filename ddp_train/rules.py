@@ -151,6 +151,20 @@ def check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Con
     ]
 
 
+def check_evaluation(evaluate: Mapping[str, Any], data: Mapping[str, Any]) -> list[ConfigError]:
+    """Refuse to save the predictions of evaluations that never are."""
+    if not evaluate["save_predictions"] or data["eval"] is not None:
+        return []
+    return [
+        ConfigError(
+            key="evaluate.save_predictions",
+            happened="is true, but data.eval is null: nothing is evaluated",
+            expected="an evaluation split",
+            fix="evaluate.save_predictions=false, or data.eval with the arguments that differ for the evaluation split",
+        )
+    ]
+
+
 def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[ConfigError]:
     errors = []
     device = devices.resolve_device(cluster["device"])

@@ -1,6 +1,6 @@
 """Every path of a run, and the exclusive claim to its folder.
 
-    config.yaml  .hydra/  environment.json  metrics.jsonl  tensorboard/  logs/  checkpoints/  failure.json  result.json
+    config.yaml  .hydra/  environment.json  metrics.jsonl  tensorboard/  logs/  checkpoints/  predictions/  failure.json  result.json
 
 Imports no torch: the composing process claims the folder and writes the config before any rank exists.
 """
@@ -57,6 +57,14 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def predictions(self) -> Path:
+        return self.root / "predictions"
+
+    def predictions_of(self, step: int) -> Path:
+        """Where the per-sample outputs of the evaluation after a step are (`evaluate.save_predictions=true`)."""
+        return self.predictions / f"step_{step:08d}"
 
     @property
     def failure(self) -> Path:

@@ -15,6 +15,7 @@ class RootConfig:
 
     name: str = "default"
     seed: int = field(default=0, metadata={"min": 0})
+    deterministic: bool = False
     resume: str = "auto"
 
 
@@ -29,6 +30,13 @@ class TrainerConfig:
     clip_grad_norm: float | None = field(default=None, metadata={"above": 0})
     log_every_steps: int = field(default=50, metadata={"min": 1})
     evaluate_every_steps: int | None = field(default=None, metadata={"min": 1})
+
+
+@dataclass
+class EvaluateConfig:
+    """The section `evaluate`."""
+
+    save_predictions: bool = False
 
 
 @dataclass
@@ -86,6 +94,13 @@ class LoaderConfig:
     eval: dict[str, Any] | None = None
 
 
-SECTIONS: dict[str, type] = {"trainer": TrainerConfig, "checkpoint": CheckpointConfig, "cluster": ClusterConfig, "sweep": SweepConfig}
+SECTIONS: dict[str, type] = {
+    "trainer": TrainerConfig,
+    "evaluate": EvaluateConfig,
+    "checkpoint": CheckpointConfig,
+    "cluster": ClusterConfig,
+    "sweep": SweepConfig,
+}
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
 LOADER_KEYS = tuple(item.name for item in dataclasses.fields(LoaderConfig))
+ROOT_KEYS = tuple(item.name for item in dataclasses.fields(RootConfig))

@@ -50,6 +50,15 @@ def seed_all(seed: int, *, rank: int | None = None) -> None:
     torch.manual_seed(seed)
 
 
+def be_deterministic() -> None:
+    """Let torch use only algorithms that give the same bits each time; an operation that has none raises a RuntimeError.
+
+    cuBLAS needs CUBLAS_WORKSPACE_CONFIG besides, in the environment before CUDA starts (`cluster.environment_of`).
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False  # which measures, and then chooses
+
+
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return this rank's random streams as tensors and plain values, which load without executing anything."""
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)

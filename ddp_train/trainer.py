@@ -1,7 +1,7 @@
 """The loop: train, train_step, evaluate.
 
 Ordinary code that is meant to be read and owned. Between two log steps nothing here waits for the device, and no collective runs
-beside DDP's own (one small all-reduce a step when the objective's weights depend on the batch's content).
+beside DDP's own (one small all-reduce a step, during the first forward, when the objective's weights depend on the batch's content).
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +21,13 @@ from torch import Tensor, nn
 from ddp_train.batch import batch_size
 from ddp_train.build import Components
 from ddp_train.data.device import copied_ahead, to_device
-from ddp_train.data.loader import Evaluation
+from ddp_train.data.loader import EvalLoader, Evaluation
 from ddp_train.data.order import epochs
 from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed import World
 from ddp_train.errors import NonFiniteLossError
-from ddp_train.interfaces import Objective
+from ddp_train.interfaces import Objective, Predicting
+from ddp_train.predictions import PredictionFiles
 from ddp_train.state import TrainState, WindowSums
 
 Record = dict[str, Any]
@@ -43,6 +46,7 @@ class Loop:
     save: Callable[[Window], None]  # collective
     stops_after: Callable[[int], bool] = lambda step: False  # whether this step is the last for now; the same on all ranks
     is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
+    predictions_of: Callable[[int], Path] | None = None  # where those of the evaluation after a step go; None: they are not saved
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
 
@@ -151,13 +155,11 @@ def train_step(
 
     Source: Li et al. 2020, arXiv:2006.15704 (DDP; skipping synchronisation while accumulating).
     """
-    total_weight = _total_weight(components.objective, micro_batches, world, global_batch_size=global_batch_size)
-    divisor = torch.where(total_weight == 0, 1.0, total_weight) if isinstance(total_weight, Tensor) else total_weight  # 0: nothing counts
-    scale = world.size / divisor  # DDP takes the mean over the ranks; the sum over them is wanted
+    total_weight = _start_total_weight(components.objective, micro_batches, world, global_batch_size=global_batch_size)
     for micro_batch in micro_batches[:-1]:
         with components.strategy.no_sync(components.module):
-            _accumulate(components, micro_batch, world, window, scale)
-    _accumulate(components, micro_batches[-1], world, window, scale)
+            _accumulate(components, micro_batch, world, window, total_weight)
+    _accumulate(components, micro_batches[-1], world, window, total_weight)
 
     grad_norm = None
     if clip_grad_norm is not None or measure_grad_norm:  # before the optimizer's step, which may use the gradients' memory
@@ -170,7 +172,7 @@ def train_step(
     components.scaler.update()
     components.scheduler.step()
     components.optimizer.zero_grad(set_to_none=True)
-    window.weight += total_weight
+    window.weight += total_weight()
     window.steps += 1
     window.samples += global_batch_size
     return grad_norm
@@ -185,6 +187,7 @@ def evaluate(
     *,
     autocast: Any,
     is_stopping: Callable[[], bool] = lambda: False,
+    predictions: Path | None = None,
 ) -> dict[str, float] | None:
     """Evaluate on every sample exactly once and return the metrics, the same on every rank. Collective.
 
@@ -195,6 +198,10 @@ def evaluate(
         model: the bare model: a forward through DDP would wait for the other ranks.
         autocast: the context to run forward in.
         is_stopping: gives up when it turns true on any rank; the result is None then, on every rank.
+        predictions: a folder for the per-sample outputs of the objective, which is `Predicting` then; None: they are not saved.
+
+    Raises:
+        OSError: on every rank when one could not write its predictions.
     """
     world.copy_from_main(model.buffers())
     was_training = model.training
@@ -202,10 +209,20 @@ def evaluate(
     totals: dict[str, Tensor] = {}
     gave_up = False
     skipped = 0
+    files = None
+    if predictions is not None:
+        assert isinstance(loader, EvalLoader)  # build has seen to it: a stream has no order to write them in
+        files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
     for micro_batch in copied_ahead(iter(loader), world.device):
         batch = micro_batch.batch if micro_batch.placed is None else micro_batch.placed
         with autocast:
-            scores = objective.score(model, batch)
+            if files is None:
+                scores = objective.score(model, batch)
+            else:
+                scores, rows = cast(Predicting, objective).predict(model, batch)
+        if files is not None:
+            skips = [bad.sample for bad in micro_batch.skipped]
+            files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)
         skipped += len(micro_batch.skipped)
         for name, value in scores.items():
             value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
@@ -222,9 +239,10 @@ def evaluate(
         if names:
             sums |= zip(names, world.sum(torch.stack([totals[name] for name in names])).tolist(), strict=True)
     skipped = int(sums.pop("skipped_samples"))
-    if sums.pop("gave_up"):
-        return None
-    return objective.metrics(sums) | ({"skipped_samples": skipped} if loader.skips else {})
+    gave_up = sums.pop("gave_up") > 0
+    if files is not None:
+        files.close(keep=not gave_up)
+    return None if gave_up else objective.metrics(sums) | ({"skipped_samples": skipped} if loader.skips else {})
 
 
 def settle(components: Components, world: World) -> None:
@@ -244,27 +262,33 @@ def settle(components: Components, world: World) -> None:
     components.optimizer.zero_grad(set_to_none=True)
 
 
-def _accumulate(components: Components, micro_batch: MicroBatch, world: World, window: Window, scale: float | Tensor) -> None:
+def _accumulate(
+    components: Components, micro_batch: MicroBatch, world: World, window: Window, total_weight: Callable[[], float | Tensor]
+) -> None:
     """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
     batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
     with components.amp.autocast(world.device):
         loss_sum = components.objective.loss(components.module, batch)
     if not micro_batch.counts:
         loss_sum = loss_sum * 0.0
-    components.scaler.scale(loss_sum * scale).backward()
+    weight = total_weight()  # not needed before
+    divisor = torch.where(weight == 0, 1.0, weight) if isinstance(weight, Tensor) else weight  # 0: nothing counts
+    components.scaler.scale(loss_sum * (world.size / divisor)).backward()  # DDP takes the mean over the ranks; the sum is wanted
     window.loss_sum += loss_sum.detach()
 
 
-def _total_weight(objective: Objective, micro_batches: Sequence[MicroBatch], world: World, *, global_batch_size: int) -> float | Tensor:
-    """Return the weight of the whole global batch: known from its shape, or summed over the ranks."""
+def _start_total_weight(
+    objective: Objective, micro_batches: Sequence[MicroBatch], world: World, *, global_batch_size: int
+) -> Callable[[], float | Tensor]:
+    """Return what gives the weight of the whole global batch: known from its shape, or being summed over the ranks meanwhile."""
     first = objective.weight(micro_batches[0].batch)
     if isinstance(first, int):
-        return first / batch_size(micro_batches[0].batch) * global_batch_size
-    weights = [objective.weight(micro_batch.batch) for micro_batch in micro_batches if micro_batch.counts]
-    total = torch.stack(
-        [torch.as_tensor(weight, dtype=torch.float64) for weight in weights] or [torch.zeros((), dtype=torch.float64)]
-    ).sum()
-    return world.sum(total).to(world.device, non_blocking=True)  # reduced on the CPU: no wait for the device
+        known = first / batch_size(micro_batches[0].batch) * global_batch_size
+        return lambda: known
+    weights = [torch.as_tensor(objective.weight(each.batch), dtype=torch.float64) * each.counts for each in micro_batches]
+    wait = world.start_sum(torch.stack(weights).sum())  # reduced where the data is, mostly on the CPU: no wait for the device
+
+    return cache(lambda: wait().to(world.device, non_blocking=True))
 
 
 def _log(components: Components, state: TrainState, world: World, loop: Loop, window: Window, grad_norm: Tensor | None) -> None:
@@ -313,6 +337,7 @@ def _evaluate(components: Components, state: TrainState, world: World, loop: Loo
         world,
         autocast=components.amp.autocast(world.device),
         is_stopping=loop.is_stopping,
+        predictions=loop.predictions_of(state.step) if loop.predictions_of else None,
     )
     if metrics is None:
         return False

@@ -15,7 +15,7 @@ from typing import NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
-from ddp_train import checkpoint, environment, failure, memory, restart, summary
+from ddp_train import checkpoint, environment, failure, memory, predictions, restart, summary
 from ddp_train.build import Components, build, build_writers
 from ddp_train.cluster import environment_of
 from ddp_train.data.order import epochs
@@ -28,7 +28,7 @@ from ddp_train.interfaces import MetricWriter
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
 from ddp_train.run_dir import RunDir, write_json
-from ddp_train.state import TrainState, seed_all
+from ddp_train.state import TrainState, be_deterministic, seed_all
 from ddp_train.stop import Stop
 from ddp_train.trainer import Loop, Record, settle, train
 
@@ -65,7 +65,9 @@ class Rank:
             started = time.monotonic()
             stop: Stop | None = None
             try:
-                os.environ.update(environment_of(job.config.tree["cluster"]))  # of ranks that a user's torchrun started
+                tree = job.config.tree
+                # Of ranks that a user's torchrun started, and before CUDA is.
+                os.environ.update(environment_of(tree["cluster"], deterministic=tree["deterministic"]))
                 if job.config.tree["data"]["num_workers"]:
                     start_server()
                 if self._world is None:
@@ -152,6 +154,8 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
     environment.record(job, world)
     if world.is_main:
         print(summary.opening(job, world), flush=True)
+    if tree["deterministic"]:
+        be_deterministic()
     components = build(tree, job.config.batch, world)
     _resume(job, components, state, world)
     if job.checkpoint is not None:
@@ -164,6 +168,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
         return DONE
     if world.is_main:
         run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
+        predictions.forget_after(run_dir.predictions, state.step)
     writers = (
         build_writers(tree["metrics"], run_dir=str(run_dir.root), config=tree, step=state.step, total_steps=components.total_steps)
         if world.is_main
@@ -186,6 +191,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
         ),
         stops_after=stop.comes_after,
         is_stopping=stop.is_asked,
+        predictions_of=run_dir.predictions_of if tree["evaluate"]["save_predictions"] else None,
     )
     stop.can_save()
     is_done = train(components, state, world, loop)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
+from ddp_train.data.permutation import mix
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, DataSource, Indices
 
@@ -15,7 +20,9 @@ class DatasetSource:
     """A map-style dataset, read a batch at a time: by `__getitems__` where it has that, else item by item.
 
     Facts are the dataset's own `facts`, if any, and `num_classes` where it has `classes`.
-    Random transforms inside the dataset draw from the process's generators: unlike `augment`, they change with ranks and restarts.
+    Transforms inside the dataset may draw from the global generators of python, numpy and torch: these are seeded for each sample, so that
+    it looks the same whatever the number of ranks, workers or restarts, and the process's own streams go on as if nothing had been drawn.
+    Generators of a dataset's own are out of our reach.
 
     Args:
         fields: the keys of a sample that make the batch, in this order; None: all of the sample.
@@ -35,6 +42,9 @@ class DatasetSource:
                 raise TypeError(f"{name} has no {method}: a dataset must tell {what}")
         self.dataset = dataset
         self._fields = fields
+        self._draws = False  # whether a read has ever drawn; it is found out by itself in each process
+        self.keys_of: Callable[[Indices], NDArray[np.uint64]] = _always_the_same
+        """What the generators are seeded with for each sample, as in `Augmenting`: in training it depends on the epoch."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -45,10 +55,25 @@ class DatasetSource:
 
     def batch(self, indices: Indices) -> Batch:
         """Return the samples at `indices`, collated as torch's DataLoader does by default."""
-        positions = [int(index) for index in indices]
+        positions, before, have_moved = indices.tolist(), _streams(), True
+        try:
+            if not self._draws:
+                samples = self._read(positions)
+                self._draws = have_moved = not _are_same(before, _streams())
+            if self._draws:
+                samples = []
+                for position, key in zip(positions, self.keys_of(indices).tolist(), strict=True):
+                    _seed(key)
+                    samples += self._read([position])
+        finally:
+            if have_moved:
+                _put_back(before)
+        return collate(samples, self._fields)
+
+    def _read(self, positions: list[int]) -> list[Any]:
         if hasattr(self.dataset, "__getitems__"):
-            return collate(self.dataset.__getitems__(positions), self._fields)
-        return collate([self.dataset[position] for position in positions], self._fields)
+            return list(self.dataset.__getitems__(positions))
+        return [self.dataset[position] for position in positions]
 
 
 def as_source(candidate: Any, fields: Sequence[str] | None = None) -> DataSource:
@@ -88,3 +113,34 @@ def collate(samples: list[Any], fields: Sequence[str] | None) -> Batch:
             what = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
             raise ConfigError(key="data.fields", happened=f"a sample {what}", expected=f"a dict with {', '.join(fields)}")
     return default_collate([tuple(sample[name] for name in fields) for sample in samples])
+
+
+def _always_the_same(indices: Indices) -> NDArray[np.uint64]:
+    return mix(indices.astype(np.uint64))
+
+
+_Streams = tuple[Any, Any, torch.Tensor]
+"""The states of the global generators of python, numpy and torch (on the CPU)."""
+
+
+def _streams() -> _Streams:
+    return random.getstate(), np.random.get_state(legacy=True), torch.default_generator.get_state()
+
+
+def _are_same(left: _Streams, right: _Streams) -> bool:
+    _, left_keys, *left_rest = left[1]
+    _, right_keys, *right_rest = right[1]
+    return left[0] == right[0] and left_rest == right_rest and np.array_equal(left_keys, right_keys) and torch.equal(left[2], right[2])
+
+
+def _put_back(streams: _Streams) -> None:
+    random.setstate(streams[0])
+    np.random.set_state(streams[1])
+    torch.default_generator.set_state(streams[2])
+
+
+def _seed(key: int) -> None:
+    """Seed the global generators with 64 bits. numpy and torch take halves: with the same 32 bits both would give the same stream."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(key >> 32)  # torch.manual_seed would also seed the GPUs, which have the model's dropout

@@ -130,6 +130,7 @@ class EvalLoader:
         self.num_samples = len(source)
         self.skips = skips
         self._low, self._high = share(0, self.num_samples, rank, world_size)
+        self.first = self._low  # the first sample of this rank; the others follow it
         self._batch_size = batch_size
         self._reading = _Reading(EvalReader(source, skips=skips), num_workers=num_workers, pin_memory=pin_memory)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from ddp_train.data.dataset import DatasetSource
 from ddp_train.data.order import SampleOrder
 from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import Augmenting, Batch, DataSource, Indices, Located
@@ -64,6 +66,7 @@ class TrainReader:
     def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool) -> None:
         self._samples, self._order = _Samples(source, skips=skips), order
         self._augment = source.augment if isinstance(source, Augmenting) else None
+        self._dataset = source if isinstance(source, DatasetSource) else None
 
     def indices(self, request: TrainRequest) -> Indices:
         """Return the samples that a request asks for, shape [stop - start]."""
@@ -78,6 +81,8 @@ class TrainReader:
 
     def __call__(self, request: TrainRequest) -> MicroBatch:
         wanted = self.indices(request)
+        if self._dataset is not None:  # its transforms draw while it is read
+            self._dataset.keys_of = partial(self._order.sample_keys, request.epoch)
         batch, taken, skipped = self._samples.read_replacing(wanted, lambda index: self._order.others(request.epoch, index, count=_TRIES))
         if self._augment is not None:
             positions = np.arange(request.start, request.stop)

@@ -41,17 +41,18 @@ class Classification:
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return `loss` (unsmoothed, float64) and the counts `samples`, `correct` and, where K > 5, `correct_top5`; each of shape []."""
-        inputs, labels_B = batch
-        logits_BK = _at_least_float32(model(inputs))
-        totals = {
-            "loss": F.cross_entropy(logits_BK, labels_B, reduction="none").sum(dtype=torch.float64),
-            # full(), not tensor(): that one copies from the host and waits.
-            "samples": torch.full((), len(labels_B), dtype=torch.int64, device=labels_B.device),
-            "correct": (logits_BK.argmax(dim=1) == labels_B).sum(),
-        }
-        if logits_BK.shape[1] > 5:
-            totals["correct_top5"] = (logits_BK.topk(5, dim=1).indices == labels_B[:, None]).sum()
+        totals, _, _ = self._score(model, batch)
         return totals
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what `score` returns, and for each sample `prediction` (the likeliest class) and `target`, int64 [B], with `probability`
+        (that the model gives to its prediction) and `loss` (unsmoothed), float32 [B].
+        """
+        totals, logits_BK, losses_B = self._score(model, batch)
+        prediction_B = logits_BK.argmax(dim=1)  # as `correct` has it: the softmax may round two classes to the same probability
+        probability_B = logits_BK.softmax(dim=1).gather(1, prediction_B[:, None])[:, 0]
+        _, labels_B = batch
+        return totals, {"prediction": prediction_B, "target": labels_B, "probability": probability_B.float(), "loss": losses_B.float()}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Return `accuracy`, `accuracy_top5` (where K > 5) and `loss`: means over all samples."""
@@ -59,6 +60,20 @@ class Classification:
         if "correct_top5" in totals:
             metrics["accuracy_top5"] = totals["correct_top5"] / totals["samples"]
         return metrics | {"loss": totals["loss"] / totals["samples"]}
+
+    def _score(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        inputs, labels_B = batch
+        logits_BK = _at_least_float32(model(inputs))
+        losses_B = F.cross_entropy(logits_BK, labels_B, reduction="none")
+        totals = {
+            "loss": losses_B.sum(dtype=torch.float64),
+            # full(), not tensor(): that one copies from the host and waits.
+            "samples": torch.full((), len(labels_B), dtype=torch.int64, device=labels_B.device),
+            "correct": (logits_BK.argmax(dim=1) == labels_B).sum(),
+        }
+        if logits_BK.shape[1] > 5:
+            totals["correct_top5"] = (logits_BK.topk(5, dim=1).indices == labels_B[:, None]).sum()
+        return totals, logits_BK, losses_B
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:

@@ -51,14 +51,17 @@ class LanguageModeling:
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return `loss` (sum in nats, float64) and the counts `tokens` and `samples`; each of shape []."""
-        losses_N, targets_BT = self._losses(model, batch, reduction="none")
-        tokens = self.weight(batch)
-        return {
-            "loss": losses_N.sum(dtype=torch.float64),
-            # full(), not tensor(): that one copies from the host and waits.
-            "tokens": tokens if isinstance(tokens, Tensor) else torch.full((), tokens, dtype=torch.int64, device=targets_BT.device),
-            "samples": torch.full((), batch_size(batch), dtype=torch.int64, device=targets_BT.device),
-        }
+        totals, _ = self._score(model, batch)
+        return totals
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what `score` returns, and for each sample `loss` (sum in nats over its targets that count, float32 [B]) and `tokens` (how
+        many those are, int64 [B]).
+        """
+        totals, losses_BT = self._score(model, batch)
+        _, targets_BT = batch
+        counts_BT = targets_BT != (_IGNORE_NOTHING if self.ignore_index is None else self.ignore_index)
+        return totals, {"loss": losses_BT.sum(dim=1, dtype=torch.float64).float(), "tokens": counts_BT.sum(dim=1)}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Return `loss` (mean nats per token), `perplexity` (its exponential) and, where the bytes are known, `bits_per_byte`."""
@@ -67,6 +70,17 @@ class LanguageModeling:
         if self.bytes_per_token is not None:
             metrics["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         return metrics
+
+    def _score(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        losses_N, targets_BT = self._losses(model, batch, reduction="none")
+        tokens = self.weight(batch)
+        totals = {
+            "loss": losses_N.sum(dtype=torch.float64),
+            # full(), not tensor(): that one copies from the host and waits.
+            "tokens": tokens if isinstance(tokens, Tensor) else torch.full((), tokens, dtype=torch.int64, device=targets_BT.device),
+            "samples": torch.full((), batch_size(batch), dtype=torch.int64, device=targets_BT.device),
+        }
+        return totals, losses_N.view_as(targets_BT)
 
     def _losses(self, model: nn.Module, batch: Batch, *, reduction: str) -> tuple[Tensor, Tensor]:
         tokens_BT, targets_BT = batch

@@ -34,20 +34,31 @@ class LossObjective:
         Raises:
             ValueError: the loss function returned something else than one number.
         """
-        inputs, targets = batch
-        mean = self.loss_fn(model(inputs), targets)
-        if mean.ndim != 0:
-            raise ValueError(f"a loss function must return one number, the batch's mean (reduction='mean'); got shape {list(mean.shape)}")
-        return mean * batch_size(batch)
+        loss, _ = self._loss(model, batch)
+        return loss
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return `loss` (sum, float64) and the count `samples`; each of shape []."""
-        loss = self.loss(model, batch)
-        return {"loss": loss.double(), "samples": torch.full((), batch_size(batch), dtype=torch.int64, device=loss.device)}
+        totals, _ = self.predict(model, batch)
+        return totals
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what `score` returns, and the model's `output` for each sample; only the function knows the loss of one sample."""
+        loss, outputs = self._loss(model, batch)
+        totals = {"loss": loss.double(), "samples": torch.full((), batch_size(batch), dtype=torch.int64, device=loss.device)}
+        return totals, {"output": outputs}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Return `loss`, the mean over all samples."""
         return {"loss": totals["loss"] / totals["samples"]}
+
+    def _loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        inputs, targets = batch
+        outputs = model(inputs)
+        mean = self.loss_fn(outputs, targets)
+        if mean.ndim != 0:
+            raise ValueError(f"a loss function must return one number, the batch's mean (reduction='mean'); got shape {list(mean.shape)}")
+        return mean * batch_size(batch), outputs
 
 
 def as_objective(candidate: object) -> Objective:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,8 @@ from ddp_train.build import Components
 from ddp_train.distributed import alone
 from ddp_train.errors import UserError
 from ddp_train.state import TrainState, WindowSums
+from ddp_train.trainer import Loop, train
+from tests.conftest import FEW, TINY
 from tests.unit.parts import components
 
 
@@ -36,6 +40,52 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert (state.step, state.samples, state.best) == (3, 96, {"eval/loss": {"value": 1.5, "step": 1}})
     assert torch.equal(torch.rand(5), random_numbers)
     assert json.loads((path / "manifest.json").read_text())["world_size"] == 1
+
+
+class Noisy(torch.nn.Module):
+    """A model that draws from every global generator in its forward."""
+
+    def __init__(self, image_shape: list[int], num_classes: int) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(int(np.prod(image_shape)), num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        noise = random.gauss() + np.random.standard_normal() + torch.randn(()) if self.training else 0.0
+        logits: torch.Tensor = self.head(images.flatten(1) + noise)
+        return logits
+
+
+def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_path: Path) -> None:
+    noisy = ["model._target_=tests.unit.test_checkpoint.Noisy", "~model.width", "~model.depth", "scheduler=constant"]
+    records: dict[str, list[dict[str, Any]]] = {"whole": [], "parts": []}
+
+    def train_to(last: int, name: str, state: TrainState, *, load: Path | None = None) -> Components:
+        parts = components(*noisy, f"trainer.max_steps={last}", "trainer.evaluate_every_steps=5", base=[*TINY[:1], *FEW])
+        if load:
+            assert checkpoint.load(load, parts, state, alone())
+        settings = {"log_every_steps": 1, "evaluate_every_steps": 5, "checkpoint_every_steps": None, "clip_grad_norm": None}
+        train(parts, state, alone(), Loop(**settings, write=records[name].append, save=lambda window: None))  # type: ignore[arg-type]
+        return parts
+
+    whole = train_to(10, "whole", TrainState())
+    state = TrainState()
+    stopped = train_to(5, "parts", state)
+    checkpoint.save(tmp_path, stopped, state, WindowSums(), alone(), keep_last=1, config_hash="abc")
+    resumed = train_to(10, "parts", TrainState(), load=tmp_path / "step_00000005")
+    assert [record["loss"] for record in records["parts"]] == [record["loss"] for record in records["whole"]]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
+
+
+def test_the_loss_scale_follows_the_number_of_ranks(tmp_path: Path) -> None:
+    """The loop multiplies the loss by the number of ranks, so the scale times that number is what must go on."""
+    parts = components()
+    parts.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    path = saved(tmp_path, 3, parts)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"world_size": 2}))
+    shutil.copy(path / "rank_00000.pt", path / "rank_00001.pt")
+    assert not checkpoint.load(path, parts, TrainState(), alone())
+    assert parts.scaler.get_scale() == 2.0**11
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

@@ -1,11 +1,18 @@
+import random
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from ddp_train.data.dataset import DatasetSource, as_source
+from ddp_train.data.draw import Shuffled
+from ddp_train.data.loader import TrainLoader
+from ddp_train.data.order import SampleOrder
 from ddp_train.data.synthetic_images import SyntheticImages
 from ddp_train.interfaces import DataSource
+from ddp_train.state import seed_all
 
 
 class Squares(Dataset):
@@ -53,6 +60,81 @@ def test_tuples_are_collated_as_tuples():
 def test_a_data_source_stays_what_it_is():
     source = SyntheticImages(10)
     assert as_source(source) is source
+
+
+class Jittered(Squares):
+    """A transform that draws from every global generator, as torchvision's and many users' do."""
+
+    def __getitem__(self, index):
+        if index == 5:
+            return index, 0.0, 0.0, 0.0  # like a transform that is applied now and then
+        return index, random.random(), np.random.standard_normal(), torch.rand(1).item()
+
+
+class JitteredInBatches(Jittered):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def drawn(dataset, *, world_size, num_workers=0, accumulation=1):
+    """Return what each sample of two epochs drew."""
+    found = {}
+    for rank in range(world_size):
+        order = SampleOrder(Shuffled(10, seed=3), global_batch_size=4, drop_last=False)
+        parts = {"rank": rank, "world_size": world_size, "grad_accum_steps": accumulation, "num_workers": num_workers}
+        stream = TrainLoader(DatasetSource(dataset), order, **parts, pin_memory=False).micro_batches(0)
+        for number, micro_batch in enumerate(islice(stream, 6 * accumulation)):
+            if micro_batch.counts:
+                for index, *draws in zip(*(column.tolist() for column in micro_batch.batch), strict=True):
+                    found[number // accumulation // 3, index] = draws
+        stream.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", [Jittered, JitteredInBatches])
+def test_a_transform_draws_the_same_for_a_sample_whatever_the_ranks_and_workers(kind):
+    alone = drawn(kind(), world_size=1)
+    assert len(alone) == 20
+    assert len({value for draws in alone.values() for value in draws}) == 18 * 3 + 1  # other ones for each sample, epoch and generator
+    assert drawn(kind(), world_size=1, num_workers=2) == alone
+    assert drawn(kind(), world_size=3) == alone
+    assert drawn(kind(), world_size=3, accumulation=2) == alone
+
+
+def test_an_evaluation_draws_the_same_every_time():
+    source = as_source(Jittered())
+    first, again = (source.batch(np.asarray([1, 2, 3])) for _ in range(2))
+    (alone,) = zip(*source.batch(np.asarray([2])), strict=True)
+    assert [column.tolist() for column in first] == [column.tolist() for column in again]
+    assert [column[1] for column in first] == list(alone)
+
+
+def test_reading_leaves_the_streams_of_the_process_alone():
+    def draws():
+        return random.random(), random.gauss(), np.random.standard_normal(), torch.rand(1).item()
+
+    for dataset in (Jittered(), Squares()):
+        source, found = as_source(dataset), []
+        for reads in (0, 3):
+            seed_all(7)
+            np.random.standard_normal()  # leaves a second normal number over, which is state too
+            for start in range(reads):
+                source.batch(np.arange(start, start + 4))
+            found.append(draws())
+        assert found[0] == found[1]
+
+
+def test_numpy_and_torch_get_streams_of_their_own():
+    """Both are the Mersenne twister: with the same 32 bits they would draw the same."""
+
+    class Words(Squares):
+        def __getitem__(self, index):
+            return int.from_bytes(np.random.bytes(4), "little") % 2**31, int(torch.randint(2**31, (1,)))
+
+    source = as_source(Words())
+    source.keys_of = lambda indices: indices.astype(np.uint64) * 0x1_0000_0001 + 5
+    numpy, tensor = source.batch(np.arange(10))
+    assert not set(numpy.tolist()) & set(tensor.tolist())
 
 
 def test_other_things_are_refused_clearly():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_train.build import Components
 from ddp_train.data.reader import MicroBatch
-from ddp_train.distributed import alone
+from ddp_train.distributed import World, alone
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.interfaces import Indices
 from ddp_train.state import TrainState
@@ -108,6 +109,41 @@ def test_weights_need_not_be_whole_numbers() -> None:
         return gradient_of_one_step(parts)
 
     assert torch.allclose(gradient(2**-10), gradient(1.0), rtol=1e-5, atol=1e-7)  # all 30 targets together weigh less than 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(World):
+    """One rank that notes the collectives beside DDP's."""
+
+    events: list[str] = field(default_factory=list)
+
+    def sum(self, values: Tensor) -> Tensor:
+        self.events.append("all-reduce, waited for")
+        return super().sum(values)
+
+    def start_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        self.events.append("begin")
+
+        def wait() -> Tensor:
+            self.events.append("wait")
+            return values
+
+        return wait
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_known(is_known: bool) -> None:
+    parts = (
+        components("trainer.global_batch_size=12", "data.micro_batch_size=5")
+        if is_known
+        else ragged_components("trainer.global_batch_size=12", "data.micro_batch_size=5")
+    )
+    world = Counting(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"))
+    parts.module.register_forward_hook(lambda module, inputs, outputs: world.events.append("forward"))
+    micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
+    train_step(parts, micro_batches, world, Window(world.device), global_batch_size=12, clip_grad_norm=None)
+    forwards = ["forward"] * 3
+    assert world.events == (forwards if is_known else ["begin", "forward", "wait", "forward", "forward"])
 
 
 def test_the_recorded_loss_is_the_mean_over_the_steps_of_the_window() -> None:

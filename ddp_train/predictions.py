@@ -1,0 +1,172 @@
+"""The per-sample outputs of one evaluation, in the data set's order: a folder of .npy files, complete or not there.
+
+    predictions/step_00000768/  loss.npy  prediction.npy ...    one row for each evaluation sample, whatever the number of ranks
+
+A rank's share of the evaluation set is contiguous, so every rank writes its own rows straight into the files: nothing passes through one
+rank's memory. With plain writes, not a memory map: a full disk is then an error and not a SIGBUS, and where two machines share a page of a
+file on a network file system, neither writes back the other's half of it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ddp_train.distributed import World
+
+_Layout = tuple[str, tuple[int, ...]]
+"""A row's type, as numpy describes it, and its shape."""
+
+
+class PredictionFiles:
+    """The files of one evaluation while they are written. Making one is collective.
+
+    Args:
+        folder: where they will be.
+        num_samples: rows over all ranks.
+        first: the row of this rank's first sample.
+    """
+
+    def __init__(self, folder: Path, world: World, *, num_samples: int, first: int) -> None:
+        self._folder, self._partial = folder, folder.with_name(f".partial_{folder.name}")
+        self._world, self._num_samples = world, num_samples
+        self._row, self._written = first, 0
+        self._files: dict[str, int] = {}
+        self._layouts: dict[str, _Layout] = {}
+        self._problem = ""
+        if world.is_main:
+            try:
+                shutil.rmtree(self._partial, ignore_errors=True)  # debris of a run that was killed in an evaluation
+                self._partial.mkdir(parents=True)
+            except OSError as error:
+                self._problem = f"rank 0: {error}"
+        world.barrier()
+
+    def add(self, rows: Mapping[str, Tensor], *, skips: Sequence[int] = ()) -> None:
+        """Write the rows of this rank's next samples, each tensor of shape [B, ...]. `close` tells all ranks of a full disk.
+
+        Args:
+            skips: samples among them that could not be read; their rows are NaN, or -1 where the others are integers.
+
+        Raises:
+            ValueError: the tensors are not one row per sample, or other ones than before.
+        """
+        arrays = {name: _to_numpy(name, tensor) for name, tensor in rows.items()}
+        layouts = {name: (array.dtype.str, array.shape[1:]) for name, array in arrays.items()}
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"predictions are tensors with one row per sample; got rows {lengths}")
+        if self._layouts and layouts != self._layouts:
+            raise ValueError(f"predictions have the same names, types and shapes in every batch; got {layouts} after {self._layouts}")
+        self._layouts = layouts
+        num_rows = next(iter(lengths.values())) + len(skips)
+        if not self._problem and num_rows:
+            try:
+                for name, array in arrays.items():
+                    self._write(name, _with_gaps(array, [sample - self._row for sample in skips]) if skips else array)
+            except OSError as error:
+                self._problem = f"rank {self._world.rank}: {error}"
+        self._row += num_rows
+        self._written += num_rows
+
+    def close(self, *, keep: bool) -> None:
+        """Let the files appear under their name, in place of those of an earlier evaluation after the same step. Collective.
+
+        Args:
+            keep: False: the evaluation was given up; nothing is left of it.
+
+        Raises:
+            OSError: on every rank when one could not write.
+            ValueError: on every rank when the rows are not one per sample, or differ between ranks.
+        """
+        self._sync()
+        problems, written, layouts = zip(*self._world.gather((self._problem, self._written, self._layouts)), strict=True)
+        problem = "; ".join(text for text in problems if text)
+        given = [layout for layout in layouts if layout]  # a rank without samples has none
+        is_whole = sum(written) == self._num_samples and all(layout == given[0] for layout in given)
+        if self._world.is_main:
+            if keep and is_whole and not problem:
+                try:
+                    self._publish()
+                except OSError as error:
+                    problem = f"rank 0: {error}"
+            shutil.rmtree(self._partial, ignore_errors=True)  # what is left of it would keep a full disk full
+        problem = self._world.from_main(problem)
+        if keep and problem:
+            raise OSError(f"{self._folder} was not saved (evaluate.save_predictions). {problem}")
+        if keep and not is_whole:
+            raise ValueError(
+                f"{self._folder} was not saved: rows {written} by rank, of {given}; expected {self._num_samples} in all, alike on all ranks"
+            )
+
+    def _write(self, name: str, array: NDArray[Any]) -> None:
+        """Write rows where they belong; rank 0, which has the first ones, writes the head as well."""
+        head = _head(array.dtype, (self._num_samples, *array.shape[1:]))
+        if name not in self._files:
+            self._files[name] = os.open(self._partial / f"{name}.npy", os.O_WRONLY | os.O_CREAT, 0o640)
+            if self._world.is_main:
+                _write_at(self._files[name], memoryview(head), 0)
+        row_bytes = array.itemsize * int(np.prod(array.shape[1:]))
+        _write_at(self._files[name], memoryview(array.tobytes()), len(head) + self._row * row_bytes)
+
+    def _sync(self) -> None:
+        """Make this rank's rows durable, and close the files."""
+        for descriptor in self._files.values():
+            try:
+                if not self._problem:
+                    os.fsync(descriptor)
+            except OSError as error:
+                self._problem = f"rank {self._world.rank}: {error}"
+            finally:
+                os.close(descriptor)
+        self._files = {}
+
+    def _publish(self) -> None:
+        earlier = self._folder.with_name(f".removed_{self._folder.name}")
+        if self._folder.exists():
+            self._folder.rename(earlier)
+        self._partial.rename(self._folder)
+        shutil.rmtree(earlier, ignore_errors=True)
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Remove half-written predictions and those of steps after `step`, of an attempt that got further than its last checkpoint."""
+    for path in [*folder.glob("step_*"), *folder.glob(".*_step_*")]:
+        if path.name.startswith(".") or path.name > f"step_{step:08d}":
+            shutil.rmtree(path)
+
+
+def _to_numpy(name: str, tensor: Tensor) -> NDArray[Any]:
+    if not isinstance(tensor, Tensor) or tensor.ndim == 0:
+        raise ValueError(f"predictions are tensors with one row per sample; {name!r} is {tensor!r:.80}")
+    tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor  # numpy has no bfloat16
+    return tensor.detach().cpu().contiguous().numpy()
+
+
+def _with_gaps(array: NDArray[Any], gaps: Sequence[int]) -> NDArray[Any]:
+    """Return the rows of all samples, those at the places `gaps` of samples that were skipped."""
+    whole = np.full((len(array) + len(gaps), *array.shape[1:]), np.asarray(np.nan if array.dtype.kind in "fc" else -1).astype(array.dtype))
+    whole[~np.isin(np.arange(len(whole)), gaps)] = array
+    return whole
+
+
+def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return the head of a .npy file. The same on every rank, so that each knows where its rows begin."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
+
+
+def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
