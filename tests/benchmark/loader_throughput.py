@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from ddp_train.data.token_files import TokenFiles
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from PIL import Image
@@ -38,6 +37,7 @@ from ddp_train.data.image_folder import ImageFolder
 from ddp_train.data.loader import TrainLoader
 from ddp_train.data.order import SampleOrder
 from ddp_train.data.tar_shards import TarShards
+from ddp_train.data.token_files import TokenFiles
 from ddp_train.data.workers import start_server
 from ddp_train.interfaces import DataSource
 
