@@ -149,7 +149,7 @@ class TokenShards:
         self._mapped: dict[int, Tokens] = {}
         self._length = 0  # that the three below are for
         self._view: Tokens = np.empty((0, 0), self._dtype)
-        self._shifts = self._last_starts = self._borders
+        self._edges = self._shifts = self._borders
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -167,17 +167,11 @@ class TokenShards:
         if len(self.shards) == 1:
             found = self._view[starts]
             return found
-        shards = self._borders.searchsorted(starts, side="right")  # counted from 1; 0 is before the first
-        places = starts + self._shifts.take(shards)
-        crossing = starts > self._last_starts.take(shards)
-        if not np.count_nonzero(crossing):  # cheaper than any()
+        places = starts + self._shifts.take(self._edges.searchsorted(starts, side="right"))
+        try:
             found = self._view[places]
-            return found
-        found = np.empty((len(starts), length), self._dtype)
-        found[~crossing] = self._view[places[~crossing]]
-        for row in np.flatnonzero(crossing):
-            shard = int(shards[row]) - 1
-            self._fill(found[row], shard, int(starts[row] - self._borders[shard]))
+        except IndexError:  # some are no place in the view
+            found = self._windows_one_by_one(starts, length)
         return found
 
     def map(self, shard: int) -> Tokens:
@@ -192,23 +186,34 @@ class TokenShards:
     def _prepare(self, length: int) -> None:
         """Make one view of all windows of a length, over all shards, so that a batch from many of them costs a single gather.
 
-        The view begins at the lowest mapped address and ends at the highest. Between the shards lies memory that is not ours: only
-        `windows` may use it, which never asks for a place outside a shard.
+        The view begins at the lowest mapped address and ends at the highest. Between the shards lies memory that is not ours, so only
+        starts of windows that lie in one shard have a place in it: between edges 2k and 2k + 1 those of shard k.
         """
         maps = [self.map(number) for number in range(len(self.shards))]
         addresses = np.asarray([tokens.__array_interface__["data"][0] for tokens in maps], np.int64)
-        sizes = np.diff(self._borders)
-        itemsize = self._dtype.itemsize
-        places = (addresses - addresses.min()) // itemsize  # exact: maps begin at borders of pages
-        everything = np.asarray(_Memory(int(addresses.min()), int((places + sizes).max()), self._dtype)) if len(maps) > 1 else maps[0]
-        self._view = sliding_window_view(everything, length)
-        nowhere = np.iinfo(np.int64).min // 2  # numpy refuses such a place
-        self._shifts = np.concatenate([[nowhere], places - self._borders[:-1]])
-        self._last_starts = np.concatenate([[0], self._borders[1:] - length])
+        places = (addresses - addresses.min()) // self._dtype.itemsize  # exact: maps begin at borders of pages
+        starts, stops = self._borders[:-1], self._borders[1:]
+        everything = _Memory(int(addresses.min()), max(int((places + stops - starts).max()), length), self._dtype)
+        self._view = sliding_window_view(np.asarray(everything) if len(maps) > 1 else maps[0], length)
+        self._edges = np.stack([starts, np.maximum(starts, stops - length + 1)], axis=1).flatten()
+        self._shifts = np.full(len(self._edges) + 1, np.iinfo(np.int64).min // 2)  # numpy refuses what is shifted so far
+        self._shifts[1::2] = places - starts
         self._length = length
 
+    def _windows_one_by_one(self, starts: NDArray[np.int64], length: int) -> Tokens:
+        """Return the same as `windows`, also where they go on in the next shards."""
+        if starts.min() < 0 or starts.max() + length > len(self):
+            raise IndexError(
+                f"windows of {length} tokens from {starts.min()} to {starts.max()} do not lie in a stream of {len(self)} tokens"
+            )
+        shards = self._borders.searchsorted(starts, side="right") - 1
+        windows = np.empty((len(starts), length), self._dtype)
+        for window, shard, start in zip(windows, shards.tolist(), (starts - self._borders[shards]).tolist(), strict=True):
+            self._fill(window, shard, start)
+        return windows
+
     def _fill(self, row: Tokens, shard: int, start: int) -> None:
-        """Copy a window that goes on in the next shards."""
+        """Copy a window that begins in a shard and may go on in the next ones."""
         filled = 0
         while filled < len(row):
             part = self.map(shard)[start : start + len(row) - filled]

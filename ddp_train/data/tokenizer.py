@@ -10,7 +10,7 @@ import numpy as np
 from ddp_train.data.token_shards import Tokens
 from ddp_train.errors import ConfigError
 
-_CUT = re.compile(r"(?<=\S\n)(?=[^\W\d_])|(?<=\S)(?= [^\W\d_])")
+_CUT = re.compile(r"(?<=\S\n)(?=[^\W\d_])|(?= [^\W\d_])")
 _SEARCH_BYTES = 1 << 16
 _CHARACTER_BYTES = 4  # the longest in UTF-8
 
@@ -76,9 +76,9 @@ class TiktokenTokenizer:
         return tokens
 
     def cut(self, text: bytes) -> int:
-        """Cut between two lines, or between a word and a space with a word after it, where every encoding of tiktoken cuts too.
+        """Cut before a space with a word after it, or after the end of a line, where every encoding of tiktoken cuts too.
 
-        Not between lines with an empty one before: GPT-2 sees the ends of both as one when no letter follows.
+        Not after an empty line: GPT-2 has its end and the one before as one token, unless a letter follows.
         """
         for stop in range(len(text), 0, -_SEARCH_BYTES):
             start = max(stop - _SEARCH_BYTES, 0)

@@ -196,7 +196,9 @@ def in_token_files(folder: Path) -> Case:
     size, length, tokens = 64, 1024, 20_000_000
     root = folder / "tokens"
     root.mkdir()
-    np.random.default_rng(0).integers(0, 50_000, tokens, np.uint16).tofile(root / "train_00000.bin")
+    text = np.random.default_rng(0).integers(0, 50_000, tokens, np.uint16)
+    text[-1] = 50_000  # ends the document
+    text.tofile(root / "train_00000.bin")
     np.save(root / "train_00000.starts.npy", np.zeros(1, np.int64))
     shard = {"file": "train_00000.bin", "tokens": tokens, "documents": 1}
     index = {"format": "ddp_train tokens 1", "dtype": "uint16", "vocab_size": 50_001, "tokenizer": "byte", "end_of_text": 50_000}

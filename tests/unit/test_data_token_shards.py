@@ -38,6 +38,11 @@ def test_a_window_outside_of_the_stream_is_refused(root, start):
         TokenShards(root).windows(np.asarray([0, start]), 4)
 
 
+def test_a_window_may_be_longer_than_the_memory_that_two_small_shards_lie_in(tmp_path):
+    root = write_tokens(tmp_path, {"train": [[[1] * 1500]] * 2 + [[[2] * 60_000]]})
+    assert TokenShards(root).windows(np.asarray([1]), 63_002).tolist() == [[*([1] * 1499), 256, *([1] * 1500), 256, *([2] * 60_000), 256]]
+
+
 def test_tokens_above_65535_keep_their_value(tmp_path):
     root = write_tokens(tmp_path, {"train": [[[70_000, 1], [65_536]], [[69_999]]]}, vocab_size=100_001, dtype="uint32")
     assert TokenShards(root).windows(np.asarray([0, 3]), 4).tolist() == [[70_000, 1, 100_000, 65_536], [65_536, 100_000, 69_999, 100_000]]

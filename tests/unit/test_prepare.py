@@ -200,6 +200,7 @@ def test_the_real_command_says_what_it_made_and_what_to_type_next(project: Proje
     assert "ddp-train data=token_files data.root=data/tokens model=gpt objective=language_modeling" in done.stdout
 
 
+@pytest.mark.data
 def test_real_text_survives(tmp_path: Path, data_folder: Callable[[str], Path]) -> None:
     path = data_folder("text/tinyshakespeare.txt")
     made(path, f"to={tmp_path / 'tokens'}")
