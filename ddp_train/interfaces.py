@@ -47,7 +47,7 @@ class DataSource(Protocol):
 
 @runtime_checkable
 class Augmenting(Protocol):
-    """A data source that changes its training samples at random."""
+    """A data source that changes its training samples at random; not while it has `augments` = False, which spares computing the keys."""
 
     def augment(self, batch: Batch, keys: NDArray[np.uint64]) -> Batch:
         """Return the batch with sample i changed as `keys[i]` says: 64 uniform random bits, shape [B].

@@ -71,6 +71,10 @@ class ImageArray:
         return {"image_shape": self._image_shape, "num_classes": self._num_classes}
 
     @property
+    def augments(self) -> bool:
+        return self._crop_padding > 0 or self._flip
+
+    @property
     def labels(self) -> NDArray[np.int64]:
         return self._labels
 

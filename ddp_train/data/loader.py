@@ -158,7 +158,8 @@ class _Reading:
 
     def results(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
         """Read all, in the order of the requests."""
-        for micro_batch in map(self.here, requests) if self._num_workers == 0 else self._by_workers(requests):
+        read_here = self.here if self._pin_memory else self._read
+        for micro_batch in map(read_here, requests) if self._num_workers == 0 else self._by_workers(requests):
             if micro_batch.skipped:
                 self._report(micro_batch)
             yield micro_batch

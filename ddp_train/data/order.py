@@ -22,6 +22,8 @@ _AHEAD = 1 << 12  # positions drawn at once: large enough that numpy's cost per 
 
 def share(start: int, stop: int, part: int, parts: int) -> tuple[int, int]:
     """Cut [start, stop) into contiguous parts, the first ones larger by one where it does not divide; return the bounds of one."""
+    if parts == 1:
+        return start, stop
     size, rest = divmod(stop - start, parts)
     low = start + part * size + min(part, rest)
     return low, low + size + (part < rest)

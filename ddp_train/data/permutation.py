@@ -55,9 +55,13 @@ def permute_each(positions: Indices, lengths: Indices, keys: Values) -> Indices:
 
 def mix(values: Values) -> Values:
     """Hash 64-bit values. Source: splitmix64's finaliser (Steele, Lea & Flood 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    hashed = values >> np.uint64(30)  # one array, changed in place: half of the time goes into memory else
+    hashed ^= values
+    hashed *= np.uint64(0xBF58476D1CE4E5B9)
+    hashed ^= hashed >> np.uint64(27)
+    hashed *= np.uint64(0x94D049BB133111EB)
+    hashed ^= hashed >> np.uint64(31)
+    return hashed
 
 
 def _walk(values: Values, length: Parameter, left: Parameter, right: Parameter, keys: Sequence[Parameter]) -> Indices:
@@ -71,7 +75,8 @@ def _walk(values: Values, length: Parameter, left: Parameter, right: Parameter, 
 
 
 def _encipher(values: Values, left_size: Parameter, right_size: Parameter, keys: Sequence[Parameter]) -> Values:
-    left, right = np.divmod(values, right_size)
+    left = values // right_size
+    right = values - left * right_size
     for number, key in enumerate(keys):
         if number % 2 == 0:
             left = _add(left, mix(right ^ key), left_size)
@@ -81,8 +86,12 @@ def _encipher(values: Values, left_size: Parameter, right_size: Parameter, keys:
 
 
 def _add(values: Values, hashes: Values, modulus: Parameter) -> Values:
-    total = values + ((hashes >> np.uint64(32)) * modulus >> np.uint64(32))  # a multiply and a shift instead of a division
-    return np.where(total >= modulus, total - modulus, total)
+    hashes >>= np.uint64(32)
+    hashes *= modulus
+    hashes >>= np.uint64(32)  # below the modulus, by a multiply and a shift instead of a division
+    hashes += values
+    total: Values = np.minimum(hashes, hashes - modulus)  # what was below the modulus has become huge
+    return total
 
 
 def _at(parameter: Parameter, places: Indices) -> Parameter:

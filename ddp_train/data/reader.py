@@ -64,8 +64,8 @@ class TrainReader:
     """
 
     def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool) -> None:
-        self._samples, self._order = _Samples(source, skips=skips), order
-        self._augment = source.augment if isinstance(source, Augmenting) else None
+        self._samples, self._order, self._skips = _Samples(source), order, skips
+        self._augment = source.augment if isinstance(source, Augmenting) and getattr(source, "augments", True) else None
         self._dataset = source if isinstance(source, DatasetSource) else None
 
     def indices(self, request: TrainRequest) -> Indices:
@@ -83,10 +83,15 @@ class TrainReader:
         wanted = self.indices(request)
         if self._dataset is not None:  # its transforms draw while it is read
             self._dataset.keys_of = partial(self._order.sample_keys, request.epoch)
-        batch, taken, skipped = self._samples.read_replacing(wanted, lambda index: self._order.others(request.epoch, index, count=_TRIES))
+        skipped: tuple[BadSample, ...] = ()
+        if self._skips:
+            others = partial(self._order.others, request.epoch, count=_TRIES)
+            batch, wanted, skipped = self._samples.read_replacing(wanted, others)
+        else:
+            batch = self._samples.read(wanted)
         if self._augment is not None:
             positions = np.arange(request.start, request.stop)
-            batch = self._augment(batch, self._order.sample_keys(request.epoch, taken, positions=positions))
+            batch = self._augment(batch, self._order.sample_keys(request.epoch, wanted, positions=positions))
         return MicroBatch(batch, request.counts, skipped if request.counts else ())
 
 
@@ -94,7 +99,7 @@ class EvalReader:
     """Reads the evaluation split. A sample that is skipped is left out of the sums."""
 
     def __init__(self, source: DataSource, *, skips: bool) -> None:
-        self._samples = _Samples(source, skips=skips)
+        self._samples, self._skips = _Samples(source), skips
 
     def indices(self, request: EvalRequest) -> Indices:
         """Return the samples that a request asks for, shape [stop - start]."""
@@ -108,6 +113,9 @@ class EvalReader:
         return self._samples.where(index)
 
     def __call__(self, request: EvalRequest) -> MicroBatch:
+        if not self._skips:
+            is_empty = request.start == request.stop
+            return MicroBatch(self._samples.read(np.zeros(1, np.int64) if is_empty else self.indices(request)), not is_empty)
         batch, skipped = self._samples.read_leaving_out(self.indices(request))
         if batch is not None:
             return MicroBatch(batch, True, skipped)
@@ -118,8 +126,8 @@ class EvalReader:
 class _Samples:
     """A source, and which of its samples this process has found to be bad."""
 
-    def __init__(self, source: DataSource, *, skips: bool) -> None:
-        self._source, self._skips = source, skips
+    def __init__(self, source: DataSource) -> None:
+        self._source = source
         self._bad: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -138,8 +146,6 @@ class _Samples:
         try:
             return self._source.batch(indices)
         except Exception as error:
-            if self._skips:
-                raise
             for index in map(int, indices):
                 try:
                     self._source.batch(np.asarray([index], np.int64))
@@ -153,8 +159,6 @@ class _Samples:
         Args:
             others: gives for an index what to try in its place.
         """
-        if not self._skips:
-            return self.read(indices), indices, ()
         while True:
             taken, skipped = indices, []
             if self._bad:
@@ -170,8 +174,6 @@ class _Samples:
 
     def read_leaving_out(self, indices: Indices) -> tuple[Batch | None, tuple[BadSample, ...]]:
         """Read samples without the bad ones; None: none is left."""
-        if not self._skips:
-            return (self.read(indices) if len(indices) else None), ()
         while True:
             is_bad = np.asarray([int(index) in self._bad for index in indices], bool)
             skipped = tuple(BadSample(int(index), self._bad[int(index)]) for index in indices[is_bad])

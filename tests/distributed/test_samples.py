@@ -78,10 +78,10 @@ def test_stopped_five_times_and_resumed_on_other_numbers_of_ranks_it_sees_the_sa
     assert sorted(chain(*alone[:11])) == list(range(1003))
 
     numbers = random.Random(4)
-    steps = [numbers.randint(1, 9) for _ in range(5)]  # also 40 // 5 of them together would leave something to do
-    for attempt, world_size in enumerate((2, 3, 1, 4, 2)):
+    steps = [numbers.randint(1, 9) for _ in range(5)]
+    for attempt, world_size in enumerate((2, 1, 3, 2, 1)):
         run("stopped", world_size=world_size, attempt=f"stopped_{attempt}", stop_after=steps[attempt])
-    run("stopped", world_size=3, attempt="stopped_5")
+    run("stopped", world_size=2, attempt="stopped_5")
     parts = [global_batches(project.folder, f"stopped_{attempt}") for attempt in range(6)]
     assert all(parts)
     assert list(chain(*parts)) == alone
@@ -100,9 +100,6 @@ def test_bad_images_are_skipped_alike_on_every_number_of_ranks(project: Project)
                 path.write_bytes(path.read_bytes()[:30])
     command = ["data=image_folder", "data.root=images", "data.eval.split=eval", "model=mlp", "model.width=8", "data.micro_batch_size=4"]
     command += ["trainer.global_batch_size=12", "trainer.max_epochs=2", "trainer.log_every_steps=3", "~metrics.tensorboard", "cluster=cpu"]
-    refused = project.run(*command, "hydra.run.dir=outputs/refused")
-    assert refused.returncode == 1
-    assert "class_" in refused.stdout + refused.stderr
     for world_size in (1, 2):
         where = [f"hydra.run.dir=outputs/{world_size}", f"cluster.processes_per_node={world_size}", f"data.num_workers={world_size - 1}"]
         done = project.run(*command, "data.on_bad_sample=skip", *where)
