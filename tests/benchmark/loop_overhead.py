@@ -253,7 +253,7 @@ class HandWritten:
         parts = build(checked.tree, checked.batch, alone(world.device.type))  # the same weights and optimizer, not yet inside a DDP
         self.model, self.optimizer, self.loss = parts.model, parts.optimizer, workload.loss
         self.peak, self.total_steps, self.step = checked.tree["optimizer"]["lr"], parts.total_steps, 0
-        source = parts.train_loader._source
+        source = parts.train_loader.source
         self.inputs, self.targets = source.inputs.to(world.device), source.targets.to(world.device)  # type: ignore[attr-defined]
         self.global_batch_size, self.micro_batch_size = checked.batch.global_batch_size, workload.micro_batch_size
         self.first, self.device = world.rank * workload.micro_batch_size, world.device
