@@ -16,6 +16,9 @@ closed sends SIGHUP."""
 AGENT_VARIABLE = "DDP_TRAIN_AGENT"
 """The environment variable in which the processes of an agent of ours find its pid: it may be gone when they have imported torch."""
 
+RANK_VARIABLE = "DDP_TRAIN_RANK"
+"""The environment variable in which the server that loader workers are forked from finds its rank's pid."""
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -24,7 +24,7 @@ import torch
 
 from ddp_train.data.slot import Slot
 from ddp_train.errors import UserError
-from ddp_train.process import STOP_SIGNALS, die_with_parent
+from ddp_train.process import RANK_VARIABLE, STOP_SIGNALS, die_with_parent
 
 AHEAD = 2  # requests that each worker has been given
 _ENDS_WITHIN_S = 2.0
@@ -36,6 +36,7 @@ def start_server() -> None:
     It imports torch, which takes seconds: a rank calls this early, and opens its process group meanwhile.
     """
     forkserver.set_forkserver_preload(["ddp_train.data.fork_server", "ddp_train.data.loader"])
+    os.environ[RANK_VARIABLE] = str(os.getpid())
     try:
         for ensure_running in (resource_tracker.ensure_running, forkserver.ensure_running):
             # An agent sends stop signals to the rank's whole process group; the rank reads on until it stops. Blocked signals stay so in
@@ -44,6 +45,7 @@ def start_server() -> None:
             ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        del os.environ[RANK_VARIABLE]
 
 
 class WorkerDied(Exception):
