@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
@@ -174,7 +174,25 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
         if world.is_main
         else []
     )
-    loop = Loop(
+    loop = _loop(job, components, state, world, stop, writers)
+    stop.can_save()
+    is_done = train(components, state, world, loop)
+    world.barrier()  # every rank is through: only now it is completed
+    status = "completed" if is_done else _status(stop.cause())
+    if world.is_main:
+        for writer in writers:
+            writer.close()
+        result = _result(status, components, state, loop, seconds=time.monotonic() - started)
+        write_json(run_dir.result, result)
+        print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step), flush=True)
+    world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
+    return STOPPED.get(status, DONE)
+
+
+def _loop(job: Job, components: Components, state: TrainState, world: World, stop: Stop, writers: list[MetricWriter]) -> Loop:
+    """Tell the loop what the config, the run folder and the stop say."""
+    tree, run_dir = job.config.tree, job.run_dir
+    return Loop(
         log_every_steps=tree["trainer"]["log_every_steps"],
         evaluate_every_steps=tree["trainer"]["evaluate_every_steps"],
         checkpoint_every_steps=tree["checkpoint"]["every_steps"],
@@ -193,26 +211,19 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
         is_stopping=stop.is_asked,
         predictions_of=run_dir.predictions_of if tree["evaluate"]["save_predictions"] else None,
     )
-    stop.can_save()
-    is_done = train(components, state, world, loop)
-    world.barrier()  # every rank is through: only now it is completed
-    status = "completed" if is_done else _status(stop.cause())
-    if world.is_main:
-        for writer in writers:
-            writer.close()
-        result = {
-            "status": status,
-            "step": state.step,
-            "epoch": epochs(components.train_loader.order, state.samples),
-            "samples": state.samples,
-            "metrics": {"last": loop.last, "best": state.best},
-            "headline": _headline(components),
-            "seconds": round(time.monotonic() - started, 3),
-        }
-        write_json(run_dir.result, result)
-        print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step), flush=True)
-    world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
-    return STOPPED.get(status, DONE)
+
+
+def _result(status: str, components: Components, state: TrainState, loop: Loop, *, seconds: float) -> dict[str, Any]:
+    """Return what result.json holds."""
+    return {
+        "status": status,
+        "step": state.step,
+        "epoch": epochs(components.train_loader.order, state.samples),
+        "samples": state.samples,
+        "metrics": {"last": loop.last, "best": state.best},
+        "headline": _headline(components),
+        "seconds": round(seconds, 3),
+    }
 
 
 def _headline(components: Components) -> dict[str, str]:
