@@ -134,7 +134,9 @@ class _Group:
             self._connection, _ = self._listener.accept()
             self._flush()
         elif readable and self._connection is not None:
-            received = self._connection.recv(1 << 16)
+            received = b""
+            with contextlib.suppress(ConnectionError):  # the member was killed before it had read all that we sent
+                received = self._connection.recv(1 << 16)
             if not received:
                 return self._lost()
             self._received += received

@@ -1,0 +1,36 @@
+"""The launcher's end of a worker group."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ddp_train.exit_code import INTERRUPTED
+from ddp_train.job import Job
+from ddp_train.launch import warm_group
+from ddp_train.process import fork
+from ddp_train.run_dir import RunDir
+from tests.unit.parts import checked
+
+
+def test_killing_a_group_that_has_not_read_its_job_yet_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_agent_that_reads_nothing(arguments: list[str], *, environment: Mapping[str, str]) -> int:
+        def be_agent() -> int:
+            with socket.socket(socket.AF_UNIX) as launcher:
+                launcher.connect(f"{environment[warm_group.GROUP_VARIABLE]}/socket")
+                time.sleep(60)
+            return 0
+
+        return fork(be_agent)
+
+    monkeypatch.setattr(warm_group, "start_agent", start_agent_that_reads_nothing)
+    slot = warm_group.WarmSlot(tmp_path / "agent.log")
+    slot.start(Job(config=checked(), run_dir=RunDir(tmp_path), command=[], overrides=[], in_sweep=True), fresh=False)
+    assert slot.poll(10) is None  # the member is there, and the job lies in its socket
+    slot.kill()
+    assert slot.poll(10) == INTERRUPTED
+    slot.end()
