@@ -28,6 +28,7 @@ from ddp_train.distributed import World
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.interfaces import Objective, Predicting
 from ddp_train.predictions import PredictionFiles
+from ddp_train.pulse import Phase, Pulse
 from ddp_train.state import TrainState, WindowSums
 
 Record = dict[str, Any]
@@ -46,6 +47,7 @@ class Loop:
     save: Callable[[Window], None]  # collective
     stops_after: Callable[[int], bool] = lambda step: False  # whether this step is the last for now; the same on all ranks
     is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
+    pulse: Pulse = field(default_factory=Pulse)
     predictions_of: Callable[[int], Path] | None = None  # where those of the evaluation after a step go; None: they are not saved
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
@@ -95,6 +97,7 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
         state.owes_evaluation = False
     while state.step < components.total_steps:
         started = time.perf_counter()
+        loop.pulse.enter(Phase.DATA, state.step)
         batch = loader.order.batch_at(state.samples)
         micro_batches = list(islice(stream, loader.grad_accum_steps))
         window.data_wait_s += time.perf_counter() - started
@@ -102,6 +105,7 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
 
         is_last = state.step + 1 == components.total_steps
         is_log_step = is_last or (state.step + 1) % loop.log_every_steps == 0
+        loop.pulse.enter(Phase.STEP, state.step)
         grad_norm = train_step(
             components,
             micro_batches,
@@ -126,6 +130,7 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
             window.leave_out(started)
         if is_last or stops or (loop.checkpoint_every_steps and state.step % loop.checkpoint_every_steps == 0):
             started = time.perf_counter()
+            loop.pulse.enter(Phase.SAVE, state.step)
             if not is_log_step:  # else it is known: weights that are lost must not replace good ones
                 _require_finite(window, state, world)
             loop.save(window)
@@ -187,6 +192,7 @@ def evaluate(
     *,
     autocast: Any,
     is_stopping: Callable[[], bool] = lambda: False,
+    begins_batch: Callable[[], None] = lambda: None,
     predictions: Path | None = None,
 ) -> dict[str, float] | None:
     """Evaluate on every sample exactly once and return the metrics, the same on every rank. Collective.
@@ -197,6 +203,7 @@ def evaluate(
     Args:
         model: the bare model: a forward through DDP would wait for the other ranks.
         autocast: the context to run forward in.
+        begins_batch: called before each batch is asked for.
         is_stopping: gives up when it turns true on any rank; the result is None then, on every rank.
         predictions: a folder for the per-sample outputs of the objective, which is `Predicting` then; None: they are not saved.
 
@@ -213,6 +220,7 @@ def evaluate(
     if predictions is not None:
         assert isinstance(loader, EvalLoader)  # build has seen to it: a stream has no order to write them in
         files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
+    begins_batch()
     for micro_batch in copied_ahead(iter(loader), world.device):
         batch = micro_batch.batch if micro_batch.placed is None else micro_batch.placed
         with autocast:
@@ -230,6 +238,7 @@ def evaluate(
         gave_up = is_stopping()
         if gave_up:
             break  # not before the first batch: all ranks must have the same sums to reduce
+        begins_batch()
     totals["gave_up"] = torch.tensor(gave_up, dtype=torch.int64, device=world.device)
     totals["skipped_samples"] = torch.tensor(skipped, device=world.device)
     model.train(was_training)
@@ -337,6 +346,7 @@ def _evaluate(components: Components, state: TrainState, world: World, loop: Loo
         world,
         autocast=components.amp.autocast(world.device),
         is_stopping=loop.is_stopping,
+        begins_batch=lambda: loop.pulse.enter(Phase.EVALUATION, state.step),
         predictions=loop.predictions_of(state.step) if loop.predictions_of else None,
     )
     if metrics is None:

@@ -27,6 +27,7 @@ from ddp_train.exit_code import DONE, FAILED, STOPPED
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
+from ddp_train.pulse import Phase, Pulse
 from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic, seed_all
 from ddp_train.stop import Stop
@@ -83,7 +84,7 @@ class Rank:
                     if JOB_VARIABLE in os.environ or job.in_sweep
                     else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).beside(doing), job, terminal),
                 )
-                code = run_job(job, self._world, state, stop)
+                code = run_job(job, self._world, state, stop, Pulse())
                 stop.close()
                 return code
             except BaseException as error:  # sys.exit in a component is no way to leave either
@@ -138,11 +139,12 @@ def _status(number: signal.Signals) -> str:
     return "interrupted" if number == signal.SIGINT else "preempted"
 
 
-def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
+def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse) -> int:
     """Run one job to its end or to a stop; result.json has what came of it. Collective.
 
     Args:
         state: advanced in place, so that a caller can say how far a failed run got.
+        pulse: is told what this rank is at.
 
     Returns:
         The exit code of `ddp-train`.
@@ -174,9 +176,10 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
         if world.is_main
         else []
     )
-    loop = _loop(job, components, state, world, stop, writers)
+    loop = _loop(job, components, state, world, stop, pulse, writers)
     stop.can_save()
     is_done = train(components, state, world, loop)
+    pulse.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
     status = "completed" if is_done else _status(stop.cause())
     if world.is_main:
@@ -189,7 +192,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop) -> int:
     return STOPPED.get(status, DONE)
 
 
-def _loop(job: Job, components: Components, state: TrainState, world: World, stop: Stop, writers: list[MetricWriter]) -> Loop:
+def _loop(job: Job, components: Components, state: TrainState, world: World, stop: Stop, pulse: Pulse, writers: list[MetricWriter]) -> Loop:
     """Tell the loop what the config, the run folder and the stop say."""
     tree, run_dir = job.config.tree, job.run_dir
     return Loop(
@@ -209,6 +212,7 @@ def _loop(job: Job, components: Components, state: TrainState, world: World, sto
         ),
         stops_after=stop.comes_after,
         is_stopping=stop.is_asked,
+        pulse=pulse,
         predictions_of=run_dir.predictions_of if tree["evaluate"]["save_predictions"] else None,
     )
 

@@ -1,0 +1,45 @@
+"""Where this rank is: which phase of which step. The loop says it, whoever must know listens (the watch on hangs, the fault injector).
+
+    start -> data -> step -> data -> step -> evaluation -> save -> data -> ... -> end
+
+Told on the hot path: a listener is a few plain operations, no lock, no request, no wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """What a rank is at."""
+
+    START = "start"  # until the first batch is asked for
+    DATA = "data"  # waiting for the micro-batches of a step
+    STEP = "step"  # forward, backward and the optimizer's step
+    EVALUATION = "evaluation"  # told for each batch
+    SAVE = "save"
+    END = "end"  # all steps are taken: the last words are written
+
+
+Listener = Callable[[Phase, int], None]
+"""Gets the phase that begins, and the number of steps taken before it."""
+
+
+class Pulse:
+    """Tells the listeners of one rank what it is at."""
+
+    def __init__(self) -> None:
+        self.phase, self.step = Phase.START, 0
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` every phase from now on, in the order of these calls; and the present one, at once."""
+        self._listeners.append(listener)
+        listener(self.phase, self.step)
+
+    def enter(self, phase: Phase, step: int) -> None:
+        """Say that a phase begins, after so many steps."""
+        self.phase, self.step = phase, step
+        for listener in self._listeners:
+            listener(phase, step)
