@@ -1,16 +1,20 @@
 # make train: everything from nothing to a trained model.   make test: the tests.   make check: format, lint, types, layers.
+# make faults: the long tests, with every fault as often as docs/faults.md counts it (half an hour).
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test check bench clean
+.PHONY: train test faults check bench clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
+
+faults: $(READY)
+	$(BIN)/python -m pytest -m long $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
