@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Protocol
 
 from ddp_train.data.order import BatchOrder, SampleOrder, share
@@ -100,14 +101,20 @@ class TrainLoader:
         return []
 
     def _requests(self, samples: int) -> Iterator[TrainRequest]:
+        epoch, first = divmod(samples, self.order.epoch_size)
+        whole = self.order.global_batch_size
+        cut = cache(self._cut)
         while True:
-            whole = self.order.batch_at(samples)
-            low, high = share(whole.start, whole.stop, self._rank, self._world_size)
-            for part in range(self.grad_accum_steps):
-                start, stop = share(low, high, part, self.grad_accum_steps)
-                counts = stop > start
-                yield TrainRequest(whole.epoch, *((start, stop) if counts else (whole.start, whole.start + 1)), counts)
-            samples += whole.size
+            for start in range(first, self.order.epoch_size, whole):
+                for low, high, counts in cut(min(whole, self.order.epoch_size - start)):
+                    yield TrainRequest(epoch, start + low, start + high, counts)
+            epoch, first = epoch + 1, 0
+
+    def _cut(self, size: int) -> list[tuple[int, int, bool]]:
+        """Return this rank's micro-batches of a global batch: from where to where in it, and whether they count."""
+        low, high = share(0, size, self._rank, self._world_size)
+        parts = [share(low, high, part, self.grad_accum_steps) for part in range(self.grad_accum_steps)]
+        return [(start, stop, True) if stop > start else (0, 1, False) for start, stop in parts]
 
 
 class EvalLoader:

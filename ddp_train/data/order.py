@@ -7,7 +7,6 @@ costs nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from ddp_train.data.draw import Draw
 from ddp_train.data.permutation import GOLDEN, mix
 from ddp_train.interfaces import Indices
 
-_AHEAD = 1 << 12  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a quick first batch
+_AHEAD = 1 << 14  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a first batch in 1 ms
 
 
 def share(start: int, stop: int, part: int, parts: int) -> tuple[int, int]:
@@ -29,8 +28,7 @@ def share(start: int, stop: int, part: int, parts: int) -> tuple[int, int]:
     return low, low + size + (part < rest)
 
 
-@dataclass(frozen=True)
-class GlobalBatch:
+class GlobalBatch(NamedTuple):
     """One global batch: the slice [start, stop) of its epoch's order."""
 
     epoch: int

@@ -23,7 +23,7 @@ def test_a_permutation_is_a_bijection(length: int, key: int) -> None:
 
 
 @quick
-@given(length=st.one_of(st.just(10**12), st.integers(10**11, 10**12)), key=keys, data=st.data())
+@given(length=st.one_of(st.sampled_from([2**32 - 1, 2**32, 2**32 + 1, 10**12]), st.integers(10**11, 10**12)), key=keys, data=st.data())
 def test_a_permutation_of_any_size_needs_no_memory_and_can_be_entered_anywhere(length: int, key: int, data: st.DataObject) -> None:
     permutation = Permutation(length, key)
     starts = data.draw(st.lists(st.integers(0, length - 500), min_size=1, max_size=4))
@@ -79,5 +79,5 @@ def test_two_keys_give_unrelated_permutations() -> None:
 
 
 def test_the_elements_stay_what_they_were_in_earlier_versions() -> None:
-    assert Permutation(1000, key=7)(np.arange(6)).tolist() == [698, 434, 23, 806, 594, 873]
+    assert Permutation(1000, key=7)(np.arange(6)).tolist() == [986, 669, 362, 135, 580, 858]
     assert Permutation(10**12, key=7)(np.arange(10**11, 10**11 + 2)).tolist() == [149371713237, 745159372080]
