@@ -24,6 +24,7 @@ from ddp_train.rules import (
     batch_identity,
     check_device,
     check_evaluation,
+    check_faults,
     check_machines,
     check_reading,
     check_sampling,
@@ -31,7 +32,7 @@ from ddp_train.rules import (
     check_strategy,
 )
 from ddp_train.run_dir import sha256
-from ddp_train.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, LoaderConfig, RootConfig
+from ddp_train.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, FaultConfig, LoaderConfig, RootConfig
 from ddp_train.target import check_target
 
 
@@ -86,6 +87,8 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     sections = {name: _typed(schema, tree.get(name) or {}, name, errors) for name, schema in SECTIONS.items()}
     data: dict[str, Any] = tree["data"] if isinstance(tree.get("data"), dict) else {}
     sections["data"] = _typed(LoaderConfig, {key: data[key] for key in LOADER_KEYS if key in data}, "data", errors)
+    faults = sections["debug"].get("faults", [])
+    sections["debug"]["faults"] = [_typed(FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(faults)]
     root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(root.get("name", ""))
     for node, key in _target_nodes(tree):
@@ -102,6 +105,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors += check_evaluation(sections["evaluate"], sections["data"])
         errors += check_device(tree, sections["cluster"])
         errors += check_machines(sections["cluster"])
+        errors += check_faults(sections["debug"]["faults"], sections["data"], batch)
     if errors or batch is None:
         raise ConfigErrors(errors)
     tree.update(root)
@@ -131,8 +135,8 @@ def section(composed: DictConfig, name: str) -> dict[str, Any]:
 
 
 _WITHOUT_EFFECT_ON_RESULTS = (
-    *("name", "resume", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "trainer.grad_accum_steps", "trainer.log_every_steps"),
-    *("trainer.evaluate_every_steps", "data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
+    *("name", "resume", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug", "trainer.grad_accum_steps"),
+    *("trainer.log_every_steps", "trainer.evaluate_every_steps", "data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +163,35 @@ def check_evaluation(evaluate: Mapping[str, Any], data: Mapping[str, Any]) -> li
             fix="evaluate.save_predictions=false, or data.eval with the arguments that differ for the evaluation split",
         )
     ]
+
+
+def check_faults(faults: Sequence[Mapping[str, Any]], data: Mapping[str, Any], batch: BatchIdentity | None) -> list[ConfigError]:
+    """Refuse faults that could not happen."""
+    errors = []
+    for place, fault in enumerate(faults):
+        if "kind" not in fault:  # it is no group of keys, which has been said
+            continue
+        kind, has_seconds = fault["kind"], fault["seconds"] is not None
+
+        def refuse(name: str, happened: str, expected: str, place: int = place) -> None:
+            errors.append(ConfigError(key=f"debug.faults.{place}.{name}", happened=happened, expected=expected))
+
+        # Elastic ranks may be fewer than before: there a fault of one that has gone does not happen.
+        if batch is not None and fault["rank"] >= batch.world_size and not devices.is_torchrun_worker():
+            refuse("rank", f"is {fault['rank']}", f"a rank of this run: 0 to {batch.world_size - 1}")
+        if kind.startswith("worker_") and not data["num_workers"]:
+            refuse("kind", f"is {kind}, and data.num_workers is 0", "loader workers: data.num_workers=1")
+        if kind in ("nan", "spike") and fault["phase"] not in ("data", "step"):
+            refuse("phase", f"is {fault['phase']}", f"data or step: {kind} is of a training step")
+        if fault["phase"] == "start" and fault["step"] is not None:
+            refuse("step", f"is {fault['step']}, with phase start", "null: the start comes before all steps")
+        if kind == "slow" and not has_seconds:
+            refuse("seconds", "is not given", "how long each step is held up, in seconds")
+        if has_seconds and kind not in ("sleep", "slow", "no_space", "read_only"):
+            refuse("seconds", f"is {fault['seconds']}", f"none: {kind} takes no time")
+        if kind == "read_only" and os.geteuid() == 0:
+            refuse("kind", "is read_only, and you are root, for whom no folder is", "another user; or mount the file system read-only")
+    return errors
 
 
 def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[ConfigError]:

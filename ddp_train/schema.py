@@ -94,12 +94,47 @@ class LoaderConfig:
     eval: dict[str, Any] | None = None
 
 
+EVERY_ATTEMPT = "every"
+FAULTS = (
+    *("exception", "kill", "segfault", "exit", "stop", "gil", "loop", "sleep", "deadlock", "sigterm", "sigusr1", "sigusr2", "sigint"),
+    *("worker_kill", "worker_stop", "worker_raise", "no_space", "read_only", "truncate", "bit_flip", "missing_file"),
+    *("nan", "spike", "drift", "slow"),
+)
+PHASES = ("start", "data", "step", "evaluation", "save", "end")
+
+
+def _attempt(value: Any) -> None:
+    """Refuse what is neither a number of restarts nor every one."""
+    if value != EVERY_ATTEMPT and not (type(value) is int and value >= 0):
+        raise ValueError(f"how often the ranks have been started again before, from 0, or {EVERY_ATTEMPT}")
+
+
+@dataclass
+class FaultConfig:
+    """One item of `debug.faults`."""
+
+    kind: str = field(default="exception", metadata={"one_of": FAULTS})
+    rank: int = field(default=0, metadata={"min": 0})
+    phase: str = field(default="step", metadata={"one_of": PHASES})
+    step: int | None = field(default=None, metadata={"min": 0})  # steps taken before it; None: the first time in this phase
+    attempt: Any = field(default=0, metadata={"parse": _attempt})
+    seconds: float | None = field(default=None, metadata={"above": 0})
+
+
+@dataclass
+class DebugConfig:
+    """The section `debug`."""
+
+    faults: list[Any] = field(default_factory=list)  # of FaultConfig
+
+
 SECTIONS: dict[str, type] = {
     "trainer": TrainerConfig,
     "evaluate": EvaluateConfig,
     "checkpoint": CheckpointConfig,
     "cluster": ClusterConfig,
     "sweep": SweepConfig,
+    "debug": DebugConfig,
 }
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
 LOADER_KEYS = tuple(item.name for item in dataclasses.fields(LoaderConfig))

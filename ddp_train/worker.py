@@ -24,6 +24,7 @@ from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, open_world
 from ddp_train.errors import UserError
 from ddp_train.exit_code import DONE, FAILED, STOPPED
+from ddp_train.faults import inject
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
@@ -177,6 +178,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         else []
     )
     loop = _loop(job, components, state, world, stop, pulse, writers)
+    inject(tree["debug"]["faults"], pulse, components, world, run_dir)
     stop.can_save()
     is_done = train(components, state, world, loop)
     pulse.enter(Phase.END, state.step)

@@ -1,0 +1,241 @@
+"""Faults on purpose: `debug.faults` lists what a rank is to do to itself, so that one can see what a run does about it.
+
+A listener of the pulse; a run without faults has none. Most are plain system calls. docs/faults.md says what each of them leads to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
+
+from ddp_train.build import Components
+from ddp_train.distributed import World
+from ddp_train.errors import UserError
+from ddp_train.interfaces import Indices
+from ddp_train.pulse import Phase, Pulse
+from ddp_train.run_dir import RunDir
+from ddp_train.schema import EVERY_ATTEMPT, FaultConfig
+
+logger = logging.getLogger(__name__)
+
+ROOM_BYTES = 4096
+"""Where a file ends on a disk without space: in its midst, as on a real one."""
+_SPIKE, _DRIFT = 100.0, 0.5
+_FOR_EVER_S = 1e8
+
+
+class InjectedFault(Exception):
+    """The exception of the fault `exception`, and of `worker_raise`."""
+
+
+def inject(faults: Sequence[Mapping[str, Any]], pulse: Pulse, components: Components, world: World, run_dir: RunDir) -> None:
+    """Let this rank's faults of this attempt happen when their time has come. To be called before the first batch is asked for.
+
+    Args:
+        faults: the items of `debug.faults`, checked.
+    """
+    if faults and world.is_main:
+        print(
+            f"debug    {len(faults)} fault{'s' if len(faults) > 1 else ''} to inject: {', '.join(each['kind'] for each in faults)}",
+            flush=True,
+        )
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    ours = [FaultConfig(**each) for each in faults if each["rank"] == world.rank and each["attempt"] in (attempt, EVERY_ATTEMPT)]
+    if ours:
+        pulse.listen(_Injector(ours, components, run_dir))
+
+
+class _Injector:
+    """Hears what its rank is at, and strikes."""
+
+    def __init__(self, faults: list[FaultConfig], components: Components, run_dir: RunDir) -> None:
+        self._waiting, self._components, self._run_dir = faults, components, run_dir
+        self._hooks: list[tuple[int, RemovableHandle]] = []  # with the step that they are for
+        self._reads_fail = _let_reads_fail(components) if any(fault.kind == "worker_raise" for fault in faults) else None
+
+    def __call__(self, phase: Phase, step: int) -> None:
+        for _, hook in [each for each in self._hooks if each[0] < step]:
+            hook.remove()
+        for fault in [each for each in self._waiting if _is_due(each, phase, step)]:
+            if fault.kind != "slow":
+                self._waiting.remove(fault)
+                logger.warning("debug.faults: %s, at %s after step %d", fault.kind, phase, step)
+            self._strike(fault, step)
+
+    def _strike(self, fault: FaultConfig, step: int) -> None:
+        checkpoints, seconds = self._run_dir.checkpoints, fault.seconds
+        match fault.kind:
+            case "sleep" | "slow":
+                time.sleep(_FOR_EVER_S if seconds is None else seconds)
+            case "worker_kill" | "worker_stop":
+                os.kill(_worker(), signal.SIGKILL if fault.kind == "worker_kill" else signal.SIGSTOP)
+            case "worker_raise":
+                assert self._reads_fail is not None
+                self._reads_fail.set()
+            case "no_space":
+                take_space(os.getpid())
+                _later(seconds, lambda: give_space(os.getpid()))
+            case "read_only":
+                checkpoints.mkdir(exist_ok=True)
+                mode = checkpoints.stat().st_mode
+                checkpoints.chmod(0o500)
+                _later(seconds, lambda: checkpoints.chmod(mode))
+            case "truncate" | "bit_flip" | "missing_file":
+                logger.warning("debug.faults: %s of %s", fault.kind, damage(checkpoints, fault.kind))
+            case "nan" | "spike":
+                factor = float("nan") if fault.kind == "nan" else _SPIKE
+                self._hooks.append((step, _scale_output(self._components.model, factor)))
+            case "drift":
+                parameter = next(each for each in self._components.model.parameters() if each.requires_grad)
+                with torch.no_grad():
+                    parameter.view(-1)[0] += _DRIFT
+            case kind:
+                ON_ITSELF[kind]()
+
+
+def _is_due(fault: FaultConfig, phase: Phase, step: int) -> bool:
+    if phase != fault.phase:
+        return False
+    return fault.step is None or (step >= fault.step if fault.kind == "slow" else step == fault.step)
+
+
+def _raise() -> None:
+    raise InjectedFault("debug.faults asked for it")
+
+
+def _hold_the_interpreter() -> None:
+    """Keep Python's lock for ever, as a C extension can: no other thread of this process runs."""
+    re.match("(a?){64}a{64}", "a" * 64)  # tries 2^64 ways, without letting go between them
+
+
+def _loop() -> None:
+    while True:
+        pass
+
+
+def _deadlock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def _send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+ON_ITSELF: Mapping[str, Callable[[], object]] = {
+    "exception": _raise,
+    "kill": partial(_send, signal.SIGKILL),
+    "segfault": partial(ctypes.string_at, 0),
+    "exit": partial(os._exit, 0),
+    "stop": partial(_send, signal.SIGSTOP),
+    "gil": _hold_the_interpreter,
+    "loop": _loop,
+    "deadlock": _deadlock,
+    "sigterm": partial(_send, signal.SIGTERM),
+    "sigusr1": partial(_send, signal.SIGUSR1),
+    "sigusr2": partial(_send, signal.SIGUSR2),
+    "sigint": partial(_send, signal.SIGINT),
+}
+"""The faults that need to know nothing of the run."""
+
+
+def take_space(pid: int) -> None:
+    """Let no file that a process writes grow beyond `ROOM_BYTES`: its writes fail, with EFBIG where a full disk has ENOSPC."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (ROOM_BYTES, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
+
+
+def give_space(pid: int) -> None:
+    """End what `take_space` began."""
+    most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+
+
+def damage(checkpoints: Path, kind: str) -> Path:
+    """Spoil the largest file of the newest checkpoint, and return it.
+
+    Args:
+        kind: truncate (half of it stays), bit_flip (one bit, in its middle) or missing_file.
+
+    Raises:
+        UserError: there is no checkpoint.
+    """
+    newest = max(checkpoints.glob("step_*"), default=None)
+    if newest is None:
+        raise UserError(key="debug.faults", happened=f"{kind}: {checkpoints} has no checkpoint yet", fix="a later step")
+    file = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    middle = file.stat().st_size // 2
+    if kind == "missing_file":
+        file.unlink()
+    elif kind == "truncate":
+        os.truncate(file, middle)
+    else:
+        with file.open("r+b") as stream:
+            stream.seek(middle)
+            byte = stream.read(1)[0]
+            stream.seek(middle)
+            stream.write(bytes([byte ^ 1]))
+    return file
+
+
+def _worker() -> int:
+    """Return the pid of one of this rank's loader workers."""
+    workers = [each.pid for each in multiprocessing.active_children() if each.name == "loader worker" and each.pid is not None]
+    if not workers:
+        raise UserError(key="debug.faults", happened="this rank has no loader worker yet", expected="a fault at phase step or later")
+    return min(workers)
+
+
+def _scale_output(model: nn.Module, factor: float) -> RemovableHandle:
+    """Multiply what the model gives, and so the loss and the gradients of this rank, until the hook is removed."""
+
+    def scale(module: nn.Module, arguments: object, output: object) -> object:
+        return tree_map(lambda value: value * factor if isinstance(value, Tensor) and value.is_floating_point() else value, output)
+
+    return model.register_forward_hook(scale)
+
+
+class _FailingRead:
+    """A data source's `batch` that raises from a certain moment on, in whichever process it is called."""
+
+    def __init__(self, read: Callable[[Indices], Any], fails: Any) -> None:
+        self._read, self._fails = read, fails
+
+    def __call__(self, indices: Indices) -> Any:
+        if self._fails.is_set():
+            _raise()
+        return self._read(indices)
+
+
+def _let_reads_fail(components: Components) -> Any:
+    """Return an event that lets every read of a training sample fail from then on, also in loader workers that will be started."""
+    source = getattr(components.train_loader, "source", None)
+    if source is None:
+        raise UserError(key="debug.faults", happened="worker_raise: the data is a stream", expected="data with positions")
+    fails = multiprocessing.get_context("forkserver").Event()
+    source.batch = _FailingRead(source.batch, fails)
+    return fails
+
+
+def _later(seconds: float | None, undo: Callable[[], None]) -> None:
+    """Undo something after a while; None: never."""
+    if seconds is not None:
+        timer = threading.Timer(seconds, undo)
+        timer.daemon = True
+        timer.start()
