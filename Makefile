@@ -1,11 +1,12 @@
 # make train: everything from nothing to a trained model.   make test: the tests.   make check: format, lint, types, layers.
+# make soak: ten minutes of a run undisturbed, and ten under one random fault every 20 seconds; `make soak ARGS='--minutes=2'` is shorter.
 # make faults: the long tests, with every fault as often as docs/faults.md counts it (half an hour).
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test faults check bench clean
+.PHONY: train test faults soak check bench clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
@@ -15,6 +16,9 @@ test: $(READY)
 
 faults: $(READY)
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+soak: $(READY)
+	$(BIN)/python -m tests.faults.soak $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -159,6 +159,13 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["+cluster.env.NCCL_ALGO=[Ring,Tree]"], "cluster.env.NCCL_ALGO", "text, a number"),
         (["data.on_device=true", "data.num_workers=2"], "data.num_workers", "leaves nothing to read"),
         (["strategy.static_graph=true", "trainer.grad_accum_steps=2", "cluster=cpu"], "strategy.static_graph", "2 micro-batches"),
+        (["debug=faults", "debug.faults=[{knd:kill}]"], "debug.faults.0.knd", "did you mean debug.faults.0.kind?"),
+        (["debug=faults", "debug.faults=[{},{kind:kil}]"], "debug.faults.1.kind", "debug.faults.1.kind=kill"),
+        (["debug=faults", "debug.faults=[{rank:2}]", "cluster=cpu"], "debug.faults.0.rank", "0 to 1"),
+        (["debug=faults", "debug.faults=[{attempt:-1}]"], "debug.faults.0.attempt", "or every"),
+        (["debug=faults", "debug.faults=[{kind:worker_kill}]"], "debug.faults.0.kind", "data.num_workers=1"),
+        (["debug=faults", "debug.faults=[{kind:slow}]"], "debug.faults.0.seconds", "is not given"),
+        (["debug=faults", "debug.faults=[kill]"], "debug.faults.0", "a group of keys"),
         (["~strategy"], "strategy", "the section is missing"),
     ],
 )

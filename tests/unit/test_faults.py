@@ -1,0 +1,95 @@
+"""Faults on purpose happen once, where and when they are asked for, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_train import config
+from ddp_train.distributed import alone
+from ddp_train.errors import UserError
+from ddp_train.faults import ON_ITSELF, InjectedFault, damage, inject
+from ddp_train.pulse import Phase, Pulse
+from ddp_train.run_dir import RunDir
+from ddp_train.schema import FAULTS, PHASES
+from tests.unit.parts import checked, components
+
+
+def injected(tmp_path: Path, **fault: Any) -> tuple[Pulse, torch.nn.Module]:
+    """Return the pulse of a run of one rank with one fault, and the model."""
+    text = ",".join(f"{name}:{value}" for name, value in fault.items())
+    parts, pulse = components(), Pulse()
+    inject(checked("debug=faults", f"debug.faults=[{{{text}}}]").tree["debug"]["faults"], pulse, parts, alone(), RunDir(tmp_path))
+    return pulse, parts.model
+
+
+def test_the_schema_knows_what_the_injector_does() -> None:
+    assert set(ON_ITSELF) <= set(FAULTS)
+    assert tuple(Phase) == PHASES
+
+
+def test_a_fault_happens_once_in_its_phase_after_its_step(tmp_path: Path) -> None:
+    pulse, _ = injected(tmp_path, kind="exception", phase="save", step=4)
+    for phase, step in ((Phase.STEP, 4), (Phase.SAVE, 2), (Phase.DATA, 4)):
+        pulse.enter(phase, step)
+    with pytest.raises(InjectedFault):
+        pulse.enter(Phase.SAVE, 4)
+    pulse.enter(Phase.SAVE, 4)
+
+
+@pytest.mark.parametrize(("attempt", "happens"), [(0, False), (1, True), ("every", True)])
+def test_a_rank_that_is_started_again_does_not_die_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: int | str, happens: bool
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    pulse, _ = injected(tmp_path, kind="exception", attempt=attempt)
+    if happens:
+        with pytest.raises(InjectedFault):
+            pulse.enter(Phase.STEP, 0)
+    else:
+        pulse.enter(Phase.STEP, 0)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("nan", float("nan")), ("spike", 100.0)])
+def test_a_bad_number_is_of_one_step(tmp_path: Path, kind: str, factor: float) -> None:
+    pulse, model = injected(tmp_path, kind=kind, step=1)
+    images = torch.randn(2, 3, 16, 16)
+    pulse.enter(Phase.STEP, 0)
+    before = model(images)
+    pulse.enter(Phase.STEP, 1)
+    torch.testing.assert_close(model(images), before * factor, equal_nan=True)
+    pulse.enter(Phase.SAVE, 2)
+    torch.testing.assert_close(model(images), before)
+
+
+def test_a_drift_is_of_one_weight(tmp_path: Path) -> None:
+    pulse, model = injected(tmp_path, kind="drift")
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    pulse.enter(Phase.STEP, 0)
+    changes = torch.cat([(value - before[name]).flatten() for name, value in model.named_parameters()])
+    assert changes.nonzero().numel() == 1
+    torch.testing.assert_close(changes.sum().item(), 0.5)
+
+
+@pytest.mark.parametrize("kind", ["truncate", "bit_flip", "missing_file"])
+def test_damage_is_done_to_the_largest_file_of_the_newest_checkpoint(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        damage(tmp_path, kind)
+    for step in (2, 4):
+        (tmp_path / f"step_{step:08d}").mkdir()
+        for name, size in (("weights", 1000), ("manifest.json", 10)):
+            (tmp_path / f"step_{step:08d}" / name).write_bytes(bytes(size))
+    file = damage(tmp_path, kind)
+    assert file == tmp_path / "step_00000004" / "weights"
+    found = file.read_bytes() if file.exists() else None
+    assert found == {"truncate": bytes(500), "bit_flip": bytes(500) + b"\x01" + bytes(499), "missing_file": None}[kind]
+
+
+def test_faults_do_not_change_what_a_run_is() -> None:
+    """So that it can be continued without them."""
+    with_faults = checked("debug=faults", "debug.faults=[{kind:kill}]").tree
+    assert config.identity(with_faults) == config.identity(checked().tree)
+    assert not config.differences(with_faults, checked().tree)
