@@ -249,13 +249,13 @@ def _write(writers: list[MetricWriter], record: Record) -> None:
 def _resume(job: Job, components: Components, state: TrainState, world: World) -> None:
     """Continue from the given or the newest good checkpoint, if there is one. Rank 0 chooses. Collective."""
     chosen = world.from_main(_choose_checkpoint(job) if world.is_main else None)
+    if world.is_main:  # also where all are damaged: a new one never replaces one that is there
+        for name in checkpoint.set_aside_after(chosen or job.run_dir.checkpoints / "step_"):
+            print(f"a checkpoint of a later step is now {name}", flush=True)
     if chosen is None:
         if world.is_main and job.run_dir.metrics.exists():
-            print("resumed  from the start: there is no checkpoint yet", flush=True)
+            print("resumed  from the start: there is no good checkpoint", flush=True)
         return
-    if world.is_main:
-        for name in checkpoint.set_aside_after(chosen):
-            print(f"a checkpoint of a later step is now {name}", flush=True)
     settle(components, world)
     if not checkpoint.load(chosen, components, state, world):
         seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again

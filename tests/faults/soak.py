@@ -65,7 +65,6 @@ class Run:
         self.process = subprocess.Popen(
             self._command,
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},  # where the model is
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -202,7 +201,7 @@ def command_of(arguments: argparse.Namespace, *, max_steps: int) -> list[str]:
         "hydra.run.dir=run",
         "name=soak",
         "model=convnet",
-        "model._target_=tests.faults.obeying.Obeying",
+        "model._target_=obeying.Obeying",
     ]
     command += ["model.width=8", "model.dropout=0.1", "data.num_samples=20000", "data.eval.num_samples=500", "data.num_workers=1"]
     command += ["data.micro_batch_size=64", "scheduler=constant", f"seed={arguments.seed}", "~metrics.tensorboard"]
@@ -244,7 +243,7 @@ def under_fire(run: Run, attacker: Attacker, *, seconds: float, every_s: float, 
         if elapsed >= due and attacker.strike(kinds[0]):
             done.append(Fault(kinds.pop(0), elapsed, farthest))
             print(f"{elapsed:6.1f} s  step {farthest:6d}  {done[-1].kind}", flush=True)
-            due += every_s
+            due = elapsed + every_s
         attacker.tidy()
         _go_on(run, done)
         time.sleep(0.1)
@@ -323,13 +322,14 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two faults")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1, help="of the faults and of the run")
-    parser.add_argument("--checkpoint-every", type=int, default=50, help="steps between two checkpoints")
+    parser.add_argument("--checkpoint-every", type=int, default=25, help="steps between two checkpoints")
     parser.add_argument("--report", type=Path, help="a file for the report, which is printed in any case")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
     folder = Path(tempfile.mkdtemp(prefix="soak_"))
     for name in ("whole", "soak"):
         (folder / name).mkdir()
+        shutil.copy(obeying.__file__, folder / name)
     reference = Run(folder / "whole", command_of(arguments, max_steps=10_000_000))
     of = undisturbed(reference, 60 * arguments.minutes)
     last = reference.step()
