@@ -16,7 +16,7 @@ _AXES = ("split", "step", "epoch", "samples", "time")
 
 
 class TensorBoard:
-    """Writes event files below the run folder's `tensorboard/`.
+    """Writes event files below the run folder's `tensorboard/`; where they cannot be written, it says so and gives up until the next start.
 
     Args:
         run_dir: the run folder.
@@ -29,18 +29,27 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder), purge_step=step + 1 if folder.exists() else None, flush_secs=30)
         self._config = config
         self._last: dict[str, float] = {}
+        self._has_given_up = False
         if step == 0:
             self._writer.add_text("config", f"```\n{json.dumps(config, indent=2, default=str)}\n```")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write one record's values as scalars named `split/name`."""
-        for name, value in record.items():
-            if name not in _AXES:
-                self._writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
-                self._last[f"{record['split']}/{name}"] = value
+        values = {f"{record['split']}/{name}": value for name, value in record.items() if name not in _AXES}
+        self._last |= values
+        if self._has_given_up:
+            return
+        try:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, record["step"])
+        except OSError as error:  # of an earlier record: a thread of its own writes
+            self._has_given_up = True
+            print(f"TensorBoard's files cannot be written ({error.strerror}) and end here; metrics.jsonl has everything", flush=True)
 
     def close(self) -> None:
         """Write the hyper-parameters with the last values (SummaryWriter.add_hparams would open a second run), and close."""
+        if self._has_given_up:
+            return
         metrics = {name: value for name, value in self._last.items() if name.startswith("eval/")}
         for summary in hparams(dict(_leaves(self._config)), metrics):
             self._writer._get_file_writer().add_summary(summary)

@@ -39,6 +39,7 @@ _HANGS = ("stop", "gil", "loop", "sleep", "deadlock")
 _STEP_TIMEOUT_S = 5
 _NUMBERS = ("split", "step", "samples", "epoch", "loss", "lr", "grad_norm", "accuracy", "accuracy_top5")
 _SPACE_S = 4.0  # how long the disk stays full
+_STUCK_S = 120.0
 _ORPHANS_S = 3.0  # how long processes may take to end after the one that was typed
 
 
@@ -251,14 +252,16 @@ def under_fire(run: Run, attacker: Attacker, *, seconds: float, every_s: float, 
     return max(farthest, run.step()), done
 
 
-def to_its_end(run: Run, done: list[Fault], seconds: float) -> None:
+def to_its_end(run: Run, done: list[Fault]) -> None:
     """Let the run complete now that nothing happens to it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    moved, step = time.monotonic(), run.step()
+    while time.monotonic() < moved + _STUCK_S:
         if run.process is None or _go_on(run, done) == 0:
             return
+        if run.step() != step:
+            moved, step = time.monotonic(), run.step()
         time.sleep(0.1)
-    run.wrong.append(f"it was not completed {seconds:.0f} s after the last fault")
+    run.wrong.append(f"it was not completed after the last fault: no step in {_STUCK_S:.0f} s")
     if run.process is not None:
         run.process.kill()
         run.ended()
@@ -338,7 +341,7 @@ def main() -> int:
     random_numbers = random.Random(arguments.seed)
     attacker = Attacker(run, random_numbers)
     steps, done = under_fire(run, attacker, seconds=60 * arguments.minutes, every_s=arguments.every, random_numbers=random_numbers)
-    to_its_end(run, done, seconds=60 * arguments.minutes + 60)
+    to_its_end(run, done)
     compare(run, reference)
     text = report(arguments, run, reference, done, steps=steps, of=of)
     print(f"\n{text}")
