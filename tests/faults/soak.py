@@ -241,9 +241,11 @@ def under_fire(run: Run, attacker: Attacker, *, seconds: float, every_s: float, 
         if not kinds:  # each once, in random order, and again
             kinds = random_numbers.sample(sorted(attacker.faults), len(attacker.faults))
         farthest = max(farthest, run.step())
-        if elapsed >= due and attacker.strike(kinds[0]):
-            done.append(Fault(kinds.pop(0), elapsed, farthest))
-            print(f"{elapsed:6.1f} s  step {farthest:6d}  {done[-1].kind}", flush=True)
+        kind = next((kind for kind in kinds if attacker.strike(kind)), None) if elapsed >= due else None  # not all can be done at any time
+        if kind is not None:
+            kinds.remove(kind)
+            done.append(Fault(kind, elapsed, farthest))
+            print(f"{elapsed:6.1f} s  step {farthest:6d}  {kind}", flush=True)
             due = elapsed + every_s
         attacker.tidy()
         _go_on(run, done)
