@@ -33,7 +33,7 @@ def join(cluster: Mapping[str, Any], arguments: list[str]) -> int:
     """
     found = meeting(cluster, os.environ)
     processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster["device"])
-    agent = [f"--nproc-per-node={processes}", f"--max-restarts={max_restarts(cluster, os.environ)}"]
+    agent = [f"--grace-s={cluster['grace_s']}", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts(cluster, os.environ)}"]
     agent += rendezvous_options(found, join_timeout_s=cluster["join_timeout_s"], conf=os.environ.get("PET_RDZV_CONF", ""))
     environment = rank_environment(processes, cluster["threads_per_process"])
     if found.backend == "c10d":
