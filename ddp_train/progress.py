@@ -36,22 +36,25 @@ class _Attempts:
 
 def begin(run_dir: RunDir) -> Listener:
     """Note that an attempt begins, and return what notes the steps that it takes (rank 0)."""
-    path = run_dir.steps_taken
     with suppress(OSError):  # a full disk: the attempt will say so itself
         attempts = _load(run_dir)
         attempts.is_open, attempts.began = True, time.time()
         write_json(run_dir.attempts, asdict(attempts))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("0")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # stays open as long as this process: it is written after each step
+        run_dir.steps_taken.unlink(missing_ok=True)
+    descriptor: int | None = None
 
-        def note(phase: Phase, step: int) -> None:
+    def note(phase: Phase, step: int) -> None:
+        nonlocal descriptor
+        with suppress(OSError):
             if phase is Phase.STEP:
-                with suppress(OSError):
-                    os.pwrite(descriptor, b"%d" % step, 0)
+                if descriptor is None:
+                    descriptor = os.open(run_dir.steps_taken, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+                os.pwrite(descriptor, b"%d" % step, 0)  # a microsecond or two
+            elif phase is Phase.END and descriptor is not None:
+                os.close(descriptor)
+                descriptor = None
 
-        return note
-    return lambda phase, step: None
+    return note
 
 
 def end(run_dir: RunDir, *, is_saved: bool = True) -> None:
