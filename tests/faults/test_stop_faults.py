@@ -90,6 +90,7 @@ def test_every_stop_is_saved_and_none_loses_a_step(project: Project) -> None:
         sent = time.monotonic()
         done = finish(process, timeout=60)
         seconds = time.monotonic() - sent
+        assert seconds < 5 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))  # others may be at work here, too
         longest = max(longest, seconds)
         print(f"  {number.name:<7} {target:<9} in {phase:<10} -> {done.returncode} in {seconds:.1f} s, load {os.getloadavg()[0]:.1f}")
         assert done.returncode == 75, done.output  # in the start, too: what was there before is saved
@@ -107,7 +108,6 @@ def test_every_stop_is_saved_and_none_loses_a_step(project: Project) -> None:
     done = whole.run(*RUN, f"trainer.max_steps={last}", timeout=600)
     assert done.returncode == 0, done.output
     assert numbers(run) == numbers(whole.folder / "run")
-    assert longest < 5
 
 
 def test_one_ctrl_c_saves_and_a_second_one_in_the_save_leaves_the_last_good_checkpoint(project: Project) -> None:
