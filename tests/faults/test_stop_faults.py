@@ -45,6 +45,11 @@ RUN += ["scheduler=constant"]
 RUN += ["checkpoint.every_steps=7", "trainer.evaluate_every_steps=5", *THREE, "data.micro_batch_size=8", "hydra.run.dir=run"]
 
 
+def busy() -> float:
+    """Return how much slower than alone we may be, because others work here, too."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
 def last_step(run: Path) -> int:
     try:
         return int(max((record["step"] for record in metrics(run, "train")), default=0))
@@ -56,9 +61,9 @@ def wait_for_phase(project: Project, phase: str, seen: int) -> None:
     """Wait until the run is at that moment, after the steps that it had taken when it was started."""
     run, mark = project.folder / "run", project.folder / "evaluating"
     if phase == "start":
-        wait_for(lambda: len(list(project.folder.glob("built_*"))) == 3)
+        wait_for(lambda: len(list(project.folder.glob("built_*"))) == 3, timeout_s=300)
         return
-    wait_for(lambda: last_step(run) > seen)
+    wait_for(lambda: last_step(run) > seen, timeout_s=300)
     if phase == "evaluation":
         mark.unlink(missing_ok=True)
         wait_for(mark.exists)
@@ -90,13 +95,13 @@ def test_every_stop_is_saved_and_none_loses_a_step(project: Project) -> None:
         sent = time.monotonic()
         done = finish(process, timeout=60)
         seconds = time.monotonic() - sent
-        assert seconds < 5 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))  # others may be at work here, too
+        assert seconds < 5 * busy()
         longest = max(longest, seconds)
         print(f"  {number.name:<7} {target:<9} in {phase:<10} -> {done.returncode} in {seconds:.1f} s, load {os.getloadavg()[0]:.1f}")
         assert done.returncode == 75, done.output  # in the start, too: what was there before is saved
         assert json.loads((run / "result.json").read_text())["status"] == "preempted"
         assert not (run / "failure.json").exists()
-        wait_for(lambda: not our_processes(project.folder), timeout_s=2)
+        wait_for(lambda: not our_processes(project.folder), timeout_s=2 * busy())
         resumed += 1
     print(f"  {resumed} of {len(cases)}; longest {longest:.1f} s")
     last = last_step(run) + 10
@@ -122,12 +127,12 @@ def test_one_ctrl_c_saves_and_a_second_one_in_the_save_leaves_the_last_good_chec
     process = project.start(*command, "model.width=600")
     wait_for_phase(project, "save", saved)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.05)
+    time.sleep(0.2)  # two at once would be one
     process.send_signal(signal.SIGINT)
     sent = time.monotonic()
     assert finish(process, timeout=30).returncode == 130
-    assert time.monotonic() - sent < 2
-    wait_for(lambda: not our_processes(project.folder), timeout_s=2)
+    assert time.monotonic() - sent < 2 * busy()
+    wait_for(lambda: not our_processes(project.folder), timeout_s=2 * busy())
     done = project.run("resume", "run", f"trainer.max_steps={last_step(run) + 20}")
     assert done.returncode == 0, done.output
     assert "is not used" not in done.output  # every checkpoint that is there is whole
