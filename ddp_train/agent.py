@@ -11,44 +11,52 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from ddp_train import failure, rendezvous
-from ddp_train.exit_code import ENVIRONMENT_REFUSES
+from ddp_train import elastic, failure, progress, rendezvous
+from ddp_train.exit_code import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS
 from ddp_train.process import STOP_SIGNALS
-from ddp_train.restart import Deaths
 from ddp_train.run_dir import RunDir
 
-_SAVING_S = 300
-"""How long ranks may take to save after a stop signal; whoever is in a hurry sends a second one."""
-
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
-_OPTIONS = ("--run-dir=", "--group=", "--log=")
-"""Ours: the folder of the run; the folder of a worker group, in which a file names that of the job at hand; where torch's own lines go."""
+_OPTIONS = ("--grace-s=", "--run-dir=", "--group=", "--log=")
+"""Ours: cluster.grace_s; the folder of the run; the folder of a worker group, in which a file names that of the job at hand; where torch's
+own lines go."""
 
 
 def main(arguments: list[str]) -> int:
     """Run the agent to its end and return the exit code of the run.
 
     Args:
-        arguments: [--run-dir=DIR | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
+        arguments: --grace-s=SECONDS [--run-dir=DIR | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
     """
     given = _take_options(arguments)
     run_dir = RunDir(Path(given["--run-dir="])) if "--run-dir=" in given else None
     _quieten(Path(given["--log="]) if "--log=" in given else run_dir.agent_log(0) if run_dir is not None else None)
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SAVING_S))
     options = torchrun.parse_args([f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments])
-    if run_dir is not None:
-        logging.getLogger("torch").addHandler(Deaths(run_dir, restarts=options.max_restarts))
     started, oom_kills = time.monotonic(), failure.oom_kills()
+    verdict: str | None = None  # on the last failure
+
+    def again(failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
+        nonlocal verdict
+        verdict = None
+        if restarts_left == 0:
+            return False
+        if run_dir is not None:
+            rank, first = elastic.first_of(failures)
+            _record(failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode), run_dir)  # of one that died without a word
+            verdict = progress.settle(run_dir, has_failed=True)
+        return not verdict and _code(failures) not in FINAL
+
     try:
-        torchrun.run(options)
+        elastic.run(options, grace_s=int(given["--grace-s="]), again=again)
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, was_out_of_memory=failure.ran_out(oom_kills))
@@ -56,11 +64,15 @@ def main(arguments: list[str]) -> int:
             _record_for_group(found, Path(given["--group="]))
         elif run_dir is not None:
             found = found.beside(failure.last_words(run_dir, {other: each.pid for other, each in error.failures.items() if other != rank}))
-            if _record(found, run_dir, seconds=time.monotonic() - started):
+            if not verdict and _record(found, run_dir, seconds=time.monotonic() - started):
                 print(found.screen(run_dir), file=sys.stderr, flush=True)
+            verdict = progress.settle(run_dir, has_failed=True) if verdict is None else verdict
+            if verdict:
+                print(verdict, file=sys.stderr, flush=True)
+                return NO_PROGRESS
         elif first.exitcode < 0:
             print(f"\nThe run failed: rank {rank} on {found.host} (pid {found.pid}): {found.message}", file=sys.stderr, flush=True)
-        return max(1, first.exitcode)  # a rank that refused the input has said so with 2
+        return _code(error.failures)
     except SignalException as error:
         return 128 + int(error.sigval)
     except (RendezvousError, DistError) as error:
@@ -85,7 +97,13 @@ def _record_for_group(found: failure.Failure, group: Path) -> None:
         _record(found, run_dir, seconds=time.time() - job.stat().st_mtime)
 
 
-def _record(found: failure.Failure, run_dir: RunDir, *, seconds: float) -> bool:
+def _code(failures: Mapping[int, ProcessFailure]) -> int:
+    """Return the exit code of the run: the one of a rank that says what a person has to do, or that of the first that failed."""
+    said = [each.exitcode for each in failures.values() if each.exitcode in FINAL]
+    return said[0] if said else max(FAILED, elastic.first_of(failures)[1].exitcode)
+
+
+def _record(found: failure.Failure, run_dir: RunDir, *, seconds: float = 0.0) -> bool:
     try:
         return found.record(run_dir, seconds=seconds)
     except OSError:  # a full disk: the rank has shown its screen

@@ -6,6 +6,7 @@ for SLURM export. docs/multinode.md has the table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -128,6 +129,35 @@ def max_restarts(cluster: Mapping[str, Any], environment: Mapping[str, str]) -> 
     """Return how often the run may start again; 0 where nobody says."""
     restarts, source = _setting("max_restarts", cluster, environment)
     return _read(_number, restarts or 0, source)
+
+
+def seconds_of(walltime: Any) -> int:
+    """Return the seconds that `12:00:00`, `2-00:00:00` or a number of minutes means.
+
+    Raises:
+        ValueError: it is none of these; the text says what was expected.
+    """
+    expected = "HH:MM:SS, D-HH:MM:SS or a number of minutes"
+    if isinstance(walltime, int) and walltime >= 3600:  # YAML reads 12:00:00 as 43200; a longer time in minutes has days
+        raise ValueError(f'{expected}; in a YAML in quotes: "{walltime // 3600}:{walltime // 60 % 60:02}:{walltime % 60:02}"')
+    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d))|(\d+)", str(walltime))
+    if found is None or isinstance(walltime, bool):
+        raise ValueError(expected)
+    days, hours, minutes, seconds, whole_minutes = (int(part or 0) for part in found.groups())
+    return 60 * (60 * (24 * days + hours) + minutes + whole_minutes) + seconds
+
+
+def stops_at(cluster: Mapping[str, Any], environment: Mapping[str, str], *, started: float, now: float) -> float | None:
+    """Return when a run has to stop so that it can save before its time is up, in seconds since the epoch; None: no limit is known.
+
+    Args:
+        started: when the command was started.
+        now: a SLURM_JOB_END_TIME before it is of another job.
+    """
+    if cluster["walltime"] is not None:
+        return float(started + seconds_of(cluster["walltime"]) - cluster["grace_s"])
+    end = environment.get("SLURM_JOB_END_TIME", "")  # seconds since the epoch, in the environment of sbatch and srun
+    return float(end) - cluster["grace_s"] if end.isdigit() and float(end) > now else None
 
 
 def processes_given(cluster: Mapping[str, Any], environment: Mapping[str, str]) -> int | None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ddp_train.errors import UserError
+from ddp_train.exit_code import FAILED, WRONG_INPUT
 from ddp_train.run_dir import RunDir, create_json, write_json
 
 _FRAMES_SHOWN = 8
@@ -48,6 +49,7 @@ class Failure:
     time: float  # seconds since the epoch
     fix: str = ""  # for an error that is not ours, where we know one
     others: tuple[str, ...] = ()  # what the other ranks were doing, a line for each different answer
+    exit_code: int = FAILED  # of the rank, and of the run; one of `exit_code.FINAL` is not started again
 
     def beside(self, others: Mapping[int, str]) -> Failure:
         """Return this failure with what the other ranks were doing."""
@@ -102,6 +104,7 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
         key=error.key if isinstance(error, UserError) else "",
         traceback="" if is_user_error else _format(error),
         time=time.time(),
+        exit_code=WRONG_INPUT if is_user_error else FAILED,
         fix="" if is_user_error else next((fix for pattern, fix in _FIXES.items() if re.search(pattern, f"{name}: {_text(error)}")), ""),
     )
 

@@ -13,11 +13,12 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from ddp_train import app, memory, rendezvous, restart
+from ddp_train import app, failure, memory, progress, rendezvous, restart
 from ddp_train.distributed import join_store, join_store_again, wait_for
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, STOPPED
+from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, STOPPED
 from ddp_train.isolation import Baseline
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.warm_group import GROUP_VARIABLE
@@ -60,6 +61,7 @@ class Group:
         self._rank, self._size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._leader: Leader | None = None
         self._is_announced = False
+        self._final_code: int | None = None  # of the attempt before, after which there is nothing to try again
         recalled = self._recalled = memory.recall()
         if recalled and self._rank == 0 and JOB_VARIABLE in os.environ:  # before any rank of this attempt can fail
             self._clear(recalled.folder)
@@ -76,6 +78,8 @@ class Group:
             return serve(self._lead(member), Path(os.environ[GROUP_VARIABLE])) if self._rank == 0 else member.follow()
         if self._rank != 0:
             return self._follow()
+        if self._final_code is not None:
+            return self._refuse(self._final_code)
         place = app.Place(run=self._run, slots=self._slots)
         try:
             return app.resume(self._attempt.remembered, place) if self._attempt.remembered else app.run(place)
@@ -91,6 +95,11 @@ class Group:
 
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
+        if job.checkpoint is not None and not self._attempt.remembered:
+            progress.forget(job.run_dir)  # somebody has chosen where to go on
+        elif verdict := progress.settle(job.run_dir):
+            print(verdict, file=sys.stderr, flush=True)
+            return self._refuse(NO_PROGRESS)
         text = job.to_json()
         self._announce({"job": text})
         return self._as_rank(Job.from_json(text))  # what the others receive, to the letter
@@ -114,9 +123,14 @@ class Group:
         if "sweep" in announced:
             memory.remember(Path(announced["sweep"]))
             return self._member().follow()
-        return self._as_rank(Job.from_json(announced["job"])) if announced else DONE
+        return self._as_rank(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
 
-    def _announce(self, command: Mapping[str, str]) -> None:
+    def _refuse(self, exit_code: int) -> int:
+        """Let all processes end at once (rank 0)."""
+        self._announce({"exit_code": exit_code})
+        return exit_code
+
+    def _announce(self, command: Mapping[str, Any]) -> None:
         self._is_announced = True
         self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
 
@@ -145,6 +159,10 @@ class Group:
     def _clear(self, remembered: Path) -> None:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
         run_dir = RunDir(restart.run_folder(remembered))
+        found = failure.load(run_dir)
+        if found is not None and found.exit_code in FINAL and memory.has_failed(self._recalled):  # a user's torchrun starts all again
+            self._final_code = found.exit_code
+            return
         print(restart.line(run_dir, size=self._size, has_failed=memory.has_failed(self._recalled)), flush=True)
         run_dir.forget_failure()
 

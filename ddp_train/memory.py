@@ -12,8 +12,15 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
+
+STARTED = time.time()
+"""When this process began, in seconds since the epoch; about: when this module was imported."""
+
+STARTED_VARIABLE = "DDP_TRAIN_STARTED"
+"""The environment variable in which the ranks of our own agents find when `ddp-train` was typed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +29,7 @@ class Memory:
 
     folder: Path
     restarts: int  # how often this node's agent had started its ranks again when it was written
+    started: float  # when the first attempt began, in seconds since the epoch
 
 
 def remember(folder: Path) -> None:
@@ -29,11 +37,12 @@ def remember(folder: Path) -> None:
 
     Every rank may call it; those of one node write the same. What cannot be written is said, and costs only the restarts.
     """
+    started = run_started()
     try:
         file = _file_of(os.getppid())
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as stream:
-            json.dump({"folder": str(folder), "restarts": _restarts()}, stream)
+            json.dump({"folder": str(folder), "restarts": _restarts(), "started": started}, stream)
         temporary.replace(file)
     except OSError as error:
         print(f"a restart would begin a new run, because this one cannot be noted in {tempfile.gettempdir()}: {error}", file=sys.stderr)
@@ -43,8 +52,16 @@ def recall() -> Memory | None:
     """Return what an earlier attempt under this agent remembered."""
     with contextlib.suppress(OSError):
         found = json.loads(_file_of(os.getppid()).read_text(encoding="utf-8"))
-        return Memory(folder=Path(found["folder"]), restarts=found["restarts"])
+        return Memory(folder=Path(found["folder"]), restarts=found["restarts"], started=found["started"])
     return None
+
+
+def run_started() -> float:
+    """Return when the command of this rank's run was typed: as the launcher says, or, under a user's torchrun, the first attempt began."""
+    if STARTED_VARIABLE in os.environ:
+        return float(os.environ[STARTED_VARIABLE])
+    earlier = recall()
+    return earlier.started if earlier is not None else STARTED
 
 
 def has_failed(memory: Memory | None) -> bool:

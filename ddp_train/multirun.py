@@ -7,8 +7,10 @@ again and again (Optuna). What is known of earlier attempts on the same folder i
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -21,7 +23,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ddp_train import config, devices, sweep_screen
+from ddp_train import cluster, config, devices, memory, sweep_screen
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import FAILED as FAILED_CODE
 from ddp_train.job import Job
@@ -139,6 +141,8 @@ class Multirun:
                 began=self._began,
                 ended=self._ended,
                 idle=self._screen.idle,
+                say=self._screen.say,
+                stops_at=_stops_at(jobs[0][1]),
             )
         try:
             with self._screen:
@@ -283,6 +287,12 @@ class Multirun:
             found.status = JobStatus.FAILED
             found.return_value = RuntimeError(f"job {entry.number} of {self.sweep.root} is {entry.status} and has no metric")
         return found
+
+
+def _stops_at(job: Job) -> float | None:
+    """Return when the sweep has to stop, by the first job's word: the machine is the same for all."""
+    started = memory.run_started() if devices.is_torchrun_worker() else memory.STARTED
+    return cluster.stops_at(job.config.tree["cluster"], os.environ, started=started, now=time.time())
 
 
 def _run_elsewhere(composed: DictConfig) -> None:

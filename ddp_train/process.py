@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Ask a run to stop in good order. Batch systems send SIGUSR1 some time before the end (`sbatch --signal=USR1@120`), a terminal that is
-closed sends SIGHUP."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""Ask a run to stop in good order. Batch systems send SIGUSR1 or SIGUSR2 some time before the end (`sbatch --signal=USR1@120`), a terminal
+that is closed sends SIGHUP."""
+
+EARLY_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Those of them after which the batch system sends SIGTERM as well."""
 
 AGENT_VARIABLE = "DDP_TRAIN_AGENT"
 """The environment variable in which the processes of an agent of ours find its pid: it may be gone when they have imported torch."""

@@ -6,11 +6,9 @@ The failure screen is for the last failure. The ones before it stay as failure.1
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 
-from ddp_train import failure
 from ddp_train.run_dir import RunDir
 from ddp_train.sweep_dir import is_sweep
 
@@ -40,8 +38,8 @@ def line(run_dir: RunDir, *, size: int, has_failed: bool) -> str:
     restart = f"restart {_count('TORCHELASTIC_RESTART_COUNT')} of {_count('TORCHELASTIC_MAX_RESTARTS')}"
     if is_sweep(run_dir.root):
         return f"{'a process ended' if has_failed else 'the machines have changed'}; {restart} continues the sweep"
-    steps = [path.parent.name.removeprefix("step_") for path in run_dir.checkpoints.glob("step_*/COMPLETE")]
-    place = f"from step {max(map(int, steps))}" if steps else "from the start"
+    steps = run_dir.saved_steps()
+    place = f"from step {max(steps)}" if steps else "from the start"
     found = json.loads(run_dir.failure.read_text()) if run_dir.failure.exists() else None
     if found and LOST not in found["traceback"]:
         message = " ".join(f"{found['error']}: {found['message']}".split())
@@ -56,34 +54,3 @@ def line(run_dir: RunDir, *, size: int, has_failed: bool) -> str:
 
 def _count(variable: str) -> int:
     return int(os.environ.get(variable, "0"))
-
-
-class Deaths(logging.Handler):
-    """Writes failure.json for a rank that died without a word, as soon as the agent of its machine sees it.
-
-    torch's agent names that rank in its log alone, before it starts the ranks again; after the last time it says it in an exception, too,
-    and that is enough. One machine: there the local rank is the rank.
-
-    Args:
-        restarts: how often the agent starts the ranks again.
-    """
-
-    def __init__(self, run_dir: RunDir, *, restarts: int) -> None:
-        super().__init__(logging.ERROR)
-        self._run_dir, self._restarts = run_dir, restarts
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take torch's line `failed (exitcode: -9) local_rank: 1 (pid: 123) of ...`; others are not ours."""
-        if (
-            self._restarts == 0
-            or not str(record.msg).startswith("failed (exitcode:")
-            or not isinstance(record.args, tuple)
-            or len(record.args) < 3
-        ):
-            return
-        self._restarts -= 1
-        exit_code, local_rank, pid = (int(str(value)) for value in record.args[:3])
-        try:
-            failure.from_exit(rank=local_rank, pid=pid, exit_code=exit_code).record(self._run_dir)
-        except OSError:  # a full disk, say
-            self.handleError(record)

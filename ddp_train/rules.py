@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_train import devices
-from ddp_train.cluster import check_environment, max_restarts, meeting, most_nodes
+from ddp_train.cluster import check_environment, max_restarts, meeting, most_nodes, seconds_of
 from ddp_train.errors import ConfigError
 
 
@@ -221,8 +221,10 @@ def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[Co
 
 
 def check_machines(cluster: Mapping[str, Any]) -> list[ConfigError]:
-    """Check where the machines meet, on each of them, and what their processes' environment is to be."""
+    """Check where the machines meet, on each of them, how long they have, and what their processes' environment is to be."""
     errors = list(check_environment(cluster))
+    if problem := _check_walltime(cluster):
+        errors.append(problem)
     if cluster["launcher"] == "torchrun" and not devices.is_torchrun_worker():
         try:
             found, restarts = meeting(cluster, os.environ), max_restarts(cluster, os.environ)
@@ -238,6 +240,20 @@ def check_machines(cluster: Mapping[str, Any]) -> list[ConfigError]:
                 )
             )
     return errors
+
+
+def _check_walltime(cluster: Mapping[str, Any]) -> ConfigError | None:
+    try:
+        if cluster["walltime"] is None or seconds_of(cluster["walltime"]) > cluster["grace_s"]:
+            return None
+    except ValueError:  # which its type's check says
+        return None
+    return ConfigError(
+        key="cluster.walltime",
+        happened=f"is {cluster['walltime']}, and cluster.grace_s is {cluster['grace_s']:g} s: the run would stop before it begins",
+        expected="a walltime that is longer than the time to save",
+        fix="a smaller cluster.grace_s",
+    )
 
 
 def _nodes(cluster: Mapping[str, Any]) -> int:

@@ -58,6 +58,20 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
+    def saved_steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints."""
+        return [int(path.parent.name.removeprefix("step_")) for path in self.checkpoints.glob("step_*/COMPLETE")]
+
+    @property
+    def attempts(self) -> Path:
+        """The failures since the run last got further (`progress`)."""
+        return self.root / "attempts.json"
+
+    @property
+    def steps_taken(self) -> Path:
+        """How many steps the attempt at hand has taken, written after each (`progress`)."""
+        return self.logs / "steps_taken"
+
     @property
     def predictions(self) -> Path:
         return self.root / "predictions"

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_train.cluster import node_range
+from ddp_train.cluster import node_range, seconds_of
 
 
 @dataclass
@@ -62,6 +62,8 @@ class ClusterConfig:
     rendezvous_id: str | None = None
     join_timeout_s: int = field(default=300, metadata={"min": 1})
     max_restarts: int | None = field(default=0, metadata={"min": 0})
+    grace_s: int = field(default=30, metadata={"min": 1})
+    walltime: Any = field(default=None, metadata={"parse": seconds_of})  # minutes or text
     env: dict[str, Any] = field(default_factory=dict)
 
 

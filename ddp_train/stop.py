@@ -40,6 +40,9 @@ _PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out 
 _ANSWERS_S = 1.0  # what a report waits for the other ranks
 _CLOSE = 0  # no signal has this number
 
+WALLTIME = signal.SIGALRM
+"""What asks for the stop when the time of the run is up."""
+
 
 class Stop:
     """Stops one job's ranks together. Made by the main thread of every rank, closed by it when the job is over.
@@ -50,6 +53,7 @@ class Stop:
         leave: what to do in a thread, on rank 0, before all ranks end without having trained.
         report: what to do in a thread before this rank ends, because the rank that it is given is gone without a word. It gets that
             rank's pid, and what the others were doing. None: an agent of ours reports it, and knows more.
+        at: when rank 0 stops the run by itself, in seconds since the epoch, as if it had got the signal `WALLTIME`; None: never.
     """
 
     def __init__(
@@ -59,7 +63,9 @@ class Stop:
         name: str = "",
         leave: Callable[[signal.Signals], None] = lambda number: None,
         report: Callable[[int, int, dict[int, str]], None] | None = None,
+        at: float | None = None,
     ) -> None:
+        self._at = at if world.is_main else None
         self._signal: signal.Signals | None = None  # what asked for the stop
         self._asked = Event()
         self._last_step: int | None = None
@@ -163,8 +169,16 @@ class Stop:
         self._store.wait([f"knows/{rank}" for rank in range(self._world.size)], timedelta(seconds=60))  # their threads answer in no time
 
     def _listen(self) -> None:
-        """Wait for signals (a thread)."""
-        while numbers := self._woken.recv(64):  # of every signal that has a Python handler
+        """Wait for signals, and on rank 0 for the time to stop (a thread)."""
+        while True:
+            self._woken.settimeout(None if self._at is None else min(max(0.0, self._at - time.time()), _PATIENCE.total_seconds()))
+            try:
+                numbers = self._woken.recv(64)  # of every signal that has a Python handler
+            except (TimeoutError, BlockingIOError):  # the second where nothing was left to wait
+                if self._at is not None and time.time() >= self._at:
+                    self._at = None
+                    self._on_signal(WALLTIME)
+                continue
             if _CLOSE in numbers:
                 return
             for number in set(numbers) & set(STOP_SIGNALS):

@@ -10,20 +10,20 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
-from ddp_train import checkpoint, environment, failure, memory, predictions, restart, summary
+from ddp_train import checkpoint, cluster, environment, failure, memory, predictions, progress, restart, summary
 from ddp_train.build import Components, build, build_writers
-from ddp_train.cluster import environment_of
 from ddp_train.data.order import epochs
 from ddp_train.data.workers import start_server
 from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, open_world
 from ddp_train.errors import UserError
-from ddp_train.exit_code import DONE, FAILED, STOPPED
+from ddp_train.exit_code import DONE, FINAL, STOPPED
 from ddp_train.faults import inject
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import JOB_VARIABLE, Job
@@ -31,7 +31,7 @@ from ddp_train.log import rank_log
 from ddp_train.pulse import Phase, Pulse
 from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic, seed_all
-from ddp_train.stop import Stop
+from ddp_train.stop import WALLTIME, Stop
 from ddp_train.trainer import Loop, Record, settle, train
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Rank:
             try:
                 tree = job.config.tree
                 # Of ranks that a user's torchrun started, and before CUDA is.
-                os.environ.update(environment_of(tree["cluster"], deterministic=tree["deterministic"]))
+                os.environ.update(cluster.environment_of(tree["cluster"], deterministic=tree["deterministic"]))
                 if job.config.tree["data"]["num_workers"]:
                     start_server()
                 if self._world is None:
@@ -84,15 +84,20 @@ class Rank:
                     report=None
                     if JOB_VARIABLE in os.environ or job.in_sweep
                     else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).beside(doing), job, terminal),
+                    at=None if job.in_sweep else _stops_at(tree["cluster"]),  # a sweep stops as a whole
                 )
-                code = run_job(job, self._world, state, stop, Pulse())
+                pulse = Pulse()
+                if self._world.is_main:
+                    pulse.listen(progress.begin(job.run_dir))
+                code = run_job(job, self._world, state, stop, pulse)
                 stop.close()
                 return code
             except BaseException as error:  # sys.exit in a component is no way to leave either
                 logger.exception("rank %d failed", self._rank)
                 found = _describe(error, job, state, stop, rank=self._rank)
                 _show(found, job, terminal, seconds=time.monotonic() - started)
-                os._exit(FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
+                first = failure.load(job.run_dir) or found  # on another machine there is an agent that knows no other reason
+                os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:
@@ -123,12 +128,17 @@ def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float 
         is_first = found.record(job.run_dir, seconds=seconds)
     except OSError:  # a full disk, say, which may be the very failure
         is_first = True
-    if is_first and not job.in_sweep and restart.is_last_attempt():
+    if is_first and not job.in_sweep and (restart.is_last_attempt() or found.exit_code in FINAL):
         print(found.screen(job.run_dir), file=terminal, flush=True)
+
+
+def _stops_at(section: Mapping[str, Any]) -> float | None:
+    return cluster.stops_at(section, os.environ, started=memory.run_started(), now=time.time())
 
 
 def _leave_untrained(run_dir: RunDir, number: signal.Signals) -> None:
     """Say that a stop came before the first step (rank 0)."""
+    progress.end(run_dir, is_saved=False)
     if not run_dir.is_completed():
         write_json(
             run_dir.result, {"status": _status(number), "step": None, "epoch": None, "samples": None, "metrics": {}, "seconds": None}
@@ -167,6 +177,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         print(summary.plan(components, state), flush=True)
     if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):
         if world.is_main:
+            progress.end(run_dir)
             print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
         return DONE
     if world.is_main:
@@ -189,6 +200,9 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
             writer.close()
         result = _result(status, components, state, loop, seconds=time.monotonic() - started)
         write_json(run_dir.result, result)
+        progress.end(run_dir)
+        if not is_done and stop.cause() is WALLTIME:
+            print(f"the time is up but for cluster.grace_s={tree['cluster']['grace_s']} s", flush=True)
         print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step), flush=True)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from ddp_train import devices
 from ddp_train.exit_code import INTERRUPTED, TERMINATED
 from ddp_train.launch.stopping import stop_signals
+from ddp_train.memory import STARTED, STARTED_VARIABLE
 from ddp_train.process import AGENT_VARIABLE, fork
 
 
@@ -50,7 +51,7 @@ def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
 
     def be_agent() -> int:
         os.setsid()  # Ctrl-C on the terminal reaches the parent alone, which tells us once
-        os.environ.update({**environment, AGENT_VARIABLE: str(os.getpid())})
+        os.environ.update({**environment, AGENT_VARIABLE: str(os.getpid()), STARTED_VARIABLE: str(STARTED)})
         from ddp_train import agent  # imports torch: in this process only
 
         return agent.main(arguments)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from ddp_train import devices
+from ddp_train import devices, progress
 from ddp_train.cluster import environment_of, max_restarts
-from ddp_train.exit_code import DONE, INTERRUPTED, STOPPED, TERMINATED
+from ddp_train.exit_code import DONE, INTERRUPTED, NO_PROGRESS, STOPPED, TERMINATED
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.run_dir import write_json
@@ -17,9 +17,14 @@ def run(job: Job) -> int:
 
     The agent finds a free port itself: any number of runs share a machine.
     """
+    if job.checkpoint is not None:
+        progress.forget(job.run_dir)  # somebody has chosen where to go on
+    elif verdict := progress.settle(job.run_dir):
+        print(verdict, file=sys.stderr)
+        return NO_PROGRESS
     cluster = job.config.tree["cluster"]
     processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
-    arguments = [f"--run-dir={job.run_dir.root}", "--standalone", f"--nproc-per-node={processes}"]
+    arguments = [f"--grace-s={cluster['grace_s']}", f"--run-dir={job.run_dir.root}", "--standalone", f"--nproc-per-node={processes}"]
     arguments.append(f"--max-restarts={max_restarts(cluster, {})}")
     before = job.run_dir.read_result()
     code = run_agent(
@@ -30,7 +35,8 @@ def run(job: Job) -> int:
     )
     result = job.run_dir.read_result()
     if result.get("status") in STOPPED:  # rank 0 has said so, and how to continue
-        return STOPPED[result["status"]] if result["step"] is not None or result["status"] == "interrupted" else TERMINATED
+        is_saved = result["step"] is not None or any(job.run_dir.saved_steps())  # by this attempt, or by one before it
+        return STOPPED[result["status"]] if is_saved or result["status"] == "interrupted" else TERMINATED
     if result.get("status") == "completed" and result != before:  # the signal came after the last step
         return DONE
     if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, or a second one

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ddp_train.process import STOP_SIGNALS
+from ddp_train.process import EARLY_WARNINGS, STOP_SIGNALS
 
 
 @contextmanager
@@ -18,12 +18,12 @@ def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Itera
 
     Args:
         stop: passes a signal on.
-        kill: ends everything at once. SIGUSR1 never does: it is an early warning. A kill counts as Ctrl-C.
+        kill: ends everything at once. An early warning never does. A kill counts as Ctrl-C.
     """
     received: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        is_final = number != signal.SIGUSR1 and any(earlier != signal.SIGUSR1 for earlier in received)
+        is_final = number not in EARLY_WARNINGS and any(earlier not in EARLY_WARNINGS for earlier in received)
         received.append(signal.SIGINT if is_final else number)
         if is_final:
             kill()

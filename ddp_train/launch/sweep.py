@@ -6,11 +6,13 @@ One thread: each slot is asked in turn. Imports no torch.
 from __future__ import annotations
 
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ddp_train.exit_code import INTERRUPTED, PREEMPTED, STOPPED
+from ddp_train import failure, progress
+from ddp_train.exit_code import FINAL, INTERRUPTED, PREEMPTED, STOPPED
 from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
 from ddp_train.launch.stopping import stop_signals
@@ -45,6 +47,8 @@ class Schedule:
         began: called with each job that starts.
         ended: called with each job that ended, for good or to be tried again.
         idle: called several times a second.
+        say: shows a line to the user.
+        stops_at: when to stop as after SIGTERM, in seconds since the epoch; None: never.
     """
 
     def __init__(
@@ -56,9 +60,12 @@ class Schedule:
         began: Callable[[SweepJob], None],
         ended: Callable[[SweepJob], None],
         idle: Callable[[], None],
+        say: Callable[[str], None],
+        stops_at: float | None = None,
     ) -> None:
         self._sweep, self._slots, self._policy = sweep, slots, policy
-        self._began, self._ended, self._idle = began, ended, idle
+        self._began, self._ended, self._idle, self._say = began, ended, idle, say
+        self._stops_at = stops_at
         self._running: dict[int, _Task] = {}  # by the slot's place in the list
         self.stop_code: int | None = None  # the exit code, when a signal ended it
         self.is_stopped = False  # no job is started any more
@@ -76,6 +83,9 @@ class Schedule:
                         again = self._finish(place, exit_code)
                         waiting.extendleft([again] if again else [])
                 self._idle()
+                if self._stops_at is not None and time.time() >= self._stops_at and not self.is_stopped:
+                    self._say("the time is up but for cluster.grace_s")
+                    self._stop(signal.SIGTERM)
 
     def close(self) -> None:
         """Let go of all processes."""
@@ -107,7 +117,11 @@ class Schedule:
         elif task.entry.status == FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             task.entry.failures += 1
-            if task.entry.failures <= max(retries, task.job.config.tree["cluster"]["max_restarts"] or 0):
+            if verdict := progress.settle(task.job.run_dir, has_failed=True):
+                self._say(verdict)
+            found = failure.load(task.job.run_dir)
+            is_final = bool(verdict) or (found is not None and found.exit_code in FINAL)
+            if not is_final and task.entry.failures <= max(retries, task.job.config.tree["cluster"]["max_restarts"] or 0):
                 return task
             self.is_stopped = self._policy.on_failure == "stop"
         return None

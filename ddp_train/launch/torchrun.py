@@ -18,7 +18,8 @@ from ddp_train.errors import UserError
 from ddp_train.exit_code import ENVIRONMENT_REFUSES, PREEMPTED, TERMINATED
 from ddp_train.launch.agent_process import rank_environment, run_agent
 
-_LAST_CALL_S = 5  # how long an elastic run that has machines enough waits for one more; a late one makes it start again, not fail
+_LAST_CALL_S = 2  # how long an elastic run that has machines enough waits for one more; a late one makes it start again, not fail
+_ALIVE_EVERY_S, _MISSED_SIGNS = 1, 4  # how soon an elastic run knows that a machine is gone; clocks may differ by less than their product
 
 
 def join(cluster: Mapping[str, Any], arguments: list[str]) -> int:
@@ -33,7 +34,7 @@ def join(cluster: Mapping[str, Any], arguments: list[str]) -> int:
     """
     found = meeting(cluster, os.environ)
     processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster["device"])
-    agent = [f"--nproc-per-node={processes}", f"--max-restarts={max_restarts(cluster, os.environ)}"]
+    agent = [f"--grace-s={cluster['grace_s']}", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts(cluster, os.environ)}"]
     agent += rendezvous_options(found, join_timeout_s=cluster["join_timeout_s"], conf=os.environ.get("PET_RDZV_CONF", ""))
     environment = rank_environment(processes, cluster["threads_per_process"])
     if found.backend == "c10d":
@@ -61,6 +62,8 @@ def rendezvous_options(found: Meeting, *, join_timeout_s: int, conf: str = "") -
     options = [f"--nnodes={found.min_nodes}:{found.max_nodes}", f"--rdzv-backend={found.backend}", f"--rdzv-id={found.id}"]
     options.append(f"--rdzv-endpoint={found.endpoint}")
     settings = [f"join_timeout={join_timeout_s}", f"read_timeout={join_timeout_s}", f"last_call_timeout={_LAST_CALL_S}"]
+    if found.is_elastic:
+        settings += [f"keep_alive_interval={_ALIVE_EVERY_S}", f"keep_alive_max_attempt={_MISSED_SIGNS}"]
     if found.backend == "static":
         options.append(f"--node-rank={found.node_rank}")
         settings = [f"timeout={join_timeout_s}"]

@@ -58,7 +58,7 @@ class WarmSlot:
         if self._group is None or not self._group.can_serve() or (processes, environment) != (self._processes, self._environment):
             self.end()
             self._processes, self._environment = processes, environment
-            self._group = _Group(self._agent_log, processes, environment)
+            self._group = _Group(self._agent_log, processes, environment, grace_s=cluster["grace_s"])
         self._group.send(job, fresh=fresh)
 
     def poll(self, timeout_s: float) -> int | None:
@@ -86,7 +86,7 @@ class WarmSlot:
 class _Group:
     """An agent with its members, and the socket to the member of rank 0."""
 
-    def __init__(self, agent_log: Path, processes: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, agent_log: Path, processes: int, environment: Mapping[str, str], *, grace_s: int) -> None:
         self._folder = _make_folder()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._folder / "socket"))
@@ -100,6 +100,7 @@ class _Group:
         self._exit_code: int | None = None
         self._agent = start_agent(
             [
+                f"--grace-s={grace_s}",
                 f"--log={agent_log}",
                 f"--group={self._folder}",
                 "--standalone",

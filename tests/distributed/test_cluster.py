@@ -54,23 +54,28 @@ def test_an_elastic_run_survives_a_machine_that_leaves_and_takes_it_back(project
     project.write("slow.py", SLOW)
     command = [*TWO, "model._target_=slow.Slow", "cluster.nodes=1:2", "cluster.max_restarts=3", "trainer.global_batch_size=64"]
     command += [f"cluster.rendezvous_endpoint=127.0.0.1:{free_port}", "checkpoint.every_steps=5", "trainer.max_epochs=5"]
-    quick = {"PET_RDZV_CONF": "keep_alive_interval=1,last_call_timeout=2"}
-    host = project.start(*command, "cluster.node_rank=0", env=quick)
+    host = project.start(*command, "cluster.node_rank=0")
     time.sleep(0.5)
-    guest = project.start(*command, "cluster.node_rank=1", env=quick)
+    guest = project.start(*command, "cluster.node_rank=1")
 
     def last_step() -> int:
         return max([record["step"] for run in project.runs() if (run / "metrics.jsonl").exists() for record in metrics(run)], default=0)
 
     wait_for(lambda: last_step() > 6)
     guest.kill()
+    left = time.time()
     finish(guest)
     before = last_step()
     wait_for(lambda: (project.the_run() / "config.1.yaml").exists() and last_step() > before + 3)  # one rank now, another accumulation
-    guest = project.start(*command, "cluster.node_rank=1", env=quick)
+    came = time.time()
+    guest = project.start(*command, "cluster.node_rank=1")
     done = [finish(process) for process in (host, guest)]
     assert [each.returncode for each in done] == [0, 0], done[0].output + done[1].output
     run = project.the_run()
+    for event, since in (("left", left), ("came", came)):
+        times = [record["time"] for record in metrics(run, "train") if record["time"] > since]
+        pause = max(later - earlier for earlier, later in zip([since, *times], times, strict=False) if earlier < since + 60)
+        print(f"a machine {event}: {pause:.1f} s without a step")  # -s shows it
     output = done[0].stdout + done[1].stdout
     assert "a rank ended without a report; restart 1 of 3 from step" in output
     assert "the machines have changed; 2 ranks continue from step" in output

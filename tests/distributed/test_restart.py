@@ -103,13 +103,20 @@ def test_under_a_users_own_torchrun_rank_0_continues_instead_of_composing_again(
     assert "optimizer: {lr: 0.5}" in (project.folder / "conf/edited/lr.yaml").read_text()
 
 
-def test_the_last_failure_alone_has_a_screen(project: Project) -> None:
+def test_the_last_failure_alone_has_a_screen_and_without_progress_there_is_a_last_one(project: Project) -> None:
     prepare(project.folder)
     done = project.run(*RUN, *THREE, "+model.deaths=[always]", "cluster.max_restarts=1")
     assert done.returncode == 1
     assert done.output.count("The run failed: rank 1") == done.output.count("The run failed") == 1, done.output
     assert "rank 1 failed (ValueError: rank 1 is not to be); restart 1 of 1 from the start" in done.output
-    assert {path.name for path in project.the_run().glob("failure*")} == {"failure.json", "failure.1.json"}
+    run = project.the_run()
+    assert {path.name for path in run.glob("failure*")} == {"failure.json", "failure.1.json"}
+    done = project.run("resume", str(run), "cluster.max_restarts=9")  # the failures count on
+    assert done.returncode == 93, done.output
+    assert "restart 1 of 9 from the start" in done.output and "restart 2 of 9" not in done.output
+    assert "No progress: the run was started again 3 times from the start, and never got beyond step 0" in done.output
+    assert done.output.count("ValueError: rank 1 is not to be") == 1 + 4
+    assert json.loads((run / "result.json").read_text())["status"] == "failed"
 
 
 def test_a_restart_begins_with_the_checkpoint_that_was_asked_for(project: Project, undisturbed: Path) -> None:

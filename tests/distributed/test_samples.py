@@ -67,7 +67,7 @@ def test_stopped_five_times_and_resumed_on_other_numbers_of_ranks_it_sees_the_sa
     command = ["--config-dir=conf", "data=numbers", "model=linear", "optimizer=recording", "cluster=cpu", "trainer.global_batch_size=96"]
     command += ["trainer.max_steps=40", "trainer.max_epochs=null", "trainer.log_every_steps=1", "~metrics.tensorboard"]
 
-    def run(name: str, *, world_size: int, attempt: str, stop_after: int = 0, workers: int = 4) -> None:
+    def run(name: str, *, world_size: int, attempt: str, stop_after: int = 0, workers: int = 2) -> None:
         where = [f"hydra.run.dir=outputs/{name}", f"cluster.processes_per_node={world_size}", f"data.num_workers={workers}"]
         done = project.run(*command, *where, env={"ATTEMPT": attempt, "STOP_AFTER": str(stop_after)})
         assert done.returncode == (75 if stop_after else 0), done.output
@@ -79,7 +79,7 @@ def test_stopped_five_times_and_resumed_on_other_numbers_of_ranks_it_sees_the_sa
 
     numbers = random.Random(4)
     steps = [numbers.randint(1, 9) for _ in range(5)]
-    for attempt, world_size in enumerate((2, 1, 3, 2, 1)):
+    for attempt, world_size in enumerate((4, 2, 3, 4, 1)):
         run("stopped", world_size=world_size, attempt=f"stopped_{attempt}", stop_after=steps[attempt])
     run("stopped", world_size=2, attempt="stopped_5")
     parts = [global_batches(project.folder, f"stopped_{attempt}") for attempt in range(6)]

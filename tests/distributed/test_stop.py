@@ -51,7 +51,7 @@ def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_st
     for number, rank, status, code in (
         (signal.SIGINT, None, "interrupted", 130),
         (signal.SIGUSR1, None, "preempted", 75),
-        (signal.SIGTERM, 1, "preempted", 75),
+        (signal.SIGUSR2, 1, "preempted", 75),
     ):
         done, seconds = stop(number, rank=rank)
         assert done.returncode == code, done.output
@@ -69,6 +69,19 @@ def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_st
     assert losses(stopped) == losses(whole)
     assert losses(stopped, "eval") == losses(whole, "eval")
     assert json.loads((stopped / "result.json").read_text())["status"] == "completed"
+
+
+def test_a_run_whose_walltime_ends_saves_and_ends_by_itself(project: Project) -> None:
+    command = [*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "cluster=cpu"]
+    started = time.monotonic()
+    done = project.run(*command, "cluster.walltime=00:00:16", "cluster.grace_s=1")
+    assert done.returncode == 75, done.output
+    assert 14 < time.monotonic() - started < 25
+    run = project.the_run()
+    result = json.loads((run / "result.json").read_text())
+    assert result["status"] == "preempted"
+    assert (run / f"checkpoints/step_{result['step']:08d}/COMPLETE").exists()
+    assert "the time is up but for cluster.grace_s=1 s\nstopped after step " in done.stdout
 
 
 def test_a_run_whose_terminal_is_closed_saves_and_ends(project: Project) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.cluster import Meeting, environment_of, max_restarts, meeting, node_range, processes_given
+from ddp_train.cluster import Meeting, environment_of, max_restarts, meeting, node_range, processes_given, seconds_of, stops_at
 from ddp_train.errors import ConfigError
 from ddp_train.launch.torchrun import rendezvous_options
 
@@ -90,6 +90,27 @@ def test_one_machine_takes_no_fixed_port() -> None:
 def test_the_options_of_each_rendezvous() -> None:
     elastic = rendezvous_options(found({}, nodes="1:2", rendezvous_endpoint="a:1", node_rank=0), join_timeout_s=5, conf="close_timeout=3")
     assert "--nnodes=1:2" in elastic
-    assert elastic[-1] == "--rdzv-conf=join_timeout=5,read_timeout=5,last_call_timeout=5,is_host=1,close_timeout=3"
+    assert elastic[-1].startswith("--rdzv-conf=join_timeout=5,read_timeout=5,last_call_timeout=2,keep_alive_interval=1,")
+    assert elastic[-1].endswith(",is_host=1,close_timeout=3")
     static = rendezvous_options(found({}, nodes=2, rendezvous_endpoint="a:1", rendezvous_backend="static", node_rank=1), join_timeout_s=5)
     assert static[-2:] == ["--node-rank=1", "--rdzv-conf=timeout=5"]
+
+
+def test_a_walltime_is_read_as_slurm_writes_it() -> None:
+    given = {"00:01:30": 90, "12:00:00": 43_200, "2-01:00:00": 176_400, 90: 5_400, "90": 5_400}
+    assert {value: seconds_of(value) for value in given} == given
+    for wrong in ("1:30", "12h", "1-12", -5, True, 1.5):
+        with pytest.raises(ValueError, match="HH:MM:SS"):
+            seconds_of(wrong)
+    with pytest.raises(ValueError, match='in quotes: "12:00:00"'):
+        seconds_of(43_200)  # what YAML makes of 12:00:00
+
+
+def test_a_run_stops_so_long_before_its_time_is_up_as_saving_may_take() -> None:
+    cluster = {"walltime": "00:10:00", "grace_s": 30}
+    slurm = {"SLURM_JOB_END_TIME": "5000"}
+    assert stops_at(cluster, slurm, started=1000.0, now=1001.0) == 1570.0
+    cluster["walltime"] = None  # type: ignore[assignment]
+    assert stops_at(cluster, slurm, started=1000.0, now=1001.0) == 4970.0
+    assert stops_at(cluster, slurm, started=1000.0, now=5001.0) is None  # of an allocation that is over
+    assert stops_at(cluster, {}, started=1000.0, now=1001.0) is None

@@ -23,7 +23,7 @@ def test_what_is_remembered_is_recalled_until_it_is_forgotten(folder: Path, monk
     memory.remember(Path("/runs/one"))
     memory.remember(Path("/runs/two"))
     found = memory.recall()
-    assert found == memory.Memory(folder=Path("/runs/two"), restarts=0)
+    assert found == memory.Memory(folder=Path("/runs/two"), restarts=0, started=memory.STARTED)
     assert not memory.has_failed(found)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert memory.has_failed(found)

@@ -1,9 +1,8 @@
-"""The one line of a restart, and the report of a rank that could not write its own."""
+"""The one line of a restart."""
 
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -50,18 +49,3 @@ def test_only_the_last_attempt_shows_its_failure(run_dir: RunDir, monkeypatch: p
     assert not restart.is_last_attempt()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     assert restart.is_last_attempt()
-
-
-def test_a_rank_that_died_without_a_word_is_reported_by_its_agent(run_dir: RunDir) -> None:
-    deaths, logger = restart.Deaths(run_dir, restarts=2), logging.getLogger("test_restart")
-    logger.addHandler(deaths)
-    logger.error("another line of torch's agent about %s", "something")
-    assert not run_dir.failure.exists()
-    for pid in (77, 78):  # the first is kept
-        logger.error("failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s", -9, 1, pid, "python")
-    found = json.loads(run_dir.failure.read_text())
-    assert (found["rank"], found["pid"], found["error"]) == (1, 77, "SIGKILL")
-    run_dir.forget_failure()
-    logger.error("failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s", -9, 1, 79, "python")  # the last one: an exception says it
-    logger.removeHandler(deaths)
-    assert not run_dir.failure.exists()

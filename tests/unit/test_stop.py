@@ -12,7 +12,7 @@ import pytest
 
 from ddp_train.distributed import alone
 from ddp_train.process import STOP_SIGNALS
-from ddp_train.stop import Stop
+from ddp_train.stop import WALLTIME, Stop
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -31,6 +31,15 @@ def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_closing_puts_e
     assert signal.set_wakeup_fd(-1) == -1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stop")]
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_it_stops_by_itself_when_the_time_is_up() -> None:
+    stop = Stop(alone(), at=time.time() + 0.2)
+    stop.can_save()
+    assert not stop.is_asked()
+    assert stop.cause() is WALLTIME
+    assert stop.comes_after(1)
+    stop.close()
 
 
 def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:

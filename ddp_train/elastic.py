@@ -1,0 +1,70 @@
+"""torch's agent with two rules of ours: how long ranks may take to end, and after which failures they are started again.
+
+torch offers neither as a setting: it gives the survivors of a failure 30 s, and starts every failure again.
+"""
+
+from __future__ import annotations
+
+import signal
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import api
+
+_SURVIVORS_S = 3
+"""How long ranks may take to end after another one has failed: they have nothing to save, and sit in a broken collective."""
+
+Again = Callable[[Mapping[int, ProcessFailure], int], bool]
+"""Tells whether ranks are started again, after failures by rank. Is told how many restarts are left."""
+
+
+def run(options: Namespace, *, grace_s: int, again: Again) -> None:
+    """Run torch's agent to its end.
+
+    Args:
+        options: as torchrun parses them.
+        grace_s: how long ranks may take to save after a stop signal, before they are killed.
+
+    Raises:
+        ChildFailedError: ranks failed, and are not started again.
+        SignalException: a signal came, and the ranks have ended.
+    """
+    api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, again=again)  # type: ignore[attr-defined, assignment]  # torch has no other way in
+    torchrun.run(options)
+
+
+def first_of(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """Return the rank that failed first, and how."""
+    return min(failures.items(), key=lambda item: item[1].timestamp)
+
+
+class _Agent(LocalElasticAgent):
+    def __init__(self, *arguments: Any, grace_s: int, again: Again, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._grace_s, self._again = grace_s, again
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        assert self._pcontext is not None
+        close = self._pcontext.close
+
+        def close_soon(death_sig: signal.Signals | None = None, timeout: int = _SURVIVORS_S) -> None:
+            close(death_sig, timeout)
+
+        self._pcontext.close = close_soon  # type: ignore[method-assign]  # called without a time when one has failed
+        return started
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed() and not self._again(result.failures, self._remaining_restarts):
+            self._remaining_restarts = 0
+        return result
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
+        super()._shutdown(death_sig, self._grace_s)  # after a signal, and when machines come or go
