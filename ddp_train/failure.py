@@ -48,6 +48,7 @@ class Failure:
     time: float  # seconds since the epoch
     fix: str = ""  # for an error that is not ours, where we know one
     others: tuple[str, ...] = ()  # what the other ranks were doing, a line for each different answer
+    stacks: str = ""  # below the run folder: the files with the stacks of all threads of all ranks, where there are some
 
     def beside(self, others: Mapping[int, str]) -> Failure:
         """Return this failure with what the other ranks were doing."""
@@ -83,6 +84,7 @@ class Failure:
             "",
             *(["Meanwhile", *(f"  {line}" for line in self.others), ""] if self.others else []),
             f"  rank's log   {run_dir.shown()}/logs/{run_dir.rank_log(self.rank).name}",
+            *([f"  all stacks   {run_dir.shown()}/{self.stacks}"] if self.stacks else []),
             f"  this report  {run_dir.shown()}/{run_dir.failure.name}",
             "",
         ]
@@ -265,8 +267,11 @@ def _is_own(filename: str) -> bool:
     return not is_library
 
 
-def _format(error: BaseException) -> str:
+def shorten(frames: Sequence[traceback.FrameSummary]) -> str:
     """Format the frames that say something, not those in which torch passes a call on. The rank's log has them all."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.endswith(_PASSING_ON)]
-    lines = traceback.format_list(frames[-_FRAMES_SHOWN:]) + traceback.format_exception_only(error)
-    return "".join(["Traceback (most recent call last, shortened):\n", *lines])
+    said = [frame for frame in frames if not frame.filename.endswith(_PASSING_ON)] or frames
+    return "".join(["Traceback (most recent call last, shortened):\n", *traceback.format_list(said[-_FRAMES_SHOWN:])])
+
+
+def _format(error: BaseException) -> str:
+    return "".join([shorten(traceback.extract_tb(error.__traceback__)), *traceback.format_exception_only(error)])

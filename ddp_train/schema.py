@@ -62,6 +62,8 @@ class ClusterConfig:
     rendezvous_id: str | None = None
     join_timeout_s: int = field(default=300, metadata={"min": 1})
     max_restarts: int | None = field(default=0, metadata={"min": 0})
+    start_timeout_s: float | None = field(default=1800.0, metadata={"above": 0})
+    step_timeout_s: float | None = field(default=300.0, metadata={"above": 0})
     env: dict[str, Any] = field(default_factory=dict)
 
 

@@ -32,6 +32,7 @@ from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic, seed_all
 from ddp_train.stop import Stop
 from ddp_train.trainer import Loop, Record, settle, train
+from ddp_train.watch import Watch, patience
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Rank:
         self._store, self._rank, self._size = store, rank, size
         self._world: World | None = None
         self._num_jobs = 0
+        self._watch = Watch(store, rank, size)
 
     def run(self, job: Job) -> int:
         """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
@@ -66,15 +68,15 @@ class Rank:
             started = time.monotonic()
             stop: Stop | None = None
             try:
-                tree = job.config.tree
+                tree, pulse = job.config.tree, Pulse()
+                device = resolve_device(tree["cluster"]["device"])
+                self._watch.begin(job, pulse, uses_device=device == "cuda", terminal=terminal)
                 # Of ranks that a user's torchrun started, and before CUDA is.
                 os.environ.update(environment_of(tree["cluster"], deterministic=tree["deterministic"]))
                 if job.config.tree["data"]["num_workers"]:
                     start_server()
                 if self._world is None:
-                    self._world = open_world(
-                        self._store, self._rank, self._size, device=resolve_device(job.config.tree["cluster"]["device"])
-                    )
+                    self._world = open_world(self._store, self._rank, self._size, device=device, timeout=patience(tree["cluster"]))
                 self._world.use_device()
                 stop = Stop(
                     self._world,
@@ -84,7 +86,8 @@ class Rank:
                     if JOB_VARIABLE in os.environ or job.in_sweep
                     else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).beside(doing), job, terminal),
                 )
-                code = run_job(job, self._world, state, stop, Pulse())
+                code = run_job(job, self._world, state, stop, pulse)
+                self._watch.end()
                 stop.close()
                 return code
             except BaseException as error:  # sys.exit in a component is no way to leave either
