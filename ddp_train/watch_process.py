@@ -109,7 +109,7 @@ class _Job:
         gives_up = waits_elsewhere and all(still[rank] > OTHER_NODES * self._limit(beats[rank]) for rank in overdue)
         if not gives_up and all(self._looked_at.get(rank) == beats[rank].time for rank in overdue):
             return
-        texts = stacks.ask(pids.values())
+        texts = stacks.ask([pid for pid in pids.values() if state_of(pid) not in hang.STOPPED])
         ranks = [self._facts(rank, pid, beats[rank], still[rank], texts.get(pid, "")) for rank, pid in pids.items()]
         blamed = hang.blame(ranks, overdue)
         if not blamed and len(overdue) == len(pids) and not waits_elsewhere:
@@ -137,7 +137,7 @@ class _Job:
         for child in descendants(pid):
             state, note = state_of(child), stacks.note_of(child)
             if child != os.getpid() and (note or state in (*hang.STOPPED, hang.IN_KERNEL)):
-                answer = stacks.ask([child], within_s=0.5).get(child, "")
+                answer = "" if state in hang.STOPPED else stacks.ask([child], within_s=0.5).get(child, "")
                 workers.append(hang.Worker(pid=child, state=state, reads=note, frames=stacks.main_thread(answer)))
         return hang.Facts(
             rank=rank,

@@ -27,6 +27,7 @@ from ddp_train.exit_code import DONE, FAILED, STOPPED
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
+from ddp_train.process import exit_code_of
 from ddp_train.pulse import Phase, Pulse
 from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic, seed_all
@@ -37,6 +38,7 @@ from ddp_train.watch import Watch, patience
 logger = logging.getLogger(__name__)
 
 _PEER_REPORTS_S = 5.0
+_AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit code 0
 
 
 def leave(code: int) -> NoReturn:
@@ -109,14 +111,32 @@ def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | No
         stop.say(failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
     if is_a_peers:
         error.add_note(f"{restart.LOST}: see the logs of the other ranks.")
-        time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
-        gone = stop.gone() if stop is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
-        if stop is not None and gone is not None and not job.run_dir.failure.exists():  # the agent found nothing wrong with its end
+        gone = _wait_for_a_report(job, stop)
+        if stop is not None and gone is not None:
             departed, pid = gone
             doing = stop.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
             return failure.from_departure(rank=departed, pid=pid, step=state.step).beside(doing)
     found = failure.from_exception(error, rank=rank, step=state.step or None)
     return found if stop is None or job.run_dir.failure.exists() else found.beside(stop.ask_others())
+
+
+def _wait_for_a_report(job: Job, stop: Stop | None) -> tuple[int, int] | None:
+    """Give whoever broke the connection, or the agent that saw it end, time to say why; it ends this rank meanwhile.
+
+    Returns:
+        Rank and pid of a neighbour that left with exit code 0, in which no agent finds anything wrong.
+    """
+    deadline, reaped = time.monotonic() + _PEER_REPORTS_S, 0.0
+    while time.monotonic() < deadline and not job.run_dir.failure.exists():
+        time.sleep(0.005)
+        gone = stop.gone() if stop is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
+        if gone is None:
+            continue
+        exit_code = exit_code_of(gone[1])
+        reaped = reaped or (time.monotonic() if exit_code is None else 0.0)
+        if exit_code == 0 or (reaped and time.monotonic() - reaped > _AGENT_ACTS_S):
+            return gone
+    return None
 
 
 def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0) -> None:

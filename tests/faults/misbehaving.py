@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 
 def sleep() -> None:
@@ -55,17 +57,16 @@ def fail() -> None:
 
 
 def end() -> None:
-    sys.exit(0)
+    raise StopIteration  # out of a data set: its rank has fewer batches than the others
 
 
 HANGS: dict[str, Callable[[], None]] = {each.__name__: each for each in (stop, hold_the_interpreters_lock, sleep, loop, deadlock)}
-DEATHS: dict[str, Callable[[], None]] = {each.__name__: each for each in (fail, kill, segfault, leave)}
+DEATHS: dict[str, Callable[[], None]] = {each.__name__: each for each in (fail, kill, segfault, leave, end)}
 
 
 def say_when() -> None:
     """Leave the moment of the fault for the test."""
-    with open("moment", "x") as file:
-        file.write(repr(time.time()))
+    Path("moment").write_text(json.dumps({"time": time.time(), "rank": os.environ["RANK"]}))
 
 
 class Model(nn.Module):
@@ -93,45 +94,24 @@ class Model(nn.Module):
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Small random images, of which one cannot be read in time.
+    """Small images, of which one cannot be read as it should.
 
     Args:
         num_samples: how many.
-        stuck: the index of the one that takes for ever; -1: none.
+        fault: what reading that one does: of `HANGS` or `DEATHS`; "" for none.
+        at: which one.
     """
 
-    facts = {"num_classes": 10, "image_shape": [3, 16, 16]}
+    facts: ClassVar = {"num_classes": 10, "image_shape": [3, 16, 16]}
 
-    def __init__(self, num_samples: int = 600, stuck: int = -1) -> None:
-        self._num_samples, self._stuck = num_samples, stuck
+    def __init__(self, num_samples: int = 600, fault: str = "", at: int = 300) -> None:
+        self._num_samples, self._fault, self._at = num_samples, fault, at
 
     def __len__(self) -> int:
         return self._num_samples
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if index == self._stuck:
+        if index == self._at and self._fault:
             say_when()
-            sleep()
+            (HANGS | DEATHS)[self._fault]()
         return torch.full((3, 16, 16), index / self._num_samples), index % 10
-
-
-class UnequalStream(IterableDataset[tuple[Tensor, int]]):
-    """A stream that raises on one rank when its samples are used up, as a reader does that takes an end for an error.
-
-    Args:
-        rank: that rank.
-        num_samples: it has these, the others have no end.
-    """
-
-    facts = {"num_classes": 10, "image_shape": [3, 16, 16]}
-
-    def __init__(self, rank: int = 1, num_samples: int = 100) -> None:
-        self._rank, self._num_samples = rank, num_samples
-
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        index = 0
-        while index < self._num_samples or os.environ["RANK"] != str(self._rank):
-            yield torch.full((3, 16, 16), 0.5), index % 10
-            index += 1
-        say_when()
-        raise EOFError("the file of this rank has ended")
