@@ -33,7 +33,7 @@ from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic, seed_all
 from ddp_train.stop import Stop
 from ddp_train.trainer import Loop, Record, settle, train
-from ddp_train.watch import Watch, patience
+from ddp_train.watch import Watch, flight_recorder, patience
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ class Rank:
                 self._watch.begin(job, pulse, uses_device=device == "cuda", terminal=terminal)
                 # Of ranks that a user's torchrun started, and before CUDA is.
                 os.environ.update(environment_of(tree["cluster"], deterministic=tree["deterministic"]))
+                os.environ.update(flight_recorder(job.run_dir) if device == "cuda" else {})
                 if job.config.tree["data"]["num_workers"]:
                     start_server()
                 if self._world is None:
