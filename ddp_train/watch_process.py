@@ -175,7 +175,7 @@ class _Job:
                     self._run_dir.stacks(each.rank).write_text(texts[each.pid])
             if texts:
                 found = replace(found, stacks=f"{self._run_dir.logs.name}/stacks_*.txt")
-            is_first = found.record(self._run_dir)
+            is_first = found.record(self._run_dir, seconds=time.monotonic() - self._began)
         except OSError:  # a full disk, say, which may be the very reason
             pass
         if is_first and self._orders.shows and restart.is_last_attempt():
