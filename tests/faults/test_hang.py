@@ -119,9 +119,9 @@ def test_hangs_of_every_kind_are_named(project: Project, fault: str, seed: int) 
         arguments = [*images("stop" if "stopped" in fault else "sleep", at=draw.randrange(600)), "data.num_workers=1"]
     else:
         arguments = model(fault, rank, call)
-    done = project.run(*arguments, f"cluster.processes_per_node={ranks}", "cluster.start_timeout_s=30")
+    done = project.run(*arguments, f"cluster.processes_per_node={ranks}", "cluster.start_timeout_s=60")
     found = json.loads((project.the_run() / "failure.json").read_text())
-    check(project, done, within_s=(TIMEOUT_S if found["step"] else 30) + 2)  # a worker may read ahead of the first step
+    check(project, done, within_s=(TIMEOUT_S if found["step"] else 60) + 2)  # a worker may read ahead of the first step
     assert found["error"] == "Hang"
     if "worker" in fault:
         assert "waits for its loader worker" in found["message"]
