@@ -132,11 +132,12 @@ def wait_for(store: dist.Store, key: str) -> str:
                 raise
 
 
-def open_world(store: dist.Store, rank: int, size: int, *, device: str) -> World:
+def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout: timedelta = _TIMEOUT) -> World:
     """Open the process group and take this rank's device. Collective.
 
     Args:
         device: `cpu` or `cuda`; on `cuda` tensors on CPU can be reduced too (gloo beside NCCL).
+        timeout: of every collective; the rank that gives up is not the one to blame.
 
     Raises:
         UserError: this node has fewer GPUs than processes.
@@ -160,7 +161,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str) -> World
             store=dist.PrefixStore("process_group", store),
             rank=rank,
             world_size=size,
-            timeout=_TIMEOUT,
+            timeout=timeout,
             device_id=torch_device if device == "cuda" else None,
         )
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)

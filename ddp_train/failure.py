@@ -18,8 +18,9 @@ from ddp_train.errors import UserError
 from ddp_train.exit_code import FAILED, WRONG_INPUT
 from ddp_train.run_dir import RunDir, create_json, write_json
 
-_FRAMES_SHOWN = 8
+_FRAMES_KEPT = 8  # of a traceback, in failure.json
 _LINES_SHOWN = 8
+_SCREEN_LINES = 15  # without blank ones; frames of the traceback are left out for it, all but the last two
 _PASSING_ON = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
 _ACTIVITIES = {  # a part of the innermost file's path that is not ours -> what is going on
     "torch/autograd/": "in backward",
@@ -50,6 +51,7 @@ class Failure:
     fix: str = ""  # for an error that is not ours, where we know one
     others: tuple[str, ...] = ()  # what the other ranks were doing, a line for each different answer
     exit_code: int = FAILED  # of the rank, and of the run; one of `exit_code.FINAL` is not started again
+    stacks: str = ""  # below the run folder: the files with the stacks of all threads of all ranks, where there are some
 
     def beside(self, others: Mapping[int, str]) -> Failure:
         """Return this failure with what the other ranks were doing."""
@@ -76,19 +78,18 @@ class Failure:
     def screen(self, run_dir: RunDir) -> str:
         """Return what the user reads; the log of the rank has the rest."""
         where = "" if self.step is None else f", after step {self.step}"
-        lines = [
-            "",
-            f"The run failed: rank {self.rank} on {self.host} (pid {self.pid}){where}",
-            "",
-            *(self.traceback.rstrip().splitlines() or self.message.splitlines()),
+        head = f"The run failed: rank {self.rank} on {self.host} (pid {self.pid}){where}"
+        rest = [
             *([f"  fix: {self.fix}"] if self.fix else []),
             "",
             *(["Meanwhile", *(f"  {line}" for line in self.others), ""] if self.others else []),
             f"  rank's log   {run_dir.shown()}/logs/{run_dir.rank_log(self.rank).name}",
+            *([f"  all stacks   {run_dir.shown()}/{self.stacks}"] if self.stacks else []),
             f"  this report  {run_dir.shown()}/{run_dir.failure.name}",
             "",
         ]
-        return "\n".join(lines)
+        room = _SCREEN_LINES - 1 - sum(map(bool, rest))
+        return "\n".join(["", head, "", *(_fit(self.traceback, room) or self.message.splitlines()), *rest])
 
 
 def from_exception(error: BaseException, *, rank: int, step: int | None) -> Failure:
@@ -268,8 +269,19 @@ def _is_own(filename: str) -> bool:
     return not is_library
 
 
-def _format(error: BaseException) -> str:
+def shorten(frames: Sequence[traceback.FrameSummary]) -> str:
     """Format the frames that say something, not those in which torch passes a call on. The rank's log has them all."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.endswith(_PASSING_ON)]
-    lines = traceback.format_list(frames[-_FRAMES_SHOWN:]) + traceback.format_exception_only(error)
-    return "".join(["Traceback (most recent call last, shortened):\n", *lines])
+    said = [frame for frame in frames if not frame.filename.endswith(_PASSING_ON)] or frames
+    return "".join(["Traceback (most recent call last, shortened):\n", *traceback.format_list(said[-_FRAMES_KEPT:])])
+
+
+def _fit(text: str, room: int) -> list[str]:
+    """Return the lines of a traceback without its first frames, so that as many are left as there is room for; at least two frames."""
+    lines = [line for line in text.rstrip().splitlines() if line.strip(" ^~")]
+    frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
+    kept = next((place for place in frames[:-2] if len(lines) - place + 1 <= room), frames[-2] if len(frames) > 1 else 1)
+    return lines[:1] + lines[kept:] if frames else lines
+
+
+def _format(error: BaseException) -> str:
+    return "".join([shorten(traceback.extract_tb(error.__traceback__)), *traceback.format_exception_only(error)])

@@ -183,7 +183,7 @@ class Leader:
     def start(self, job: Job, *, fresh: bool) -> None:
         """Announce a job and begin this rank's part of it."""
         cluster = job.config.tree["cluster"]
-        environment = (cluster["device"], cluster.get("env"))
+        environment = tuple(cluster.get(key) for key in ("device", "env", "start_timeout_s", "step_timeout_s"))
         if fresh or self._needs_new_ranks or environment != self._environment:
             self._generation += 1
         self._needs_new_ranks, self._environment = False, environment

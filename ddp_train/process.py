@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -51,12 +52,56 @@ def die_with_parent(parent: int | None = None) -> None:
     Args:
         parent: its pid, where the caller knows it: the parent may be gone already.
     """
-    if not sys.platform.startswith("linux"):
-        return
     parent = parent or os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died between the two lines
+    _at_death_of_parent(signal.SIGKILL)
+    if sys.platform.startswith("linux") and os.getppid() != parent:  # it died between the two lines
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """Take that back."""
+    _at_death_of_parent(0)
+
+
+def _at_death_of_parent(number: int) -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def state_of(pid: int) -> str:
+    """Return the letter for a process's state (R, S, D: waits inside the kernel, T or t: stopped, Z: ended); "" when it is gone."""
+    return _facts(pid)[0]
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process has not ended; without /proc nobody is known to be gone."""
+    return state_of(pid) not in ("", "Z", "X") or not Path("/proc/self/stat").exists()
+
+
+def exit_code_of(pid: int) -> int | None:
+    """Return the exit code (negative: the signal) of a process that has ended and that its parent has not asked yet; else None."""
+    facts = _facts(pid)
+    return os.waitstatus_to_exitcode(int(facts[49])) if facts[0] in ("Z", "X") and len(facts) > 49 else None
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids of a process's children, of their children, and so on."""
+    found = []
+    for task in Path("/proc").glob(f"{pid}/task/*/children"):
+        try:
+            children = [int(child) for child in task.read_text().split()]
+        except OSError:  # the thread has just ended
+            continue
+        found += [each for child in children for each in (child, *descendants(child))]
+    return found
+
+
+def _facts(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # also when it ends while we read
+        return [""]
 
 
 def _become(work: Callable[[], int], parent: int) -> NoReturn:

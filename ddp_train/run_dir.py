@@ -119,6 +119,10 @@ class RunDir:
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank:05d}.log"
 
+    def stacks(self, rank: int) -> Path:
+        """Where the stacks of all threads of a rank are, after a hang."""
+        return self.logs / f"stacks_rank_{rank:05d}.txt"
+
     def agent_log(self, node_rank: int) -> Path:
         """Where torch's agent complains; not there when it has nothing to say."""
         return self.logs / f"agent_{node_rank:05d}.log"

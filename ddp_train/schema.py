@@ -64,6 +64,8 @@ class ClusterConfig:
     max_restarts: int | None = field(default=0, metadata={"min": 0})
     grace_s: int = field(default=30, metadata={"min": 1})
     walltime: Any = field(default=None, metadata={"parse": seconds_of})  # minutes or text
+    start_timeout_s: float | None = field(default=1800.0, metadata={"above": 0})
+    step_timeout_s: float | None = field(default=300.0, metadata={"above": 0})
     env: dict[str, Any] = field(default_factory=dict)
 
 

@@ -24,7 +24,6 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
-from pathlib import Path
 from threading import Event, Lock, Thread, main_thread
 from typing import Any
 
@@ -32,7 +31,7 @@ from torch.distributed import DistError, DistStoreError, PrefixStore, Store
 
 from ddp_train import failure
 from ddp_train.distributed import World
-from ddp_train.process import STOP_SIGNALS
+from ddp_train.process import STOP_SIGNALS, is_alive
 
 logger = logging.getLogger(__name__)
 
@@ -127,14 +126,14 @@ class Stop:
 
     def gone(self) -> tuple[int, int] | None:
         """Return rank and pid of a rank on this machine that has ended, if there is one."""
-        return next(((rank, pid) for rank, pid in self._neighbours.items() if not _is_alive(pid)), None)
+        return next(((rank, pid) for rank, pid in self._neighbours.items() if not is_alive(pid)), None)
 
     def ask_others(self) -> dict[int, str]:
         """Return what the other ranks are doing, by rank, those left out that have ended. Waits a second at most."""
         if self._store is None:
             return {}
         answers: dict[int, str] = {}
-        gone = [rank for rank, pid in self._neighbours.items() if not _is_alive(pid)]
+        gone = [rank for rank, pid in self._neighbours.items() if not is_alive(pid)]
         others = [rank for rank in range(self._world.size) if rank not in (self._world.rank, *gone)]
         try:
             _send(self._store, "ask")
@@ -285,15 +284,6 @@ def _pid_namespace() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return not Path("/proc/self/stat").exists()  # without /proc nobody is known to be gone
-    except OSError:
-        return False  # it ended while we read
 
 
 def _end(code: int) -> None:

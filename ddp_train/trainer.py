@@ -25,7 +25,7 @@ from ddp_train.data.loader import EvalLoader, Evaluation
 from ddp_train.data.order import epochs
 from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed import World
-from ddp_train.errors import NonFiniteLossError
+from ddp_train.errors import DataError, NonFiniteLossError
 from ddp_train.interfaces import Objective, Predicting
 from ddp_train.predictions import PredictionFiles
 from ddp_train.pulse import Phase, Pulse
@@ -100,6 +100,14 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
         loop.pulse.enter(Phase.DATA, state.step)
         batch = loader.order.batch_at(state.samples)
         micro_batches = list(islice(stream, loader.grad_accum_steps))
+        if len(micro_batches) < loader.grad_accum_steps:  # on one rank, say: the others would wait for it in the all-reduce
+            raise DataError(
+                key="data",
+                happened=f"the data of rank {world.rank} ended within step {state.step + 1}, after {len(micro_batches)} of its"
+                f" {loader.grad_accum_steps} micro-batches",
+                expected="data that goes on until the run's last step, on every rank",
+                fix="look for a StopIteration that the data set raises",
+            )
         window.data_wait_s += time.perf_counter() - started
         window.skipped += sum(len(micro_batch.skipped) for micro_batch in micro_batches)
 

@@ -28,15 +28,18 @@ from ddp_train.faults import inject
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
+from ddp_train.process import exit_code_of
 from ddp_train.pulse import Phase, Pulse
 from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic, seed_all
 from ddp_train.stop import WALLTIME, Stop
 from ddp_train.trainer import Loop, Record, settle, train
+from ddp_train.watch import Watch, flight_recorder, patience
 
 logger = logging.getLogger(__name__)
 
 _PEER_REPORTS_S = 5.0
+_AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit code 0
 
 
 def leave(code: int) -> NoReturn:
@@ -58,6 +61,7 @@ class Rank:
         self._store, self._rank, self._size = store, rank, size
         self._world: World | None = None
         self._num_jobs = 0
+        self._watch = Watch(store, rank, size)
 
     def run(self, job: Job) -> int:
         """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
@@ -67,15 +71,16 @@ class Rank:
             started = time.monotonic()
             stop: Stop | None = None
             try:
-                tree = job.config.tree
+                tree, pulse = job.config.tree, Pulse()
+                device = resolve_device(tree["cluster"]["device"])
+                self._watch.begin(job, pulse, uses_device=device == "cuda", terminal=terminal)
                 # Of ranks that a user's torchrun started, and before CUDA is.
                 os.environ.update(cluster.environment_of(tree["cluster"], deterministic=tree["deterministic"]))
+                os.environ.update(flight_recorder(job.run_dir) if device == "cuda" else {})
                 if job.config.tree["data"]["num_workers"]:
                     start_server()
                 if self._world is None:
-                    self._world = open_world(
-                        self._store, self._rank, self._size, device=resolve_device(job.config.tree["cluster"]["device"])
-                    )
+                    self._world = open_world(self._store, self._rank, self._size, device=device, timeout=patience(tree["cluster"]))
                 self._world.use_device()
                 stop = Stop(
                     self._world,
@@ -86,10 +91,10 @@ class Rank:
                     else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).beside(doing), job, terminal),
                     at=None if job.in_sweep else _stops_at(tree["cluster"]),  # a sweep stops as a whole
                 )
-                pulse = Pulse()
                 if self._world.is_main:
                     pulse.listen(progress.begin(job.run_dir))
                 code = run_job(job, self._world, state, stop, pulse)
+                self._watch.end()
                 stop.close()
                 return code
             except BaseException as error:  # sys.exit in a component is no way to leave either
@@ -112,14 +117,32 @@ def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | No
         stop.say(failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
     if is_a_peers:
         error.add_note(f"{restart.LOST}: see the logs of the other ranks.")
-        time.sleep(_PEER_REPORTS_S)  # whoever broke the connection knows why, or the agent does; it ends us meanwhile
-        gone = stop.gone() if stop is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
-        if stop is not None and gone is not None and not job.run_dir.failure.exists():  # the agent found nothing wrong with its end
+        gone = _wait_for_a_report(job, stop)
+        if stop is not None and gone is not None:
             departed, pid = gone
             doing = stop.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
             return failure.from_departure(rank=departed, pid=pid, step=state.step).beside(doing)
     found = failure.from_exception(error, rank=rank, step=state.step or None)
     return found if stop is None or job.run_dir.failure.exists() else found.beside(stop.ask_others())
+
+
+def _wait_for_a_report(job: Job, stop: Stop | None) -> tuple[int, int] | None:
+    """Give whoever broke the connection, or the agent that saw it end, time to say why; it ends this rank meanwhile.
+
+    Returns:
+        Rank and pid of a neighbour that left with exit code 0, in which no agent finds anything wrong.
+    """
+    deadline, reaped = time.monotonic() + _PEER_REPORTS_S, 0.0
+    while time.monotonic() < deadline and not job.run_dir.failure.exists():
+        time.sleep(0.005)
+        gone = stop.gone() if stop is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
+        if gone is None:
+            continue
+        exit_code = exit_code_of(gone[1])
+        reaped = reaped or (time.monotonic() if exit_code is None else 0.0)
+        if exit_code == 0 or (reaped and time.monotonic() - reaped > _AGENT_ACTS_S):
+            return gone
+    return None
 
 
 def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0) -> None:

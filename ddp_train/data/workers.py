@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ddp_train import stacks
 from ddp_train.data.slot import Slot
 from ddp_train.errors import UserError
 from ddp_train.process import RANK_VARIABLE, STOP_SIGNALS, die_with_parent
@@ -183,6 +184,8 @@ def _serve(
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     torch.set_num_threads(1)
+    stacks.answer()
+    note = stacks.Note()  # for the report of a hang
     for slot in cycle([Slot(descriptor.fileno()) for descriptor in slots]):
         try:
             request = connection.recv()
@@ -190,9 +193,11 @@ def _serve(
             return
         answer: bytes | _Raised
         try:
+            note.write(str(request))
             answer = slot.put(read(request))
         except Exception as error:
             answer = _Raised(_portable(error), traceback.format_exc())
+        note.write("")
         try:
             connection.send(answer)
         except OSError:

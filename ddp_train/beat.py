@@ -1,0 +1,84 @@
+"""A rank's sign of life: what it is at and since when, in a file in memory that the watch of its node looks at.
+
+Written in every phase of every step: a few plain stores, no lock and no system call. The watch looks at ranks that do not move, so it
+does no harm when it meets one half written.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+
+from ddp_train import memory_file
+from ddp_train.pulse import Phase, Pulse
+
+_NAME = "ddp_train_beat"
+_LAYOUT = struct.Struct("=dqqq")
+_PHASES = tuple(Phase)
+_NUMBERS = {phase: number for number, phase in enumerate(_PHASES)}
+_IN_A_STEP = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP, Phase.END)
+"""In which order phases with the same number of steps behind them come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """What a rank is at."""
+
+    time: float  # when that began, in seconds of the machine's monotonic clock
+    phase: Phase
+    step: int  # steps taken before it
+    first_step: int  # where this rank began; -1: it has not yet
+
+    @property
+    def has_taken_a_step(self) -> bool:
+        return 0 <= self.first_step < self.step
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """What tells who is behind."""
+        return self.step, _IN_A_STEP.index(self.phase)
+
+
+class Heart:
+    """Beats with each phase of one job after another (in a rank)."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        if memory_file.IS_SUPPORTED:
+            descriptor = memory_file.create(_NAME)  # stays open: the watch opens it by its name
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+            self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
+        self._first_step = -1
+
+    def follow(self, pulse: Pulse) -> None:
+        """Beat with the phases of a job that begins."""
+        self._first_step = -1
+        pulse.listen(self._beat)
+
+    def _beat(self, phase: Phase, step: int) -> None:
+        if self._first_step < 0 and phase is Phase.DATA:
+            self._first_step = step
+        if self._memory is not None:
+            _LAYOUT.pack_into(self._memory, 0, time.monotonic(), step, self._first_step, _NUMBERS[phase])
+
+
+class Beats:
+    """The beats of another process, as the watch sees them."""
+
+    def __init__(self, pid: int) -> None:
+        self._memory: mmap.mmap | None = None
+        descriptor = memory_file.open_of(pid, _NAME)
+        if descriptor is not None:
+            self._memory = mmap.mmap(descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
+            os.close(descriptor)
+
+    def last(self, *, since: float) -> Beat:
+        """Return the last one; one from before `since` is of another job, and counts as a start at that time."""
+        if self._memory is not None:
+            moment, step, first_step, number = _LAYOUT.unpack_from(self._memory)
+            if moment >= since:
+                return Beat(time=moment, phase=_PHASES[number], step=step, first_step=first_step)
+        return Beat(time=since, phase=Phase.START, step=0, first_step=-1)

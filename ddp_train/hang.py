@@ -1,0 +1,198 @@
+"""Who is to blame when ranks stand still: what the kernel, the beats and the stacks of one node's ranks say, weighed in that order.
+
+A rank that waits in a collective waits for somebody else. Pure functions: the watch (`watch_process.py`) gathers the facts.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from traceback import FrameSummary
+
+from ddp_train import failure
+from ddp_train.beat import Beat
+from ddp_train.pulse import Phase
+
+_WAITS = (  # where the innermost frame of a rank is that waits for others; in backward, DDP reduces the gradients
+    "torch/distributed/",
+    "torch/nn/parallel/",
+    "torch/autograd/graph.py",
+    "ddp_train/distributed.py",
+    "ddp_train/stop.py",
+    "ddp_train/rendezvous.py",
+)
+_WAITS_FOR_DEVICE = re.compile(r"\.(item|tolist|cpu|to|wait|synchronize)\(|\bfloat\(")
+_READING = (Phase.DATA, Phase.EVALUATION)
+STOPPED = ("T", "t")
+IN_KERNEL = "D"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A loader worker of a rank that stands still."""
+
+    pid: int
+    state: str  # the kernel's letter
+    reads: str  # as its note says; "": nothing
+    frames: Sequence[FrameSummary] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of one rank."""
+
+    rank: int
+    pid: int
+    state: str  # the kernel's letter
+    beat: Beat
+    still_s: float  # how long it has not moved
+    frames: Sequence[FrameSummary]  # of its main thread, outermost first; empty where it gave no answer
+    workers: Sequence[Worker] = ()
+    uses_device: bool = False  # a GPU, for which the host waits in other places
+
+    def doing(self) -> str:
+        """Say in a few words where it is."""
+        if self.state in STOPPED:
+            return "stopped"
+        return failure.describe(self.frames) or ("in the kernel" if self.state == IN_KERNEL else "gave no answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """A rank, and what it is to blame for."""
+
+    facts: Facts
+    why: str
+    fix: str
+    frames: Sequence[FrameSummary] = ()  # what shows it
+
+
+def blame(ranks: Sequence[Facts], overdue: Sequence[int]) -> list[Blame]:
+    """Return who of `overdue` is to blame; nobody when each of them may be waiting for somebody else."""
+    late = [facts for facts in ranks if facts.rank in overdue]
+    for judge in (_in_kernel, _with_stuck_worker, _behind, _elsewhere):
+        if found := [each for facts in late if (each := judge(facts, ranks)) is not None]:
+            return found
+    return []
+
+
+def blame_anybody(ranks: Sequence[Facts]) -> Blame:
+    """Pick a rank where all seem to wait: one of the few that wait in another place than most, or the first that stood still."""
+    places: dict[object, list[Facts]] = {}
+    for facts in ranks:
+        places.setdefault((facts.beat.progress, facts.doing()), []).append(facts)
+    groups = sorted(places.values(), key=len)
+    if len(groups) > 1 and len(groups[0]) < len(groups[1]):
+        return Blame(
+            facts=groups[0][0],
+            why="waits in another place than the other ranks",
+            fix="look for a collective that not all ranks take part in",
+            frames=groups[0][0].frames,
+        )
+    first = min(ranks, key=lambda facts: facts.beat.time)
+    return Blame(
+        facts=first,
+        why="stood still first; all ranks wait for each other",
+        fix="look for collectives that the ranks call in different orders",
+        frames=first.frames,
+    )
+
+
+def blame_other_node(ranks: Sequence[Facts]) -> Blame:
+    """Say that nobody here is to blame: all wait for ranks of another node, which has not reported."""
+    first = min(ranks, key=lambda facts: facts.rank)
+    return Blame(
+        facts=first,
+        why="waits, as all ranks of this node do, for another node, which has not said why",
+        fix="look at the other nodes and the network between them",
+        frames=first.frames,
+    )
+
+
+def to_failure(blamed: Sequence[Blame], ranks: Sequence[Facts], *, key: str, limit_s: float) -> failure.Failure:
+    """Describe a hang, for failure.json and the screen.
+
+    Args:
+        key: of the config, which has the time-out.
+        limit_s: its value, in seconds.
+    """
+    first, facts = blamed[0], blamed[0].facts
+    also = f" (so do ranks {', '.join(str(each.facts.rank) for each in blamed[1:])})" if len(blamed) > 1 else ""
+    where = f": {text}" if (text := failure.describe(first.frames)) else ""
+    message = f"rank {facts.rank} {first.why}{also}{where}; it has not moved for {facts.still_s:.1f} s ({key} is {limit_s:g}),"
+    message += f" in the phase {facts.beat.phase}"
+    stack = failure.shorten(first.frames) if first.frames else ""
+    found = failure.Failure(
+        rank=facts.rank,
+        host=socket.gethostname(),
+        pid=facts.pid,
+        step=facts.beat.step,
+        error="Hang",
+        message=message,
+        key=key,
+        traceback=f"{stack}Hang: {message}" if stack else "",
+        time=time.time(),
+        fix=first.fix,
+    )
+    guilty = {each.facts.rank for each in blamed}
+    return found.beside({each.rank: f"{each.doing()} (phase {each.beat.phase})" for each in ranks if each.rank not in guilty})
+
+
+def _in_kernel(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
+    if facts.state in STOPPED:
+        why = "is stopped" if facts.state == "T" else "is stopped by a debugger"
+        return Blame(facts=facts, why=why, fix=f"nothing in the code: somebody sent SIGSTOP to process {facts.pid}")
+    if facts.state == IN_KERNEL:
+        return Blame(
+            facts=facts,
+            why="waits inside the kernel",
+            fix="look at this machine's disks, network file systems and GPUs",
+            frames=facts.frames,
+        )
+    return None
+
+
+def _with_stuck_worker(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
+    if facts.beat.phase not in _READING or _waits(facts) or not facts.workers:
+        return None
+    halted = [worker for worker in facts.workers if worker.state in (*STOPPED, IN_KERNEL)]
+    busy = [worker for worker in facts.workers if worker.reads]
+    if not halted and not busy:
+        return None
+    worker = (halted or busy)[0]
+    state = "stopped" if worker.state in STOPPED else "waiting inside the kernel" if worker.state == IN_KERNEL else "stuck"
+    reading = f" while it reads {worker.reads}" if worker.reads else ""
+    why = f"waits for its loader worker (pid {worker.pid}), which is {state}{reading}"
+    return Blame(facts=facts, why=why, fix=_fix(facts), frames=worker.frames or facts.frames)
+
+
+def _behind(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
+    """Blame a rank that has not come as far as others that have no reason to wait for anybody else."""
+    furthest = max(each.beat.progress for each in ranks)
+    if facts.beat.progress == furthest or _waits(facts):
+        return None
+    return Blame(facts=facts, why="is behind the others", fix=_fix(facts), frames=facts.frames)
+
+
+def _elsewhere(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
+    if _waits(facts) or _waits_for_device(facts):
+        return None
+    return Blame(facts=facts, why="hangs", fix=_fix(facts), frames=facts.frames)
+
+
+def _waits(facts: Facts) -> bool:
+    """Tell whether a rank waits for others, as far as its stack shows."""
+    return len(facts.frames) > 0 and any(part in facts.frames[-1].filename for part in _WAITS)
+
+
+def _waits_for_device(facts: Facts) -> bool:
+    """Tell whether a rank waits for its GPU, where a collective may be that waits for others."""
+    return facts.uses_device and len(facts.frames) > 0 and _WAITS_FOR_DEVICE.search(facts.frames[-1].line or "") is not None
+
+
+def _fix(facts: Facts) -> str:
+    key = "cluster.step_timeout_s" if facts.beat.has_taken_a_step else "cluster.start_timeout_s"
+    return f"that line; a larger {key} if it was only slow, null to wait for ever"

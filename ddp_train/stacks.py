@@ -1,0 +1,94 @@
+"""Python stacks of a process that is stuck, and a line about what it was doing: others ask for them.
+
+faulthandler writes the stacks from inside the handler of a signal, in C: also while somebody holds the interpreter's lock for ever, and in
+a deadlock. A process that is stopped, or waits inside the kernel, cannot answer.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from traceback import FrameSummary
+
+from ddp_train import memory_file
+
+_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
+_STACKS, _NOTE = "ddp_train_stacks", "ddp_train_note"
+_NOTE_BYTES = 200
+_POLL_S = 0.05
+_THREAD = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+
+
+def answer() -> None:
+    """Let others ask for this process's stacks. Called once, in its main thread."""
+    if memory_file.IS_SUPPORTED:
+        faulthandler.register(_SIGNAL, file=memory_file.create(_STACKS), all_threads=True)
+
+
+class Note:
+    """What this process is doing, for others to read; about a microsecond each time."""
+
+    def __init__(self) -> None:
+        self._descriptor = memory_file.create(_NOTE) if memory_file.IS_SUPPORTED else None
+
+    def write(self, text: str) -> None:
+        """Replace the note; it may have 200 bytes."""
+        if self._descriptor is not None:
+            os.pwrite(self._descriptor, text.encode()[:_NOTE_BYTES].ljust(_NOTE_BYTES), 0)
+
+
+def note_of(pid: int) -> str:
+    """Return the note of a process; "" where it has none."""
+    descriptor = memory_file.open_of(pid, _NOTE)
+    if descriptor is None:
+        return ""
+    try:
+        return os.pread(descriptor, _NOTE_BYTES, 0).decode(errors="replace").strip()
+    finally:
+        os.close(descriptor)
+
+
+def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
+    """Return the stacks of all threads as faulthandler writes them, by pid; processes that cannot answer are left out."""
+    files, sizes = {}, {}
+    for pid in pids:
+        if _answers(pid) and (descriptor := memory_file.open_of(pid, _STACKS)) is not None:
+            files[pid], sizes[pid] = descriptor, [os.fstat(descriptor).st_size]
+            os.kill(pid, _SIGNAL)
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline and not all(len(each) > 2 and each[0] < each[-1] == each[-2] for each in sizes.values()):
+        time.sleep(_POLL_S)
+        for pid, descriptor in files.items():
+            sizes[pid].append(os.fstat(descriptor).st_size)
+    found = {}
+    for pid, descriptor in files.items():
+        before, now = sizes[pid][0], os.fstat(descriptor).st_size
+        if now > before:
+            found[pid] = os.pread(descriptor, now - before, before).decode(errors="replace")
+        os.close(descriptor)
+    return found
+
+
+def main_thread(text: str) -> list[FrameSummary]:
+    """Return the frames of the main thread, outermost first."""
+    threads = [part for part in re.split(r"(?m)^(?=(?:Current thread|Thread) 0x)", text) if _THREAD.match(part)]
+    if not threads:
+        return []
+    # The kernel gives a signal to the main thread unless that blocks it; and faulthandler writes the oldest thread last.
+    chosen = next((part for part in threads if part.startswith("Current")), threads[-1])
+    return [FrameSummary(file, int(line), name) for file, line, name in reversed(_FRAME.findall(chosen))]
+
+
+def _answers(pid: int) -> bool:
+    """Tell whether a process has registered: the signal would end any other."""
+    try:
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)

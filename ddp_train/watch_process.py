@@ -1,0 +1,200 @@
+"""The process that watches the ranks of one node: who does not move any more is named, with its stack, and ended.
+
+    python -m ddp_train.watch_process PID_OF_LOCAL_RANK_0
+
+Jobs come as lines on its standard input (`Orders`; an empty line: the job is over). It imports no torch and needs nothing of the ranks:
+their beats and stacks lie in memory that it can see (`memory_file.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ddp_train import hang, restart, stacks
+from ddp_train.beat import Beat, Beats
+from ddp_train.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, state_of
+from ddp_train.run_dir import RunDir
+
+OTHER_NODES = 2
+"""Where nobody on this node is to blame, another node has this many time-outs to name somebody."""
+
+_POLL_S = 0.2
+_GAP_S = 2.0  # between two polls: this process was suspended itself, and probably the ranks too
+_ENDS_WITHIN_S = 3.0  # after a rank was killed; its agent ends the others, unless they are stuck as well
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """What to watch."""
+
+    pids: dict[int, int]  # rank -> pid, of this node
+    world_size: int
+    run_dir: str
+    start_timeout_s: float | None  # without a beat, until a rank has taken its first step; None: as long as it takes
+    step_timeout_s: float | None  # the same, after it
+    uses_device: bool  # a GPU
+    shows: bool  # a report goes to the terminal too
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Orders:
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**{**fields, "pids": {int(rank): pid for rank, pid in fields["pids"].items()}})
+
+
+def main() -> None:
+    """Watch until local rank 0 is gone, or a hang was reported."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # for the ranks; this process ends with them
+    die_with_parent(int(sys.argv[1]))
+    watched: _Job | None = None
+    received = b""
+    polled = time.monotonic()
+    while watched is None or not watched.is_over:
+        readable, _, _ = select.select([0], [], [], _POLL_S)
+        if readable:
+            if not (part := os.read(0, 1 << 16)):
+                return
+            *lines, received = (received + part).split(b"\n")
+            for line in lines:
+                watched = _Job(Orders.from_json(line.decode())) if line else None
+        now = time.monotonic()
+        if watched is not None:
+            if now - polled > _GAP_S:
+                watched.start_clocks(now)
+            watched.look(now)
+        polled = time.monotonic()
+
+
+class _Job:
+    """One job's ranks on this node."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders, self._run_dir = orders, RunDir(Path(orders.run_dir))
+        self._began = self._clocks_began = time.monotonic()
+        self._beats = {rank: Beats(pid) for rank, pid in orders.pids.items()}
+        self._looked_at: dict[int, float] = {}  # rank -> the time of its beat when it was found to wait for others
+        self._is_failing = False  # somebody else has reported a failure, and the agent ends the ranks
+        self.is_over = False
+
+    def start_clocks(self, now: float) -> None:
+        """Count from now on: the ranks could not move until now."""
+        self._clocks_began = now
+
+    def look(self, now: float) -> None:
+        """End the job if ranks have stood still for too long and are to blame for it."""
+        pids = {rank: pid for rank, pid in self._orders.pids.items() if is_alive(pid)}
+        if not self._is_failing and (len(pids) < len(self._orders.pids) or self._run_dir.failure.exists()):
+            self._is_failing = True
+            self.start_clocks(now)
+        if not pids or self._is_suspended(list(pids.values())):
+            self.start_clocks(now)
+            return
+        beats = {rank: self._beats[rank].last(since=self._began) for rank in pids}
+        still = {rank: now - max(beat.time, self._clocks_began) for rank, beat in beats.items()}
+        overdue = [rank for rank in pids if still[rank] > self._limit(beats[rank])]
+        waits_elsewhere = len(overdue) == len(pids) and self._orders.world_size > len(self._orders.pids)
+        gives_up = waits_elsewhere and all(still[rank] > OTHER_NODES * self._limit(beats[rank]) for rank in overdue)
+        if not gives_up and all(self._looked_at.get(rank) == beats[rank].time for rank in overdue):
+            return
+        texts = stacks.ask([pid for pid in pids.values() if state_of(pid) not in hang.STOPPED])
+        ranks = [self._facts(rank, pid, beats[rank], still[rank], texts.get(pid, "")) for rank, pid in pids.items()]
+        blamed = hang.blame(ranks, overdue)
+        if not blamed and len(overdue) == len(pids) and not waits_elsewhere:
+            blamed = [hang.blame_anybody(ranks)]
+        if not blamed and gives_up:
+            blamed = [hang.blame_other_node(ranks)]
+        if blamed:
+            self._end(blamed, ranks, texts)
+        else:
+            self._looked_at |= {rank: beats[rank].time for rank in overdue}
+
+    def _limit(self, beat: Beat) -> float:
+        limit = self._orders.step_timeout_s if beat.has_taken_a_step else self._orders.start_timeout_s
+        return float("inf") if limit is None else limit
+
+    def _is_suspended(self, pids: Sequence[int]) -> bool:
+        """Tell whether somebody has stopped all of the job here: not a hang of one rank. One rank alone: with its parent."""
+        states = [state_of(pid) for pid in pids]
+        if len(pids) == 1:
+            states.append(state_of(_parent(pids[0])))
+        return all(state in hang.STOPPED for state in states)
+
+    def _facts(self, rank: int, pid: int, beat: Beat, still_s: float, text: str) -> hang.Facts:
+        workers = []
+        for child in descendants(pid):
+            state, note = state_of(child), stacks.note_of(child)
+            if child != os.getpid() and (note or state in (*hang.STOPPED, hang.IN_KERNEL)):
+                answer = "" if state in hang.STOPPED else stacks.ask([child], within_s=0.5).get(child, "")
+                workers.append(hang.Worker(pid=child, state=state, reads=note, frames=stacks.main_thread(answer)))
+        return hang.Facts(
+            rank=rank,
+            pid=pid,
+            state=state_of(pid),
+            beat=beat,
+            still_s=still_s,
+            frames=stacks.main_thread(text),
+            workers=workers,
+            uses_device=self._orders.uses_device,
+        )
+
+    def _end(self, blamed: Sequence[hang.Blame], ranks: Sequence[hang.Facts], texts: dict[int, str]) -> None:
+        """Report, and kill who is to blame at once; the agent ends the others, or else we do."""
+        self.is_over = True
+        if not self._is_failing:
+            self._report(blamed, ranks, texts)
+        outlive_parent()  # which may be one of them
+        _kill([each.facts.pid for each in blamed])
+        pids = [each.pid for each in ranks]
+        deadline = time.monotonic() + _ENDS_WITHIN_S
+        while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        _kill(pids)
+
+    def _report(self, blamed: Sequence[hang.Blame], ranks: Sequence[hang.Facts], texts: dict[int, str]) -> None:
+        has_taken_a_step = blamed[0].facts.beat.has_taken_a_step
+        key = "cluster.step_timeout_s" if has_taken_a_step else "cluster.start_timeout_s"
+        found = hang.to_failure(blamed, ranks, key=key, limit_s=self._limit(blamed[0].facts.beat))
+        is_first = True
+        try:
+            self._run_dir.logs.mkdir(parents=True, exist_ok=True)
+            for each in ranks:
+                if each.pid in texts:
+                    self._run_dir.stacks(each.rank).write_text(texts[each.pid])
+            if texts:
+                found = replace(found, stacks=f"{self._run_dir.logs.name}/stacks_*.txt")
+            is_first = found.record(self._run_dir, seconds=time.monotonic() - self._began)
+        except OSError:  # a full disk, say, which may be the very reason
+            pass
+        if is_first and self._orders.shows and restart.is_last_attempt():
+            with suppress(OSError):  # nobody reads it
+                print(found.screen(self._run_dir), file=sys.stderr, flush=True)
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
