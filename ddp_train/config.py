@@ -22,8 +22,8 @@ from ddp_train.errors import ConfigError
 from ddp_train.rules import (
     BatchIdentity,
     batch_identity,
-    check_device,
     check_bad_numbers,
+    check_device,
     check_evaluation,
     check_machines,
     check_reading,

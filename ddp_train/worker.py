@@ -214,6 +214,7 @@ def _loop(job: Job, components: Components, state: TrainState, world: World, sto
                 print(line, flush=True)
 
     def go_back(found: Rewind) -> None:
+        pulse.enter(Phase.START, state.step)  # reading a checkpoint takes its time
         rewind(found, run_dir, components, state, world, tell=tell)
         for writer in writers:
             writer.close()

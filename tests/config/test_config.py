@@ -160,6 +160,9 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["data.on_device=true", "data.num_workers=2"], "data.num_workers", "leaves nothing to read"),
         (["strategy.static_graph=true", "trainer.grad_accum_steps=2", "cluster=cpu"], "strategy.static_graph", "2 micro-batches"),
         (["~strategy"], "strategy", "the section is missing"),
+        (["trainer.on_nonfinite=ignore"], "trainer.on_nonfinite", "one of stop, skip, rewind"),
+        (["trainer.on_nonfinite=rewind"], "trainer.on_nonfinite", "checkpoint.every_steps"),
+        (["trainer.on_spike=rewind", "checkpoint.every_steps=9"], "trainer.on_spike", "trainer.spike_zscore=8"),
     ],
 )
 def test_a_mistake_is_named_with_its_key_and_its_fix(overrides: list[str], key: str, said: str) -> None:

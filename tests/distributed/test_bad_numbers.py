@@ -14,6 +14,7 @@ pytestmark = pytest.mark.distributed
 
 PARTS = """
 import os
+from pathlib import Path
 import torch
 from torch import nn
 
@@ -30,15 +31,18 @@ class Images:
         return self.inputs[indices], self.targets[indices]
 
 class Normed(nn.Module):
-    def __init__(self, image_shape, num_classes, drifts_at=None):
+    def __init__(self, image_shape, num_classes, drifts_at=None, breaks_at=float("inf")):
         super().__init__()
         self.norm, self.head = nn.BatchNorm1d(16), nn.Linear(16, num_classes)
-        self.drifts_at, self.calls = drifts_at, 0
+        self.drifts_at, self.breaks_at, self.calls = drifts_at, breaks_at, 0
     def forward(self, inputs):
         self.calls += 1
-        if self.calls == self.drifts_at and os.environ["RANK"] == "1":
+        if self.calls == self.drifts_at and os.environ["RANK"] == "1" and not Path("drifted").exists():
+            Path("drifted").touch()
             with torch.no_grad():
                 self.head.weight[2, 5] += 1e-6
+        if self.calls >= self.breaks_at:
+            inputs = inputs * float("nan")
         return self.head(self.norm(inputs.flatten(1)) if self.training else inputs.flatten(1))
 """
 
