@@ -21,7 +21,7 @@ def numbers(run: Path) -> list[dict[str, Any]]:
 
 
 REACTIONS = {
-    "rewound": ["+data.spoiled=[17,40]", "trainer.on_nonfinite=rewind"],
+    "rewound": ["+data.spoiled=[17]", "trainer.on_nonfinite=rewind"],
     "skipped": ["+data.spoiled=[17,40]", "trainer.on_nonfinite=skip"],
     "spike": ["+data.spoiled=[17]", "+data.factor=1e4", "trainer.spike_zscore=20", "trainer.on_spike=rewind"],
 }
