@@ -143,11 +143,7 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
         scale = shared["scaler"]["scale"] * saved_world_size / world.size
         components.scaler.load_state_dict({**shared["scaler"], "scale": scale})
     windows = [WindowSums(**_read_rank(checkpoint, rank)["window"]) for rank in range(saved_world_size if world.is_main else 1)]
-    if world.is_main:  # it carries on what all of them had
-        loss_sum, skipped = sum(window.loss_sum for window in windows), sum(window.skipped for window in windows)
-        state.window = WindowSums(loss_sum, windows[0].weight, skipped)
-    else:
-        state.window = WindowSums(weight=windows[0].weight)
+    state.window = WindowSums.shared_out(windows, is_main=world.is_main)
     return False
 
 

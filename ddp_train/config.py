@@ -22,6 +22,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.rules import (
     BatchIdentity,
     batch_identity,
+    check_bad_numbers,
     check_device,
     check_evaluation,
     check_faults,
@@ -101,6 +102,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors += check_reading(sections["data"])
         errors += check_sampling(sections["data"])
         errors += check_steps(tree, sections["trainer"])
+        errors += check_bad_numbers(sections["trainer"], sections["checkpoint"])
         errors += check_strategy(tree, batch)
         errors += check_evaluation(sections["evaluate"], sections["data"])
         errors += check_device(tree, sections["cluster"])
@@ -135,8 +137,9 @@ def section(composed: DictConfig, name: str) -> dict[str, Any]:
 
 
 _WITHOUT_EFFECT_ON_RESULTS = (
-    *("name", "resume", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug", "trainer.grad_accum_steps"),
-    *("trainer.log_every_steps", "trainer.evaluate_every_steps", "data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
+    *("name", "resume", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
+    *("trainer.grad_accum_steps", "trainer.log_every_steps", "trainer.evaluate_every_steps", "trainer.check_replicas_every_steps"),
+    *("data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
 )
 
 

@@ -70,6 +70,14 @@ class World:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
+    def gather_rows(self, values: Tensor) -> Tensor:
+        """Return every rank's tensor, which has the same shape on all, stacked by rank. Collective."""
+        if self.size == 1:
+            return values[None]
+        rows = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(rows, values)
+        return torch.stack(rows)
+
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, by rank, on every rank. Pickles: not for the hot path. Collective."""
         if self.size == 1:

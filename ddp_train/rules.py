@@ -151,6 +151,31 @@ def check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Con
     ]
 
 
+def check_bad_numbers(trainer: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> list[ConfigError]:
+    """Check that there is something to go back to where a run may have to, and that spikes which lead to it are looked for."""
+    errors = []
+    if trainer["on_spike"] == "rewind" and trainer["spike_zscore"] is None:
+        errors.append(
+            ConfigError(
+                key="trainer.on_spike",
+                happened="is rewind, but trainer.spike_zscore is null: spikes are not looked for",
+                expected="both or none",
+                fix="trainer.spike_zscore=8",
+            )
+        )
+    rewinding = [key for key in ("on_nonfinite", "on_spike") if trainer[key] == "rewind"]
+    if rewinding and checkpoint["every_steps"] is None:
+        errors.append(
+            ConfigError(
+                key=f"trainer.{rewinding[0]}",
+                happened="is rewind, but checkpoint.every_steps is null: there is no checkpoint before the end",
+                expected="checkpoints to go back to",
+                fix="checkpoint.every_steps=1000",
+            )
+        )
+    return errors
+
+
 def check_evaluation(evaluate: Mapping[str, Any], data: Mapping[str, Any]) -> list[ConfigError]:
     """Refuse to save the predictions of evaluations that never are."""
     if not evaluate["save_predictions"] or data["eval"] is not None:

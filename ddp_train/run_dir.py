@@ -1,6 +1,7 @@
 """Every path of a run, and the exclusive claim to its folder.
 
-    config.yaml  .hydra/  environment.json  metrics.jsonl  tensorboard/  logs/  checkpoints/  predictions/  failure.json  result.json
+    config.yaml  .hydra/  environment.json  metrics.jsonl  events.jsonl  tensorboard/  logs/  checkpoints/  predictions/
+    failure.json  result.json
 
 Imports no torch: the composing process claims the folder and writes the config before any rank exists.
 """
@@ -45,6 +46,11 @@ class RunDir:
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """What happened to the numbers: losses that were not finite, spikes, steps that were skipped or taken back; a line each."""
+        return self.root / "events.jsonl"
 
     @property
     def tensorboard(self) -> Path:

@@ -30,6 +30,10 @@ class TrainerConfig:
     clip_grad_norm: float | None = field(default=None, metadata={"above": 0})
     log_every_steps: int = field(default=50, metadata={"min": 1})
     evaluate_every_steps: int | None = field(default=None, metadata={"min": 1})
+    on_nonfinite: str = field(default="stop", metadata={"one_of": ("stop", "skip", "rewind")})
+    spike_zscore: float | None = field(default=None, metadata={"above": 0})
+    on_spike: str = field(default="warn", metadata={"one_of": ("warn", "rewind")})
+    check_replicas_every_steps: int | None = field(default=None, metadata={"min": 1})
 
 
 @dataclass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,29 +13,64 @@ import torch
 
 @dataclass(frozen=True)
 class WindowSums:
-    """The running sums between two log steps."""
+    """What a checkpoint between two log steps holds of the steps since the last one."""
 
-    loss_sum: float = 0.0  # over one rank's units
-    weight: float = 0.0  # over all ranks
+    losses: list[float] = field(default_factory=list)  # of each step, over one rank's units
+    weights: list[float] = field(default_factory=list)  # of each step, over all ranks
     skipped: int = 0  # samples on one rank
+    skipped_steps: int = 0
+
+    @staticmethod
+    def shared_out(windows: Sequence[WindowSums], *, is_main: bool) -> WindowSums:
+        """Return what one rank carries on of the windows of another number of ranks: rank 0 has what all of them had."""
+        first = windows[0]
+        losses = [sum(parts) if is_main else 0.0 for parts in zip(*(window.losses for window in windows), strict=True)]
+        return WindowSums(losses, first.weights, sum(window.skipped for window in windows) if is_main else 0, first.skipped_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jump:
+    """One rewind: from which step back to which, while the data went on."""
+
+    from_step: int
+    to_step: int
+    samples: tuple[int, int]  # the positions [start, stop) that no weights remember
 
 
 @dataclass
 class TrainState:
-    """The position of a run. The data's position is one integer: how many samples were trained on, over all ranks and epochs."""
+    """The position of a run. The data's position is one integer: how many samples were trained on or jumped over, all ranks and epochs."""
 
     step: int = 0
     samples: int = 0
     best: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> {"value", "step"}
     owes_evaluation: bool = False  # a stop came between the step and its evaluation
+    losses: list[float] = field(default_factory=list)  # of the last steps, the oldest first; only where spikes are looked for
+    skipped_in_a_row: int = 0  # steps, up to the last one that was looked at
+    jumps: list[Jump] = field(default_factory=list)  # every rewind so far
     window: WindowSums | None = None  # of the checkpoint that was resumed from; differs between ranks
 
+    @property
+    def steps_taken(self) -> int:
+        """Steps, those that were taken back included: unlike `step` it only grows."""
+        return self.step + sum(jump.from_step - jump.to_step for jump in self.jumps)
+
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "samples": self.samples, "best": self.best, "owes_evaluation": self.owes_evaluation}
+        return {
+            "step": self.step,
+            "samples": self.samples,
+            "best": self.best,
+            "owes_evaluation": self.owes_evaluation,
+            "losses": list(self.losses),  # not the list that the next steps change
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "jumps": [asdict(jump) for jump in self.jumps],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.samples, self.best = state["step"], state["samples"], state["best"]
         self.owes_evaluation = state["owes_evaluation"]
+        self.losses, self.skipped_in_a_row = list(state["losses"]), state["skipped_in_a_row"]
+        self.jumps = [Jump(**{**jump, "samples": tuple(jump["samples"])}) for jump in state["jumps"]]
 
 
 def seed_all(seed: int, *, rank: int | None = None) -> None:

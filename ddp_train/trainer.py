@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ddp_train.anomaly import AnomalyWatch, Rewind
 from ddp_train.batch import batch_size
 from ddp_train.build import Components
 from ddp_train.data.device import copied_ahead, to_device
@@ -25,14 +26,19 @@ from ddp_train.data.loader import EvalLoader, Evaluation
 from ddp_train.data.order import epochs
 from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed import World
-from ddp_train.errors import DataError, NonFiniteLossError
+from ddp_train.errors import DataError
 from ddp_train.interfaces import Objective, Predicting
 from ddp_train.predictions import PredictionFiles
 from ddp_train.pulse import Phase, Pulse
-from ddp_train.state import TrainState, WindowSums
+from ddp_train.replica import ReplicaCheck
+from ddp_train.state import TrainState
+from ddp_train.step_guard import StepGuard
+from ddp_train.window import Window
 
 Record = dict[str, Any]
 """One line of metrics.jsonl."""
+
+_EVERY_STEP = StepGuard()
 
 
 @dataclass(kw_only=True)
@@ -49,33 +55,11 @@ class Loop:
     is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
     pulse: Pulse = field(default_factory=Pulse)
     predictions_of: Callable[[int], Path] | None = None  # where those of the evaluation after a step go; None: they are not saved
+    watch: AnomalyWatch = field(default_factory=AnomalyWatch)
+    guard: StepGuard = field(default_factory=StepGuard)
+    replicas: ReplicaCheck = field(default_factory=ReplicaCheck)
+    rewind: Callable[[Rewind], None] | None = None  # collective; after it the state is that of a checkpoint, but for the data's position
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
-
-
-class Window:
-    """What happened since the last log step. The loss stays on the device until the next one.
-
-    Args:
-        device: where the loss is added up.
-        sums: what a checkpoint between two log steps held, so that the next record is that of a run that never stopped.
-    """
-
-    def __init__(self, device: torch.device, sums: WindowSums | None = None) -> None:
-        sums = sums or WindowSums()
-        self.loss_sum = torch.full((), sums.loss_sum, dtype=torch.float64, device=device)  # over this rank's units
-        self.weight: float | Tensor = sums.weight  # over all ranks
-        self.skipped = sums.skipped  # samples on this rank
-        self.steps = self.samples = 0  # since this process began the window, for the time of a step
-        self.data_wait_s = 0.0
-        self.started = time.perf_counter()
-
-    def sums(self) -> WindowSums:
-        """Read the sums from the device."""
-        return WindowSums(self.loss_sum.item(), float(self.weight), self.skipped)
-
-    def leave_out(self, since: float) -> None:
-        """Take the time since `since` (an evaluation, a save) out of the time per step."""
-        self.started += time.perf_counter() - since
 
 
 def train(components: Components, state: TrainState, world: World, loop: Loop) -> bool:
@@ -86,9 +70,21 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
 
     Raises:
         NonFiniteLossError: the loss was NaN or infinite; all ranks raise at the same log step.
+        ReplicaError: the ranks' weights are not the same any more.
     """
+    stream = copied_ahead(components.train_loader.micro_batches(state.samples), world.device)
+    while True:
+        try:
+            return _train(components, state, world, loop, stream)
+        except Rewind as found:  # the data goes on where it is
+            if loop.rewind is None:
+                raise
+            loop.rewind(found)
+
+
+def _train(components: Components, state: TrainState, world: World, loop: Loop, stream: Iterator[MicroBatch]) -> bool:
+    """Train from `state` to the last step, or until a stop or a rewind."""
     loader = components.train_loader
-    stream = copied_ahead(loader.micro_batches(state.samples), world.device)
     components.module.train()
     window = Window(world.device, state.window)
     if state.owes_evaluation or state.step >= components.total_steps:  # or killed between its last step and its result
@@ -122,15 +118,17 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
             global_batch_size=batch.size,
             clip_grad_norm=loop.clip_grad_norm,
             measure_grad_norm=is_log_step,
+            guard=loop.guard,
         )
         state.step += 1
         state.samples += batch.size
+        loop.replicas.after(state.step)
         if is_log_step:
             _log(components, state, world, loop, window, grad_norm)
             window = Window(world.device)
 
         ends_period = state.step % loop.evaluate_every_steps == 0 if loop.evaluate_every_steps else batch.stop == loader.order.epoch_size
-        stops = loop.stops_after(state.step)
+        stops = loop.stops_after(state.steps_taken)
         if is_last or ends_period:
             started = time.perf_counter()
             stops = stops or not _evaluate(components, state, world, loop)
@@ -140,7 +138,8 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
             started = time.perf_counter()
             loop.pulse.enter(Phase.SAVE, state.step)
             if not is_log_step:  # else it is known: weights that are lost must not replace good ones
-                _require_finite(window, state, world)
+                loop.watch.judge(window, state, world, loader.order, is_scaled=components.scaler.is_enabled())
+            loop.replicas.before_save(state.step)
             loop.save(window)
             window.leave_out(started)
         if stops:
@@ -157,6 +156,7 @@ def train_step(
     global_batch_size: int,
     clip_grad_norm: float | None,
     measure_grad_norm: bool = False,
+    guard: StepGuard = _EVERY_STEP,
 ) -> Tensor | None:
     """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
 
@@ -168,26 +168,30 @@ def train_step(
 
     Source: Li et al. 2020, arXiv:2006.15704 (DDP; skipping synchronisation while accumulating).
     """
+    window.begin_step()
+    guard.begin()
     total_weight = _start_total_weight(components.objective, micro_batches, world, global_batch_size=global_batch_size)
     for micro_batch in micro_batches[:-1]:
         with components.strategy.no_sync(components.module):
-            _accumulate(components, micro_batch, world, window, total_weight)
-    _accumulate(components, micro_batches[-1], world, window, total_weight)
+            _accumulate(components, micro_batch, world, window, total_weight, guard)
+    _accumulate(components, micro_batches[-1], world, window, total_weight, guard)
 
     grad_norm = None
-    if clip_grad_norm is not None or measure_grad_norm:  # before the optimizer's step, which may use the gradients' memory
+    if (
+        clip_grad_norm is not None or measure_grad_norm or guard.needs_norm
+    ):  # before the optimizer's step, which may use the gradients' memory
         components.scaler.unscale_(components.optimizer)
         parameters = [parameter for parameter in components.module.parameters() if parameter.grad is not None]
         grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if clip_grad_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, clip_grad_norm, grad_norm)
-    components.scaler.step(components.optimizer)
+    guard.step(components.optimizer, components.scaler, grad_norm)
     components.scaler.update()
     components.scheduler.step()
     components.optimizer.zero_grad(set_to_none=True)
-    window.weight += total_weight()
-    window.steps += 1
-    window.samples += global_batch_size
+    if guard.needs_norm and grad_norm is not None:
+        window.norms.append(grad_norm)
+    window.end_step(total_weight(), samples=global_batch_size)
     return grad_norm
 
 
@@ -280,7 +284,12 @@ def settle(components: Components, world: World) -> None:
 
 
 def _accumulate(
-    components: Components, micro_batch: MicroBatch, world: World, window: Window, total_weight: Callable[[], float | Tensor]
+    components: Components,
+    micro_batch: MicroBatch,
+    world: World,
+    window: Window,
+    total_weight: Callable[[], float | Tensor],
+    guard: StepGuard,
 ) -> None:
     """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
     batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
@@ -290,7 +299,8 @@ def _accumulate(
         loss_sum = loss_sum * 0.0
     weight = total_weight()  # not needed before
     divisor = torch.where(weight == 0, 1.0, weight) if isinstance(weight, Tensor) else weight  # 0: nothing counts
-    components.scaler.scale(loss_sum * (world.size / divisor)).backward()  # DDP takes the mean over the ranks; the sum is wanted
+    objective_value = loss_sum * (world.size / divisor)  # DDP takes the mean over the ranks; the sum is wanted
+    components.scaler.scale(guard.mark(objective_value, loss_sum)).backward()
     window.loss_sum += loss_sum.detach()
 
 
@@ -310,9 +320,10 @@ def _start_total_weight(
 
 def _log(components: Components, state: TrainState, world: World, loop: Loop, window: Window, grad_norm: Tensor | None) -> None:
     """Read the device once, reduce once, and write one record. Collective."""
-    loss = _require_finite(window, state, world)
-    elapsed = time.perf_counter() - window.started
     assert grad_norm is not None
+    is_scaled = components.scaler.is_enabled()
+    loss = loop.watch.judge(window, state, world, components.train_loader.order, grad_norm=grad_norm, is_scaled=is_scaled)
+    elapsed = time.perf_counter() - window.started
     values = {
         "loss": loss,
         "lr": float(components.scheduler.get_last_lr()[0]),
@@ -323,24 +334,9 @@ def _log(components: Components, state: TrainState, world: World, loop: Loop, wi
     }
     if components.train_loader.skips:
         values["skipped_samples"] = int(world.sum(torch.tensor(window.skipped)))
+    if loop.guard.needs_norm:
+        values["skipped_steps"] = window.skipped_steps
     _write(components, state, loop, "train", values)
-
-
-def _require_finite(window: Window, state: TrainState, world: World) -> float:
-    """Return the window's mean loss over all ranks. Waits for the device. Collective.
-
-    Raises:
-        NonFiniteLossError: it is NaN or infinite; on all ranks alike.
-    """
-    loss = world.sum(window.loss_sum.clone()).item() / (float(window.weight) or 1.0)  # 0: nothing counted in any of its steps
-    if not math.isfinite(loss):
-        raise NonFiniteLossError(
-            key="optimizer.lr",
-            happened=f"the training loss is {loss}, some time in the {window.steps} steps up to step {state.step}",
-            expected="a finite loss",
-            fix="a smaller optimizer.lr, trainer.clip_grad_norm=1.0, or amp=off to see whether precision is the cause",
-        )
-    return loss
 
 
 def _evaluate(components: Components, state: TrainState, world: World, loop: Loop) -> bool:

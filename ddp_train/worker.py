@@ -5,6 +5,7 @@ One job after another in a sweep; `group` says which.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any, NoReturn, TextIO
 from torch.distributed import DistError, Store
 
 from ddp_train import checkpoint, cluster, environment, failure, memory, predictions, progress, restart, summary
+from ddp_train.anomaly import AnomalyWatch, Event, Rewind
 from ddp_train.build import Components, build, build_writers
 from ddp_train.data.order import epochs
 from ddp_train.data.workers import start_server
@@ -30,8 +32,11 @@ from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
 from ddp_train.process import exit_code_of
 from ddp_train.pulse import Phase, Pulse
+from ddp_train.replica import FingerprintCheck, ReplicaCheck
+from ddp_train.rewind import rewind
 from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic, seed_all
+from ddp_train.step_guard import SkippingGuard, StepGuard
 from ddp_train.stop import WALLTIME, Stop
 from ddp_train.trainer import Loop, Record, settle, train
 from ddp_train.watch import Watch, flight_recorder, patience
@@ -206,11 +211,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     if world.is_main:
         run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_dir.predictions, state.step)
-    writers = (
-        build_writers(tree["metrics"], run_dir=str(run_dir.root), config=tree, step=state.step, total_steps=components.total_steps)
-        if world.is_main
-        else []
-    )
+    writers = _writers(job, components, state, world)
     loop = _loop(job, components, state, world, stop, pulse, writers)
     inject(tree["debug"]["faults"], pulse, components, world, run_dir)
     stop.can_save()
@@ -231,9 +232,33 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     return STOPPED.get(status, DONE)
 
 
+def _writers(job: Job, components: Components, state: TrainState, world: World) -> list[MetricWriter]:
+    """Return where the numbers go from this step on; nowhere on other ranks than 0."""
+    if not world.is_main:
+        return []
+    tree = job.config.tree
+    return build_writers(tree["metrics"], run_dir=str(job.run_dir.root), config=tree, step=state.step, total_steps=components.total_steps)
+
+
 def _loop(job: Job, components: Components, state: TrainState, world: World, stop: Stop, pulse: Pulse, writers: list[MetricWriter]) -> Loop:
     """Tell the loop what the config, the run folder and the stop say."""
     tree, run_dir = job.config.tree, job.run_dir
+    trainer, every = tree["trainer"], tree["trainer"]["check_replicas_every_steps"]
+
+    def tell(event: Event, line: str) -> None:
+        if world.is_main:
+            with run_dir.events.open("a") as file:
+                file.write(json.dumps(event) + "\n")
+            if line:
+                print(line, flush=True)
+
+    def go_back(found: Rewind) -> None:
+        pulse.enter(Phase.START, state.step)  # reading a checkpoint takes its time
+        rewind(found, run_dir, components, state, world, tell=tell)
+        for writer in writers:
+            writer.close()
+        writers[:] = _writers(job, components, state, world)  # which drop what they had after this step
+
     return Loop(
         log_every_steps=tree["trainer"]["log_every_steps"],
         evaluate_every_steps=tree["trainer"]["evaluate_every_steps"],
@@ -253,6 +278,10 @@ def _loop(job: Job, components: Components, state: TrainState, world: World, sto
         is_stopping=stop.is_asked,
         pulse=pulse,
         predictions_of=run_dir.predictions_of if tree["evaluate"]["save_predictions"] else None,
+        watch=AnomalyWatch(**{key: trainer[key] for key in ("on_nonfinite", "spike_zscore", "on_spike")}, tell=tell),
+        guard=SkippingGuard(components.model, components.optimizer) if trainer["on_nonfinite"] == "skip" else StepGuard(),
+        replicas=FingerprintCheck(components.model, world, every_steps=every) if every else ReplicaCheck(),
+        rewind=go_back,
     )
 
 

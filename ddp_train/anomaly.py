@@ -1,0 +1,202 @@
+"""Losses and gradients that are not finite, and losses that stand out: found at the log step and before a save, step by step.
+
+The losses of a window come to the host with the reduction that its record needs anyway. What is decided depends on reduced values alone,
+so all ranks decide the same.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_train.data.order import BatchOrder, SampleOrder
+from ddp_train.distributed import World
+from ddp_train.errors import NonFiniteLossError
+from ddp_train.state import TrainState
+from ddp_train.window import Window
+
+Event = dict[str, Any]
+"""One line of events.jsonl."""
+
+_HISTORY = 50  # steps that a loss is compared with
+_ENOUGH = 20  # of them, at least
+_LEAST_SPREAD = 0.01  # of the median: where the losses hardly differ, 1% is no spike
+_MOST_SKIPPED_IN_A_ROW = 100  # a loss scaler that starts far too high needs some twenty
+_SHOWN_SAMPLES = 8
+
+
+class Rewind(Exception):
+    """Go back to the newest checkpoint, and on with the data after the present batch. All ranks raise it at the same place."""
+
+    def __init__(self, event: Event, happened: str) -> None:
+        super().__init__(happened)
+        self.event, self.happened = event, happened
+
+
+@dataclass(kw_only=True)
+class AnomalyWatch:
+    """What is looked for, and what is done then.
+
+    Args:
+        on_nonfinite: `stop`, `skip` (the step guard has left the step out; here it is told) or `rewind`.
+        spike_zscore: the robust z-score from which on a loss is a spike; None: spikes are not looked for.
+        on_spike: `warn` or `rewind`.
+        tell: takes an event, and the line for people; rank 0 writes them, the others drop them.
+    """
+
+    on_nonfinite: str = "stop"
+    spike_zscore: float | None = None
+    on_spike: str = "warn"
+    tell: Callable[[Event, str], None] = lambda event, line: None
+
+    def judge(
+        self,
+        window: Window,
+        state: TrainState,
+        world: World,
+        order: BatchOrder,
+        *,
+        grad_norm: Tensor | None = None,
+        is_scaled: bool = False,
+    ) -> float:
+        """Look at the steps of the window that were not looked at yet. Waits for the device. Collective.
+
+        Args:
+            grad_norm: of the newest step; None: not known.
+            is_scaled: a loss scaler leaves out the steps whose gradient is not finite: that it does is nothing special.
+
+        Returns:
+            The mean loss of all its steps over all ranks.
+
+        Raises:
+            NonFiniteLossError: a loss, or the newest gradient norm, is not finite, and the run cannot go on.
+            Rewind: it can, from the newest checkpoint.
+        """
+        totals = world.sum(window.losses.clone()).tolist()
+        weights = window.weights()
+        norms = torch.stack(window.norms).tolist() if window.norms else []
+        skipped = []
+        carried = len(totals) - window.steps  # steps of a checkpoint, looked at before it was written
+        for step in self._steps(window, state, order, carried=carried):
+            place = step.place
+            loss = totals[place] / (weights[place] or 1.0)  # 0: nothing counted
+            is_newest = place == len(totals) - 1
+            norm = norms[place - window.num_judged] if norms else float(grad_norm) if grad_norm is not None and is_newest else 0.0
+            if norms and not math.isfinite(norm):
+                skipped.append(place)
+                self._on_skipped(step, state, loss, norm, is_scaled=is_scaled)
+            elif not math.isfinite(loss) or not (is_scaled or math.isfinite(norm)):
+                self._on_lost(step, loss, norm, first=state.step - window.steps + 1, last=state.step)
+            else:
+                state.skipped_in_a_row = 0
+                if self.spike_zscore is not None:
+                    self._look_for_a_spike(step, state, loss)
+        window.leave_out_steps(skipped)
+        window.skipped_steps += len(skipped)
+        window.num_judged = len(totals)
+        window.norms.clear()
+        left = [place for place in range(len(totals)) if place not in set(skipped)]
+        return float(sum(totals[place] for place in left) / (sum(weights[place] for place in left) or 1.0))
+
+    def _steps(self, window: Window, state: TrainState, order: BatchOrder, *, carried: int) -> list[_Step]:
+        """Return the steps that were not looked at yet."""
+        samples, steps = state.samples - window.samples, []
+        for number in range(window.steps):
+            batch = order.batch_at(samples)
+            if carried + number >= window.num_judged:
+                steps.append(_Step(carried + number, state.step - window.steps + number + 1, samples, batch.size, order))
+            samples += batch.size
+        return steps
+
+    def _on_skipped(self, step: _Step, state: TrainState, loss: float, norm: float, *, is_scaled: bool) -> None:
+        state.skipped_in_a_row += 1
+        values = f"loss {loss:g}, gradient norm {norm:g}"
+        if not (is_scaled and math.isfinite(loss)):  # else the loss scaler is finding its scale
+            self.tell(step.event("skipped", loss=loss, grad_norm=norm), f"step {step.number} skipped: {values}; {step.shown()}")
+        if state.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
+            raise NonFiniteLossError(
+                key="trainer.on_nonfinite",
+                happened=f"the last {state.skipped_in_a_row} steps up to step {step.number} were all skipped: {values}",
+                expected="finite losses and gradients, but for single batches",
+                fix="a smaller optimizer.lr, or amp=off to see whether precision is the cause",
+            )
+
+    def _on_lost(self, step: _Step, loss: float, norm: float, *, first: int, last: int) -> None:
+        what = f"the training loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+        among = f", the first such in steps {first} to {last}" if last > first else ""
+        happened = f"{what} at step {step.number}{among}; {step.shown()}"
+        event = step.event("nonfinite", loss=loss, grad_norm=norm)
+        if self.on_nonfinite == "rewind":
+            raise Rewind(event, happened)
+        self.tell(event, "")
+        raise NonFiniteLossError(
+            key="optimizer.lr",
+            happened=happened,
+            expected="a finite loss",
+            fix="a smaller optimizer.lr, trainer.clip_grad_norm=1.0, or amp=off to see whether precision is the cause;"
+            " for single bad batches trainer.on_nonfinite=skip or rewind",
+        )
+
+    def _look_for_a_spike(self, step: _Step, state: TrainState, loss: float) -> None:
+        zscore = robust_zscore(loss, state.losses)
+        if zscore is not None and self.spike_zscore is not None and zscore >= self.spike_zscore:
+            event = step.event("spike", loss=loss, zscore=round(zscore, 3))
+            median = statistics.median(state.losses)
+            happened = f"the loss {loss:.4g} at step {step.number} is a spike, z-score {zscore:.1f} over the median {median:.4g}"
+            happened += f" of the {len(state.losses)} steps before; {step.shown()}"
+            if self.on_spike == "rewind":
+                raise Rewind(event, happened)
+            self.tell(event, happened)
+        state.losses = [*state.losses, loss][-_HISTORY:]
+
+
+def robust_zscore(loss: float, before: Sequence[float]) -> float | None:
+    """Return by how many robust standard deviations a loss is above the losses before it; None: these are too few.
+
+    Median and MAD instead of mean and standard deviation, which the spike before would have moved (Iglewicz & Hoaglin 1993).
+    """
+    if len(before) < _ENOUGH:
+        return None
+    median = statistics.median(before)
+    spread = 1.4826 * statistics.median(abs(value - median) for value in before)
+    floor = max(_LEAST_SPREAD * abs(median), 1e-12)
+    return (loss - median) / max(spread, floor)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step of a window, and the batch that it took."""
+
+    place: int  # in the window
+    number: int
+    samples: int  # the data's position before it
+    size: int
+    order: BatchOrder
+
+    def sample_ids(self) -> list[int] | None:
+        """Return the data set's indices of the whole global batch; None: the data is a stream, whose samples have none."""
+        if not isinstance(self.order, SampleOrder):
+            return None
+        batch = self.order.batch_at(self.samples)
+        ids: list[int] = self.order.indices(batch.epoch, batch.start, batch.stop).tolist()
+        return ids
+
+    def shown(self) -> str:
+        """Name the samples for a person."""
+        ids = self.sample_ids()
+        if ids is None:
+            return f"its {self.size} samples are of a stream, and have no numbers"
+        more = f" and {len(ids) - _SHOWN_SAMPLES} more (events.jsonl)" if len(ids) > _SHOWN_SAMPLES else ""
+        return f"its samples: {', '.join(map(str, ids[:_SHOWN_SAMPLES]))}{more}"
+
+    def event(self, kind: str, **values: float) -> Event:
+        finite = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}  # JSON has no NaN
+        position = {"samples": self.samples, "sample_ids": self.sample_ids()}
+        return {"time": time.time(), "kind": kind, "step": self.number, **finite, **position}

@@ -1,0 +1,70 @@
+"""Going back to the newest checkpoint while the data goes on: past the batches in which the loss was lost.
+
+Source: Chowdhery et al. 2022, arXiv:2204.02311, section 5.1 (PaLM: spikes come from a batch and a state of the weights together).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ddp_train import checkpoint, predictions
+from ddp_train.anomaly import Event, Rewind
+from ddp_train.build import Components
+from ddp_train.distributed import World
+from ddp_train.errors import UserError
+from ddp_train.run_dir import RunDir
+from ddp_train.state import Jump, TrainState
+
+_MOST_IN_VAIN = 3  # rewinds to the same checkpoint
+
+
+class RewindError(UserError):
+    """The run cannot go back any more."""
+
+
+def rewind(
+    found: Rewind, run_dir: RunDir, components: Components, state: TrainState, world: World, *, tell: Callable[[Event, str], None]
+) -> None:
+    """Load the newest good checkpoint into the components and the state, but for the position in the data. Rank 0 chooses. Collective.
+
+    Raises:
+        RewindError: there is no checkpoint, or going back to it has not helped three times.
+    """
+    tell(found.event, found.happened)
+    chosen = world.from_main(_newest(run_dir.checkpoints) if world.is_main else None)
+    if chosen is None:
+        raise RewindError(
+            key="checkpoint.every_steps",
+            happened=f"{found.happened}\n    There is no checkpoint to go back to yet",
+            expected="a checkpoint before the first bad number",
+            fix="a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start",
+        )
+    from_step, samples, jumps = state.step, state.samples, state.jumps
+    checkpoint.load(chosen, components, state, world)
+    in_vain = [jump for jump in jumps[-_MOST_IN_VAIN:] if jump.to_step == state.step]
+    if len(in_vain) == _MOST_IN_VAIN:
+        raise RewindError(
+            key="trainer.on_nonfinite",
+            happened=f"{found.happened}\n    Going back to step {state.step} and on with other data has not helped {_MOST_IN_VAIN} times",
+            expected="a checkpoint from which training goes on",
+            fix="ddp-train resume RUN/checkpoints/STEP of an earlier step, with a smaller optimizer.lr",
+        )
+    jump = Jump(from_step=from_step, to_step=state.step, samples=(state.samples, samples))
+    state.samples, state.jumps = samples, [*jumps, jump]
+    state.owes_evaluation = False  # made up for when this attempt began
+    if world.is_main:
+        checkpoint.set_aside_after(chosen)
+        predictions.forget_after(run_dir.predictions, state.step)
+    tell(
+        {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
+        f"rewound from step {from_step} to {chosen.name}; the data goes on after sample {samples:,}",
+    )
+
+
+def _newest(checkpoints: Path) -> Path | None:
+    found, refused = checkpoint.newest_good(checkpoints)
+    for line in refused:
+        print(line, flush=True)
+    return found

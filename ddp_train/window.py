@@ -1,0 +1,79 @@
+"""What happened since the last log step: one loss per step, on the device until somebody reads them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ddp_train.state import WindowSums
+
+_STEPS_AT_FIRST = 64  # room for so many; it doubles when it is full
+
+
+class Window:
+    """The steps since the last log step.
+
+    Args:
+        device: where the losses are kept.
+        sums: what a checkpoint between two log steps held, so that the next record is that of a run that never stopped.
+    """
+
+    def __init__(self, device: torch.device, sums: WindowSums | None = None) -> None:
+        sums = sums or WindowSums()
+        self._losses = torch.zeros(len(sums.losses) + _STEPS_AT_FIRST, dtype=torch.float64, device=device)
+        self._losses[: len(sums.losses)] = torch.tensor(sums.losses, dtype=torch.float64)
+        self._weights: list[float | Tensor] = list(sums.weights)
+        self.loss_sum = self._losses[0]  # of the step that is being taken, over this rank's units
+        self.skipped = sums.skipped  # samples on this rank
+        self.skipped_steps = sums.skipped_steps
+        self.norms: list[Tensor] = []  # of the gradient, of the steps not looked at yet; only where a step depends on it
+        self.num_judged = len(sums.weights)  # steps that have been looked at; all that a checkpoint holds have been
+        self.steps = self.samples = 0  # since this process began the window, for the time of a step
+        self.data_wait_s = 0.0
+        self.started = time.perf_counter()
+
+    def begin_step(self) -> None:
+        """Let `loss_sum` be that of the next step."""
+        if len(self._weights) == len(self._losses):
+            self._losses = torch.cat([self._losses, torch.zeros_like(self._losses)])
+        self.loss_sum = self._losses[len(self._weights)]
+
+    def end_step(self, weight: float | Tensor, *, samples: int) -> None:
+        """Count the step.
+
+        Args:
+            weight: of the global batch, which `loss_sum` over all ranks is the sum over.
+            samples: in the global batch.
+        """
+        self._weights.append(weight)
+        self.steps += 1
+        self.samples += samples
+
+    @property
+    def losses(self) -> Tensor:
+        """This rank's share of the loss of each step, not divided by anything, shape [steps], float64."""
+        return self._losses[: len(self._weights)]
+
+    def weights(self) -> list[float]:
+        """Read the weight of each step's global batch."""
+        on_device = [weight for weight in self._weights if isinstance(weight, Tensor)]
+        values = iter(torch.stack(on_device).tolist() if on_device else [])  # one read for all of them
+        self._weights = [next(values) if isinstance(weight, Tensor) else weight for weight in self._weights]
+        return [float(weight) for weight in self._weights]
+
+    def leave_out_steps(self, places: Sequence[int]) -> None:
+        """Count these steps for nothing: they were not taken."""
+        for place in places:
+            self._losses[place] = 0.0
+            self._weights[place] = 0.0
+
+    def sums(self) -> WindowSums:
+        """Read from the device what a checkpoint needs."""
+        return WindowSums(self.losses.tolist(), self.weights(), self.skipped, self.skipped_steps)
+
+    def leave_out(self, since: float) -> None:
+        """Take the time since `since` (an evaluation, a save) out of the time per step."""
+        self.started += time.perf_counter() - since

@@ -1,0 +1,144 @@
+"""Losses that are lost or stand out: which step, which samples, what is done, and the same after a resume."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_train.anomaly import AnomalyWatch, Event, Rewind, robust_zscore
+from ddp_train.data.draw import Shuffled
+from ddp_train.data.order import SampleOrder
+from ddp_train.data.stream import StreamOrder
+from ddp_train.distributed import alone
+from ddp_train.errors import NonFiniteLossError
+from ddp_train.state import TrainState
+from ddp_train.window import Window
+
+BATCH = 4
+ORDER = SampleOrder(Shuffled(22, seed=0), global_batch_size=BATCH, drop_last=False)
+NAN = float("nan")
+
+
+def noise(count: int) -> list[float]:
+    draw = random.Random(0)
+    return [2.0 + draw.uniform(-0.1, 0.1) for _ in range(count)]
+
+
+class Told:
+    """A watch, and what it told."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.events: list[Event] = []
+        self.lines: list[str] = []
+        self.watch = AnomalyWatch(**settings, tell=self._tell)
+
+    def _tell(self, event: Event, line: str) -> None:
+        self.events.append(event)
+        self.lines.append(line)
+
+    def judge(self, losses: list[float], state: TrainState, *, norms: list[float] | None = None, order: Any = ORDER, **known: Any) -> float:
+        """Take a window of steps with these mean losses, and look at them."""
+        window = Window(torch.device("cpu"), state.window)
+        for place, loss in enumerate(losses):
+            window.begin_step()
+            window.loss_sum += loss * BATCH
+            window.end_step(float(BATCH), samples=order.batch_at(state.samples).size)
+            window.norms += [torch.tensor(norms[place])] if norms else []
+            state.step, state.samples = state.step + 1, state.samples + order.batch_at(state.samples).size
+        mean = self.watch.judge(window, state, alone(), order, **known)
+        state.window = window.sums()
+        return mean
+
+
+def test_the_zscore_is_that_of_median_and_mad_and_its_spread_has_a_floor() -> None:
+    before = [1.0, 2.0, 3.0, 4.0, 100.0] * 4  # median 3, MAD 1
+    assert robust_zscore(3.0 + 1.4826 * 8, before) == pytest.approx(8)
+    assert robust_zscore(2.0, before) == pytest.approx(-1 / 1.4826)
+    assert robust_zscore(2.2, [2.0] * 50) == pytest.approx(10)  # 1% of the median is one deviation
+    assert robust_zscore(1000.0, [2.0] * 19) is None
+
+
+def test_a_spike_is_told_with_its_step_and_the_samples_of_all_ranks() -> None:
+    told, state = Told(spike_zscore=8), TrainState()
+    told.judge([*noise(30), 9.0, *noise(3)], state)
+    (event,) = told.events
+    assert (event["kind"], event["step"], event["loss"]) == ("spike", 31, 9.0)
+    assert event["zscore"] > 8
+    epoch, start = divmod(event["samples"], 22)
+    assert event["sample_ids"] == ORDER.indices(epoch, start, min(start + BATCH, 22)).tolist()  # epochs end with a batch of two
+    assert "step 31 is a spike" in told.lines[0]
+    assert len(state.losses) == 34
+
+
+@pytest.mark.parametrize("cut", [1, 17, 33])
+def test_the_history_of_losses_is_resumed(cut: int) -> None:
+    losses = [*noise(30), 9.0, *noise(40), 9.0]
+    whole, state = Told(spike_zscore=8), TrainState()
+    mean = whole.judge(losses, state)
+
+    parts, resumed = Told(spike_zscore=8), TrainState()
+    parts.judge(losses[:cut], resumed)
+    saved, window = resumed.state_dict(), resumed.window
+    resumed = TrainState(window=window)
+    resumed.load_state_dict(saved)
+    assert parts.judge(losses[cut:], resumed) == mean
+    assert [(event["step"], event["zscore"], event["sample_ids"]) for event in parts.events] == [
+        (event["step"], event["zscore"], event["sample_ids"]) for event in whole.events
+    ]
+    assert (resumed.losses, resumed.samples) == (state.losses, state.samples)
+    assert len(state.losses) == 50
+
+
+def test_the_first_lost_step_is_named_with_its_samples_and_the_steps_looked_at() -> None:
+    told, state = Told(), TrainState()
+    told.judge(noise(3), state)
+    state.window = None
+    with pytest.raises(
+        NonFiniteLossError, match=r"loss is nan at step 5, the first such in steps 4 to 7; its samples: \d+, \d+, \d+, \d+\n"
+    ):
+        told.judge([2.0, NAN, 2.0, NAN], state)
+    assert (told.events[0]["kind"], told.events[0]["step"], told.events[0]["loss"]) == ("nonfinite", 5, "nan")
+
+
+def test_a_gradient_that_is_lost_in_the_newest_step_is_found_before_the_next_loss() -> None:
+    with pytest.raises(NonFiniteLossError, match="gradient norm is inf at step 2"):
+        Told().judge([2.0, 2.0], TrainState(), grad_norm=torch.tensor(float("inf")))
+    assert Told().judge([2.0, 2.0], TrainState(), grad_norm=torch.tensor(float("inf")), is_scaled=True) == 2.0
+
+
+def test_skipped_steps_are_told_counted_and_left_out_of_the_mean() -> None:
+    told, state = Told(on_nonfinite="skip"), TrainState()
+    assert told.judge([1.0, NAN, 3.0, 4.0], state, norms=[1.0, NAN, 1.0, float("inf")]) == 2.0
+    assert [(event["kind"], event["step"]) for event in told.events] == [("skipped", 2), ("skipped", 4)]
+    assert told.lines[0].startswith("step 2 skipped: loss nan, gradient norm nan; its samples: ")
+    assert state.window is not None
+    assert (state.window.skipped_steps, state.window.losses, state.skipped_in_a_row) == (2, [4.0, 0.0, 12.0, 0.0], 1)
+    with pytest.raises(NonFiniteLossError, match="the last 100 steps up to step 103 were all skipped"):
+        told.judge([NAN] * 99, state, norms=[NAN] * 99)
+
+
+def test_a_loss_scaler_that_finds_its_scale_is_no_event() -> None:
+    told, state = Told(on_nonfinite="skip"), TrainState()
+    told.judge([1.0, 2.0], state, norms=[float("inf"), 1.0], is_scaled=True)
+    assert not told.events
+    assert state.window is not None
+    assert state.window.skipped_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "losses"),
+    [({"on_nonfinite": "rewind"}, [2.0, NAN]), ({"spike_zscore": 8, "on_spike": "rewind"}, [*noise(30), 9.0])],
+)
+def test_a_rewind_is_asked_for_with_the_event_that_caused_it(settings: dict[str, Any], losses: list[float]) -> None:
+    with pytest.raises(Rewind) as found:
+        Told(**settings).judge(losses, TrainState())
+    assert found.value.event["step"] == len(losses)
+    assert found.value.event["sample_ids"]
+
+
+def test_samples_of_a_stream_have_no_numbers_and_that_is_said() -> None:
+    with pytest.raises(NonFiniteLossError, match="its 4 samples are of a stream"):
+        Told().judge([NAN], TrainState(), order=StreamOrder(None, global_batch_size=BATCH))

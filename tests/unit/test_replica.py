@@ -1,0 +1,76 @@
+"""Which rank's copy of the model differs, and in which tensor; here with the sums of other ranks made up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddp_train.distributed import World
+from ddp_train.replica import FingerprintCheck, ReplicaError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet(World):
+    """Rank 0 of several whose models are copies, of which some were changed."""
+
+    models: list[nn.Module]
+
+    def gather_rows(self, values: Tensor) -> Tensor:
+        checks = [
+            FingerprintCheck(model, World(rank=0, size=1, local_rank=0, local_size=1, device=self.device), every_steps=1)
+            for model in self.models
+        ]
+        tensors = [{**dict(model.named_parameters()), **dict(model.named_buffers())} for model in self.models]
+        rows = torch.cat([check._gather(each) for check, each in zip(checks, tensors, strict=True)])
+        return rows[:, -len(values) :]
+
+    def gather(self, value: Any) -> list[Any]:
+        return [f"node{rank}" for rank in range(self.size)]
+
+
+def fleet(size: int) -> Fleet:
+    models = []
+    for _ in range(size):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 300), nn.BatchNorm1d(300), nn.Linear(300, 2, dtype=torch.bfloat16))
+        model.register_buffer("table", torch.ones(3, dtype=torch.bool))
+        models.append(model)
+    return Fleet(rank=0, size=size, local_rank=0, local_size=size, device=torch.device("cpu"), models=models)
+
+
+def flip_a_bit(tensor: Tensor, place: int, bit: int) -> None:
+    tensor.detach().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]).flatten()[place] ^= 1 << bit
+
+
+@pytest.mark.parametrize(("name", "place", "bit"), [("0.weight", 1199, 0), ("2.bias", 1, 14), ("table", 0, 0)])
+def test_one_bit_on_one_rank_is_found_and_named(name: str, place: int, bit: int) -> None:
+    world = fleet(4)
+    check = FingerprintCheck(world.models[0], world, every_steps=5)
+    check.after(5)
+    flip_a_bit(world.models[2].get_parameter(name) if name != "table" else world.models[2].get_buffer(name), place, bit)
+    check.after(6)
+    with pytest.raises(ReplicaError, match=re.escape(f"after step 10: rank 2 on node2 differs from the others in {name}\n")):
+        check.after(10)
+    with pytest.raises(ReplicaError):
+        check.before_save(7)
+
+
+def test_two_ranks_differ_and_nobody_knows_which_is_right() -> None:
+    world = fleet(2)
+    check = FingerprintCheck(world.models[0], world, every_steps=1)
+    flip_a_bit(world.models[1].get_parameter("0.bias"), 0, 3)
+    with pytest.raises(ReplicaError, match=r"the ranks differ in 0\.bias, and no majority"):
+        check.after(1)
+
+
+def test_averages_that_each_rank_has_of_its_own_are_left_out() -> None:
+    world = fleet(3)
+    check = FingerprintCheck(world.models[0], world, every_steps=1)
+    for rank, model in enumerate(world.models):
+        model[1](torch.full((2, 300), float(rank)))
+    check.after(1)

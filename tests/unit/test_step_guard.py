@@ -1,0 +1,132 @@
+"""A step that is skipped leaves everything as if its batch had not been, on the device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddp_train.amp import Amp
+from ddp_train.build import Components
+from ddp_train.data.reader import MicroBatch
+from ddp_train.distributed import alone
+from ddp_train.step_guard import SkippingGuard
+from ddp_train.trainer import train_step
+from ddp_train.window import Window
+from tests.unit.parts import components
+from tests.unit.test_trainer import CountsHostReads
+
+OPTIMIZERS = {
+    "sgd": ["optimizer=sgd", "optimizer.lr=0.1"],
+    "fused sgd": ["optimizer=sgd", "optimizer.lr=0.1", "optimizer.fused=true"],
+    "adamw": ["optimizer=adamw", "optimizer.fused=false"],
+    "fused adamw": ["optimizer=adamw"],
+}
+
+
+class Normed(nn.Module):
+    """Has buffers that a step changes: batch norm's, and one of its own."""
+
+    def __init__(self, image_shape: list[int], num_classes: int, **unused: Any) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(math.prod(image_shape)), nn.Linear(math.prod(image_shape), num_classes)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return self.head(self.norm(inputs.flatten(1)))  # type: ignore[no-any-return]
+
+
+def parts_of(*overrides: str) -> Components:
+    return components("model._target_=tests.unit.test_step_guard.Normed", "scheduler=constant", *overrides)
+
+
+def everything(parts: Components) -> dict[str, Any]:
+    """Return all that a step changes, as plain values."""
+    state = parts.optimizer.state_dict()["state"]
+    values = {f"{place}.{name}": value for place, each in state.items() for name, value in each.items() if value is not None}
+    return {name: torch.as_tensor(value).clone() for name, value in {**parts.model.state_dict(), **values}.items()}
+
+
+def run(parts: Components, spoiled: set[int], *, without: bool, clip: float | None = None) -> Window:
+    """Take ten steps of two micro-batches each; spoil some batches, or leave them out."""
+    guard, window = SkippingGuard(parts.model, parts.optimizer), Window(torch.device("cpu"))
+    batches = parts.train_loader.micro_batches(0)
+    parts.module.train()
+    for step in range(10):
+        micro_batches = [next(batches), next(batches)]
+        if step in spoiled:
+            if without:
+                continue
+            inputs, targets = micro_batches[0].batch
+            micro_batches[0] = MicroBatch((torch.full_like(inputs, float("nan")), targets), counts=True)
+        train_step(parts, micro_batches, alone(), window, global_batch_size=32, clip_grad_norm=clip, guard=guard)
+    return window
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_skipped_step_changes_nothing(optimizer: str, clip: float | None) -> None:
+    spoiled = {0, 1, 4, 9}  # the first, too: fused SGD has no momentum yet
+    some, none = parts_of(*OPTIMIZERS[optimizer]), parts_of(*OPTIMIZERS[optimizer])
+    window = run(some, spoiled, without=False, clip=clip)
+    run(none, spoiled, without=True, clip=clip)
+    left, right = everything(some), everything(none)
+    assert left.keys() == right.keys()
+    assert any(name.endswith(("momentum_buffer", "exp_avg")) for name in left)
+    assert left["calls"] == 12
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    assert {place for place, norm in enumerate(window.norms) if not norm.isfinite()} == spoiled
+    assert some.scheduler.last_epoch == 10  # a skipped step is a step of the schedule
+
+
+@pytest.mark.parametrize("optimizer", ["fused sgd", "fused adamw"])
+def test_a_scaler_and_a_guard_together_skip_once(optimizer: str) -> None:
+    """float16 on CPU is refused by the config check, not by the loop."""
+    some, none = (parts_of(*OPTIMIZERS[optimizer]) for _ in range(2))
+    for parts in (some, none):
+        parts.amp, parts.scaler = Amp("float16"), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    run(some, {0, 4}, without=False, clip=1.0)
+    run(none, {0, 4}, without=True, clip=1.0)
+    assert some.scaler.get_scale() == none.scaler.get_scale() / 4
+    left, right = everything(some), everything(none)
+    assert all(torch.allclose(left[name].float(), right[name].float(), rtol=1e-2, atol=1e-4) for name in left)
+    assert all(value.isfinite().all() for value in left.values())
+
+
+def test_a_loss_that_is_lost_without_its_gradient_is_skipped_too() -> None:
+    """An infinite loss can have finite gradients on its rank; the others do not see it unless it spoils them."""
+    parts = components("optimizer=sgd", "scheduler=constant")
+    loss = parts.objective.loss
+    parts.objective.loss = lambda model, batch: loss(model, batch) + float("inf")  # type: ignore[method-assign]
+    before = [parameter.detach().clone() for parameter in parts.model.parameters()]
+    guard = SkippingGuard(parts.model, parts.optimizer)
+    batch = next(parts.train_loader.micro_batches(0))
+    train_step(parts, [batch], alone(), Window(torch.device("cpu")), global_batch_size=32, clip_grad_norm=None, guard=guard)
+    assert all(torch.equal(left, right) for left, right in zip(before, parts.model.parameters(), strict=True))
+
+
+def test_nothing_is_read_from_the_device_with_a_fused_optimizer() -> None:
+    parts, window = components("optimizer=adamw"), Window(torch.device("cpu"))
+    guard, batches = SkippingGuard(parts.model, parts.optimizer), parts.train_loader.micro_batches(0)
+
+    def step() -> None:
+        train_step(parts, [next(batches)], alone(), window, global_batch_size=32, clip_grad_norm=None, guard=guard)
+
+    step()
+    reads = list[str]()
+    taken = parts.optimizer.step
+
+    def uncounted(*args: Any, **kwargs: Any) -> None:  # torch's own business
+        reads.extend(counter.reads)
+        taken(*args, **kwargs)
+        counter.reads.clear()
+
+    parts.optimizer.step = uncounted  # type: ignore[method-assign]
+    with CountsHostReads() as counter:
+        step()
+        step()
+    assert reads + counter.reads == []
