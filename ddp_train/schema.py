@@ -44,6 +44,7 @@ class CheckpointConfig:
     """The section `checkpoint`."""
 
     every_steps: int | None = field(default=None, metadata={"min": 1})
+    asynchronous: bool = True
     keep_last: int = field(default=2, metadata={"min": 1})
 
 

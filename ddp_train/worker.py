@@ -176,9 +176,18 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         if world.is_main
         else []
     )
-    loop = _loop(job, components, state, world, stop, pulse, writers)
+    saver = _saver(job, world)
+    loop = _loop(job, components, state, world, stop, pulse, writers, saver)
     stop.can_save()
     is_done = train(components, state, world, loop)
+    unsaved = saver.finish()
+    if unsaved and is_done:
+        raise UserError(
+            key="checkpoint",
+            happened=f"all steps are done, but the last one was not saved. {unsaved}",
+            expected="the state of the last step on disk",
+            fix="make room, and `ddp-train resume` the run: it continues from the checkpoint before",
+        )
     pulse.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
     status = "completed" if is_done else _status(stop.cause())
@@ -187,12 +196,34 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
             writer.close()
         result = _result(status, components, state, loop, seconds=time.monotonic() - started)
         write_json(run_dir.result, result)
-        print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step), flush=True)
+        place = checkpoint.place(run_dir.checkpoints) if unsaved else ""
+        print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step, unsaved=place), flush=True)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)
 
 
-def _loop(job: Job, components: Components, state: TrainState, world: World, stop: Stop, pulse: Pulse, writers: list[MetricWriter]) -> Loop:
+def _saver(job: Job, world: World) -> checkpoint.Saver:
+    """Return what writes the run's checkpoints. Collective."""
+    tree = job.config.tree["checkpoint"]
+    return checkpoint.Saver(
+        job.run_dir.checkpoints,
+        world,
+        config_hash=job.config.hash(),
+        asynchronous=tree["asynchronous"],
+        remove_old=lambda folder: checkpoint.remove_old(folder, keep_last=tree["keep_last"]),
+    )
+
+
+def _loop(
+    job: Job,
+    components: Components,
+    state: TrainState,
+    world: World,
+    stop: Stop,
+    pulse: Pulse,
+    writers: list[MetricWriter],
+    saver: checkpoint.Saver,
+) -> Loop:
     """Tell the loop what the config, the run folder and the stop say."""
     tree, run_dir = job.config.tree, job.run_dir
     return Loop(
@@ -201,15 +232,7 @@ def _loop(job: Job, components: Components, state: TrainState, world: World, sto
         checkpoint_every_steps=tree["checkpoint"]["every_steps"],
         clip_grad_norm=tree["trainer"]["clip_grad_norm"],
         write=lambda record: _write(writers, record),
-        save=lambda window: checkpoint.save(
-            run_dir.checkpoints,
-            components,
-            state,
-            window.sums(),
-            world,
-            keep_last=tree["checkpoint"]["keep_last"],
-            config_hash=job.config.hash(),
-        ),
+        save=lambda window: saver.save(components, state, window.sums()),
         stops_after=stop.comes_after,
         is_stopping=stop.is_asked,
         pulse=pulse,
@@ -247,13 +270,14 @@ def _write(writers: list[MetricWriter], record: Record) -> None:
 def _resume(job: Job, components: Components, state: TrainState, world: World) -> None:
     """Continue from the given or the newest good checkpoint, if there is one. Rank 0 chooses. Collective."""
     chosen = world.from_main(_choose_checkpoint(job) if world.is_main else None)
+    if world.is_main:
+        checkpoint.remove_debris(job.run_dir.checkpoints)
+        for name in checkpoint.set_aside_after(chosen.parent if chosen else job.run_dir.checkpoints, chosen):
+            print(f"a checkpoint of a later step is now {name}", flush=True)
     if chosen is None:
         if world.is_main and job.run_dir.metrics.exists():
             print("resumed  from the start: there is no checkpoint yet", flush=True)
         return
-    if world.is_main:
-        for name in checkpoint.set_aside_after(chosen):
-            print(f"a checkpoint of a later step is now {name}", flush=True)
     settle(components, world)
     if not checkpoint.load(chosen, components, state, world):
         seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again

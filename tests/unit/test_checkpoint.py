@@ -25,7 +25,9 @@ from tests.unit.parts import components
 
 def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2) -> Path:
     state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
-    checkpoint.save(folder, parts or components(), state, WindowSums(), alone(), keep_last=keep_last, config_hash="abc")
+    saver = checkpoint.Saver(folder, alone(), config_hash="abc", remove_old=lambda folder: checkpoint.remove_old(folder, keep_last=keep_last))
+    saver.save(parts or components(), state, WindowSums())
+    assert saver.finish() == ""
     return folder / f"step_{step:08d}"
 
 
@@ -70,7 +72,9 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
     whole = train_to(10, "whole", TrainState())
     state = TrainState()
     stopped = train_to(5, "parts", state)
-    checkpoint.save(tmp_path, stopped, state, WindowSums(), alone(), keep_last=1, config_hash="abc")
+    saver = checkpoint.Saver(tmp_path, alone(), config_hash="abc")
+    saver.save(stopped, state, WindowSums())
+    assert saver.finish() == ""
     resumed = train_to(10, "parts", TrainState(), load=tmp_path / "step_00000005")
     assert [record["loss"] for record in records["parts"]] == [record["loss"] for record in records["whole"]]
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
