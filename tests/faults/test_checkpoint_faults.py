@@ -43,8 +43,9 @@ for line in sys.stdin:
 """
 
 
-def test_a_job_killed_inside_a_save_has_a_good_checkpoint_and_leaves_no_debris(tmp_path: Path) -> None:
-    """Three ranks in one process, which saves without a pause and is killed five times."""
+@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.long)])
+def test_a_job_killed_inside_a_save_has_a_good_checkpoint_and_leaves_no_debris(tmp_path: Path, times: int) -> None:
+    """Three ranks in one process, which saves without a pause."""
     seed = random.randrange(10**6)
     print("seed", seed)
     dice = random.Random(seed)
@@ -53,7 +54,7 @@ def test_a_job_killed_inside_a_save_has_a_good_checkpoint_and_leaves_no_debris(t
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        while inside < 5:
+        while inside < times:
             server.stdin.write(f"{step}\n")
             server.stdin.flush()
             pid = int(server.stdout.readline())
