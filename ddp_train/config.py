@@ -22,6 +22,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.rules import (
     BatchIdentity,
     batch_identity,
+    check_checkpoints,
     check_device,
     check_evaluation,
     check_machines,
@@ -100,6 +101,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors += check_steps(tree, sections["trainer"])
         errors += check_strategy(tree, batch)
         errors += check_evaluation(sections["evaluate"], sections["data"])
+        errors += check_checkpoints(sections["checkpoint"])
         errors += check_device(tree, sections["cluster"])
         errors += check_machines(sections["cluster"])
     if errors or batch is None:

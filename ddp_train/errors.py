@@ -41,6 +41,10 @@ class DataError(UserError):
     """A data file is missing, foreign or damaged."""
 
 
+class EnvironmentRefuses(UserError):
+    """The machine does not let the run begin: starting again helps only after something is mended (exit code 78)."""
+
+
 class NonFiniteLossError(UserError):
     """The loss became NaN or infinite."""
 

@@ -10,20 +10,34 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
-from ddp_train import checkpoint, environment, failure, memory, predictions, restart, summary
+from ddp_train import (
+    checkpoint,
+    checkpoint_policy,
+    checkpoint_probe,
+    environment,
+    failure,
+    init_from,
+    memory,
+    predictions,
+    restart,
+    summary,
+)
 from ddp_train.build import Components, build, build_writers
+from ddp_train.checkpoint_policy import Keep, Ranking, Schedule, ranking
 from ddp_train.cluster import environment_of
 from ddp_train.data.order import epochs
 from ddp_train.data.workers import start_server
 from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, open_world
-from ddp_train.errors import UserError
-from ddp_train.exit_code import DONE, FAILED, STOPPED
+from ddp_train.errors import EnvironmentRefuses, UserError
+from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FAILED, STOPPED
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
@@ -91,7 +105,8 @@ class Rank:
                 logger.exception("rank %d failed", self._rank)
                 found = _describe(error, job, state, stop, rank=self._rank)
                 _show(found, job, terminal, seconds=time.monotonic() - started)
-                os._exit(FAILED)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
+                code = ENVIRONMENT_REFUSES if isinstance(error, EnvironmentRefuses) else FAILED
+                os._exit(code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:
@@ -159,7 +174,13 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     if tree["deterministic"]:
         be_deterministic()
     components = build(tree, job.config.batch, world)
-    _resume(job, components, state, world)
+    keep = _keep(tree["checkpoint"], components)
+    if not _resume(job, components, state, world) and tree["init_from"] is not None:
+        lines = init_from.load(
+            Path(tree["init_from"]), components.model, world, renames=tree["init_from_keys"], is_strict=tree["init_from_strict"]
+        )
+        if world.is_main:
+            print(*lines, sep="\n", flush=True)
     if job.checkpoint is not None:
         memory.remember(run_dir.root)  # the checkpoint has been loaded: from now on the newest one counts
     if world.is_main:
@@ -169,6 +190,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
             print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
         return DONE
     if world.is_main:
+        _probe(run_dir, components, keep, world)  # the other ranks wait for it in `_loop`
         run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_dir.predictions, state.step)
     writers = (
@@ -176,8 +198,8 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         if world.is_main
         else []
     )
-    saver = _saver(job, world)
-    loop = _loop(job, components, state, world, stop, pulse, writers, saver)
+    saver, schedule = _saver(job, world, keep), _schedule(job, world, stop, keep)
+    loop = _loop(job, components, state, stop, pulse, writers, saver, schedule)
     stop.can_save()
     is_done = train(components, state, world, loop)
     unsaved = saver.finish()
@@ -202,7 +224,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     return STOPPED.get(status, DONE)
 
 
-def _saver(job: Job, world: World) -> checkpoint.Saver:
+def _saver(job: Job, world: World, keep: Keep) -> checkpoint.Saver:
     """Return what writes the run's checkpoints. Collective."""
     tree = job.config.tree["checkpoint"]
     return checkpoint.Saver(
@@ -210,7 +232,19 @@ def _saver(job: Job, world: World) -> checkpoint.Saver:
         world,
         config_hash=job.config.hash(),
         asynchronous=tree["asynchronous"],
-        remove_old=lambda folder: checkpoint.remove_old(folder, keep_last=tree["keep_last"]),
+        remove_old=lambda folder: checkpoint.remove_old(folder, keep),
+    )
+
+
+def _schedule(job: Job, world: World, stop: Stop, keep: Keep) -> Schedule:
+    """Return what says after which steps the run is saved. Collective."""
+    tree, folder = job.config.tree["checkpoint"], job.run_dir.checkpoints
+    return Schedule(
+        every_steps=tree["every_steps"],
+        every_minutes=tree["every_minutes"],
+        keep=keep,
+        saved=world.from_main(checkpoint_policy.saved(folder) if world.is_main else None),
+        agree=stop.saves_after,
     )
 
 
@@ -218,26 +252,48 @@ def _loop(
     job: Job,
     components: Components,
     state: TrainState,
-    world: World,
     stop: Stop,
     pulse: Pulse,
     writers: list[MetricWriter],
     saver: checkpoint.Saver,
+    schedule: Schedule,
 ) -> Loop:
     """Tell the loop what the config, the run folder and the stop say."""
     tree, run_dir = job.config.tree, job.run_dir
+
+    def write(record: Record) -> None:
+        schedule.note(record)
+        _write(writers, record)
+
     return Loop(
         log_every_steps=tree["trainer"]["log_every_steps"],
         evaluate_every_steps=tree["trainer"]["evaluate_every_steps"],
-        checkpoint_every_steps=tree["checkpoint"]["every_steps"],
         clip_grad_norm=tree["trainer"]["clip_grad_norm"],
-        write=lambda record: _write(writers, record),
-        save=lambda window: saver.save(components, state, window.sums()),
+        write=write,
+        save=lambda window: saver.save(components, state, window.sums(), facts=schedule.facts(state.step)),
+        saves_after=schedule.saves_after,
         stops_after=stop.comes_after,
         is_stopping=stop.is_asked,
         pulse=pulse,
         predictions_of=run_dir.predictions_of if tree["evaluate"]["save_predictions"] else None,
     )
+
+
+def _keep(settings: Mapping[str, Any], components: Components) -> Keep:
+    """Return which checkpoints stay; refuses a metric that the run does not measure."""
+    return Keep(
+        last=settings["keep_last"],
+        best=settings["keep_best"],
+        every_steps=settings["keep_every_steps"],
+        ranking=_ranking(components, settings["metric"]),
+    )
+
+
+def _probe(run_dir: RunDir, components: Components, keep: Keep, world: World) -> None:
+    """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
+    size = checkpoint_probe.estimate(components.model, components.optimizer, num_ranks=world.size)
+    if warning := checkpoint_probe.probe(run_dir.checkpoints, size, wanted=keep.last + keep.best + 1):
+        print(warning, flush=True)
 
 
 def _result(status: str, components: Components, state: TrainState, loop: Loop, *, seconds: float) -> dict[str, Any]:
@@ -248,17 +304,13 @@ def _result(status: str, components: Components, state: TrainState, loop: Loop, 
         "epoch": epochs(components.train_loader.order, state.samples),
         "samples": state.samples,
         "metrics": {"last": loop.last, "best": state.best},
-        "headline": _headline(components),
+        "headline": asdict(_ranking(components)),  # the metric to compare runs by, and which way is better
         "seconds": round(seconds, 3),
     }
 
 
-def _headline(components: Components) -> dict[str, str]:
-    """Return the metric to compare runs by, and which way is better."""
-    if components.eval_loader is None:
-        return {"metric": "train/loss", "goal": "min"}
-    name, goal = next(iter(components.objective.goals.items()))
-    return {"metric": f"eval/{name}", "goal": goal}
+def _ranking(components: Components, metric: str | None = None) -> Ranking:
+    return ranking(components.objective.goals, metric=metric, is_evaluated=components.eval_loader is not None)
 
 
 def _write(writers: list[MetricWriter], record: Record) -> None:
@@ -267,8 +319,8 @@ def _write(writers: list[MetricWriter], record: Record) -> None:
     logger.info("%s", record)
 
 
-def _resume(job: Job, components: Components, state: TrainState, world: World) -> None:
-    """Continue from the given or the newest good checkpoint, if there is one. Rank 0 chooses. Collective."""
+def _resume(job: Job, components: Components, state: TrainState, world: World) -> bool:
+    """Continue from the given or the newest good checkpoint; tell whether there is one. Rank 0 chooses. Collective."""
     chosen = world.from_main(_choose_checkpoint(job) if world.is_main else None)
     if world.is_main:
         checkpoint.remove_debris(job.run_dir.checkpoints)
@@ -277,18 +329,16 @@ def _resume(job: Job, components: Components, state: TrainState, world: World) -
     if chosen is None:
         if world.is_main and job.run_dir.metrics.exists():
             print("resumed  from the start: there is no checkpoint yet", flush=True)
-        return
+        return False
     settle(components, world)
     if not checkpoint.load(chosen, components, state, world):
         seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+    return True
 
 
 def _choose_checkpoint(job: Job) -> Path | None:
     if job.checkpoint is not None:
-        given = Path(job.checkpoint)
-        if problem := checkpoint.verify(given):
-            raise UserError(key="resume", happened=f"{given}: {problem}", expected="a checkpoint that is complete and undamaged")
-        return given
+        return checkpoint_policy.find(Path(job.checkpoint), checkpoint.verify, key="resume")
     found, refused = checkpoint.newest_good(job.run_dir.checkpoints)
     for line in refused:
         print(line, flush=True)

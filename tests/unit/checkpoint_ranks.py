@@ -10,6 +10,7 @@ from torch.distributed import TCPStore
 
 from ddp_train import checkpoint
 from ddp_train.build import Components
+from ddp_train.checkpoint_policy import Keep
 from ddp_train.distributed import World
 from ddp_train.state import TrainState, WindowSums
 
@@ -36,7 +37,7 @@ class Ranks:
     def __init__(self, folder: Path, parts: Components, *, size: int = 3, keep_last: int = 2) -> None:
         self.folder, self.parts = folder, parts
         self.savers = [
-            checkpoint.Saver(folder, world, config_hash="abc", remove_old=lambda path: checkpoint.remove_old(path, keep_last=keep_last))
+            checkpoint.Saver(folder, world, config_hash="abc", remove_old=lambda path: checkpoint.remove_old(path, Keep(last=keep_last, ranking=LOSS)))
             for world in worlds(size)
         ]
 

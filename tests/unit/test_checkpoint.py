@@ -18,17 +18,18 @@ import xxhash
 
 from ddp_train import checkpoint
 from ddp_train.build import Components
+from ddp_train.checkpoint_policy import Keep
 from ddp_train.distributed import alone
 from ddp_train.errors import UserError
 from ddp_train.state import TrainState, WindowSums
 from ddp_train.trainer import Loop, train
 from tests.conftest import FEW, TINY
 from tests.unit.checkpoint_ranks import Ranks
-from tests.unit.parts import components
+from tests.unit.parts import LOSS, components
 
 
 def train_to_the_end(parts: Components) -> None:
-    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "checkpoint_every_steps": None, "clip_grad_norm": None}
+    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
     train(parts, TrainState(), alone(), Loop(**settings, write=lambda record: None, save=lambda window: None))
 
 
@@ -48,7 +49,7 @@ def assert_same_state(one: Components, other: Components) -> None:
 def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2) -> Path:
     state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
     saver = checkpoint.Saver(
-        folder, alone(), config_hash="abc", remove_old=lambda folder: checkpoint.remove_old(folder, keep_last=keep_last)
+        folder, alone(), config_hash="abc", remove_old=lambda folder: checkpoint.remove_old(folder, Keep(last=keep_last, ranking=LOSS))
     )
     saver.save(parts or components(), state, WindowSums())
     assert saver.finish() == ""
@@ -89,7 +90,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
         parts = components(*noisy, f"trainer.max_steps={last}", "trainer.evaluate_every_steps=5", base=[*TINY[:1], *FEW])
         if load:
             assert checkpoint.load(load, parts, state, alone())
-        settings = {"log_every_steps": 1, "evaluate_every_steps": 5, "checkpoint_every_steps": None, "clip_grad_norm": None}
+        settings = {"log_every_steps": 1, "evaluate_every_steps": 5, "clip_grad_norm": None}
         train(parts, state, alone(), Loop(**settings, write=records[name].append, save=lambda window: None))  # type: ignore[arg-type]
         return parts
 
