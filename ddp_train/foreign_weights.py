@@ -52,7 +52,7 @@ def read_pt(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, MemoryError) as error:
-        _refuse(path, f"holds more than tensors, or is damaged: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        _refuse(path, f"holds more than tensors, or is damaged: {_cause(error)}")
     found = next((content[name] for name in _NESTED if _is_mapping(content) and _is_mapping(content.get(name))), content)
     if not _is_mapping(found) or not found:
         _refuse(path, f"holds a {type(found).__name__}")
@@ -108,6 +108,12 @@ def _check_archive(path: Path, num_bytes: int) -> None:
         _refuse(
             path, f"would unpack to {sum(entry.file_size for entry in entries):,} bytes from {num_bytes:,}: torch.save compresses nothing"
         )
+
+
+def _cause(error: Exception) -> str:
+    """Return what torch objects to, without its advice to load the file unsafely."""
+    found = re.search(r"(Unsupported[^\n]*?|Can only[^\n]*?|Trying to[^\n]*?)(?: was not | whose |$)", str(error), re.MULTILINE)
+    return found[1] if found else type(error).__name__
 
 
 def _is_mapping(value: object) -> bool:

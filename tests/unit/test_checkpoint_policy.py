@@ -105,7 +105,7 @@ def test_the_metric_is_the_objectives_and_has_a_direction() -> None:
 def put(folder: Path, step: int, metrics: Mapping[str, Any], ranked_by: Ranking = LOSS) -> Path:
     path = folder / f"step_{step:08d}"
     path.mkdir(parents=True)
-    (path / "manifest.json").write_text(json.dumps({"step": step, "metrics": metrics, "ranked_by": vars(ranked_by)}))
+    (path / "manifest.json").write_text(json.dumps({"facts": {"metrics": metrics, "ranked_by": vars(ranked_by)}}))
     (path / "COMPLETE").touch()
     return path
 

@@ -10,13 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddp_train import checkpoint
-from ddp_train.checkpoint_policy import Keep, Ranking
 from ddp_train.checkpoint_probe import estimate, probe
-from ddp_train.distributed import alone
 from ddp_train.errors import EnvironmentRefuses
-from ddp_train.state import TrainState, WindowSums
-from tests.unit.parts import components
+from tests.unit.parts import components, saved
 
 MB = 10**6
 
@@ -65,8 +61,6 @@ def test_the_estimate_is_near_what_is_saved(tmp_path: Path, optimizer: str) -> N
     for parameter in parts.model.parameters():
         parameter.grad = torch.ones_like(parameter)
     parts.optimizer.step()
-    keep = Keep(last=1, ranking=Ranking(metric="eval/loss", goal="min"))
-    checkpoint.save(tmp_path, parts, TrainState(step=1), WindowSums(), alone(), keep=keep, facts={})
-    after = sum(path.stat().st_size for path in (tmp_path / "step_00000001").iterdir())
+    after = sum(path.stat().st_size for path in saved(tmp_path, 1, parts).iterdir())
     assert 0.95 * after < before < 1.2 * after
     assert estimate(parts.model, parts.optimizer, num_ranks=1) == pytest.approx(before, rel=0.01)

@@ -9,12 +9,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ddp_train import checkpoint, init_from
-from ddp_train.checkpoint_policy import Keep, Ranking
+from ddp_train import init_from
 from ddp_train.distributed import alone
 from ddp_train.errors import UserError
-from ddp_train.state import TrainState, WindowSums
-from tests.unit.parts import components
+from tests.unit.parts import components, saved
 
 
 def model(classes: int = 3) -> nn.Sequential:
@@ -60,7 +58,7 @@ def test_prefixes_are_replaced_the_longest_first(tmp_path: Path) -> None:
     path = write(tmp_path / "weights.safetensors", renamed)
     load(path, mine, module_="", module_fc_="2.")
     assert same(mine, theirs)
-    with pytest.raises(UserError, match="two tensors of .* would be called"):
+    with pytest.raises(UserError, match=r"two tensors of .* would be called"):
         load(path, mine, module_="", module_fc_="0.")
 
 
@@ -91,7 +89,9 @@ def test_what_does_not_fit_is_listed_at_once_and_nothing_is_changed(tmp_path: Pa
 
 def test_a_cast_is_said(tmp_path: Path) -> None:
     theirs, mine = model(), model()
-    path = write(tmp_path / "weights.pt", {name: value.half() if value.is_floating_point() else value for name, value in theirs.state_dict().items()})
+    path = write(
+        tmp_path / "weights.pt", {name: value.half() if value.is_floating_point() else value for name, value in theirs.state_dict().items()}
+    )
     said = load(path, mine)
     assert "cast           0.weight (float16 [8, 4] -> float32 [8, 4])" in said[1]
     assert torch.equal(mine[0].weight, theirs[0].weight.half().float())
@@ -100,9 +100,8 @@ def test_a_cast_is_said(tmp_path: Path) -> None:
 def test_a_run_and_its_checkpoints_give_their_weights(tmp_path: Path) -> None:
     theirs = components("seed=3")
     for step in (1, 2):
-        keep = Keep(last=2, ranking=Ranking(metric="eval/loss", goal="min"))
         facts = {"metrics": {"eval/loss": float(step)}, "ranked_by": {"metric": "eval/loss", "goal": "min"}}
-        checkpoint.save(tmp_path / "checkpoints", theirs, TrainState(step=step), WindowSums(), alone(), keep=keep, facts=facts)
+        saved(tmp_path / "checkpoints", step, theirs, facts)
     for path, step in ((tmp_path, 2), (tmp_path / "checkpoints/best", 1), (tmp_path / "checkpoints/step_00000001", 1)):
         mine = components("seed=4")
         assert f"step_0000000{step}" in load(path, mine.model)[0]
