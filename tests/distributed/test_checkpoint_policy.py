@@ -55,13 +55,3 @@ def test_all_ranks_follow_the_clock_and_the_best_is_kept_and_found_by_name(proje
     assert done.returncode == 78, done.output
     assert "cannot be written" in done.output
     assert len(metrics(run)) == before
-    done = project.run("resume", f"{run}/checkpoints/last")
-    assert done.returncode == 2
-    assert "is no run folder and no checkpoint" in done.output
-
-
-def test_what_cannot_be_kept_is_refused_at_the_start(project: Project) -> None:
-    done = project.run(*TINY, "checkpoint.every_steps=4", "checkpoint.keep_every_steps=6", "cluster=cpu")
-    assert done.returncode == 2
-    assert "checkpoint.keep_every_steps: is 6, and checkpoint.every_steps is 4" in done.output
-    assert "checkpoint.keep_every_steps=8" in done.output

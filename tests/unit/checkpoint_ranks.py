@@ -13,6 +13,7 @@ from ddp_train.build import Components
 from ddp_train.checkpoint_policy import Keep
 from ddp_train.distributed import World
 from ddp_train.state import TrainState, WindowSums
+from tests.unit.parts import LOSS
 
 
 class _Rank(World):
@@ -37,7 +38,9 @@ class Ranks:
     def __init__(self, folder: Path, parts: Components, *, size: int = 3, keep_last: int = 2) -> None:
         self.folder, self.parts = folder, parts
         self.savers = [
-            checkpoint.Saver(folder, world, config_hash="abc", remove_old=lambda path: checkpoint.remove_old(path, Keep(last=keep_last, ranking=LOSS)))
+            checkpoint.Saver(
+                folder, world, config_hash="abc", remove_old=lambda path: checkpoint.remove_old(path, Keep(last=keep_last, ranking=LOSS))
+            )
             for world in worlds(size)
         ]
 

@@ -10,9 +10,12 @@ from hydra import compose, initialize_config_dir
 
 from ddp_train import app, checkpoint, config
 from ddp_train.build import Components, build
+from ddp_train.checkpoint_policy import Ranking
 from ddp_train.distributed import alone
 from ddp_train.state import TrainState, WindowSums
 from tests.conftest import TINY
+
+LOSS = Ranking(metric="eval/loss", goal="min")
 
 
 def checked(*overrides: str, base: list[str] = TINY) -> config.RunConfig:

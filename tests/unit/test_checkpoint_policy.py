@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ddp_train.checkpoint_policy import Keep, Ranking, Saved, Schedule, candidates, find, ranking, saved, to_remove
 from ddp_train.errors import ConfigError, UserError
+from tests.unit.parts import LOSS
 
-LOSS = Ranking(metric="eval/loss", goal="min")
 ACCURACY = Ranking(metric="eval/accuracy", goal="max")
 
 
