@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import config, devices, diagnose, launch, optuna_sweeper, sweep_screen
+from ddp_train.checkpoint_policy import is_checkpoint
 from ddp_train.config import section
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import DONE, INTERRUPTED, WRONG_INPUT
@@ -195,7 +196,7 @@ def _job(composed: DictConfig, hydra_config: Any) -> Job:
         run_dir=RunDir(Path(hydra_config.runtime.output_dir)),
         command=list(sys.argv),
         overrides=list(hydra_config.overrides.task),
-        checkpoint=str(resume.absolute()) if (resume / "manifest.json").exists() else None,
+        checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
     )
 
 
@@ -271,7 +272,7 @@ def _resume(arguments: list[str], place: Place, *, is_restart: bool = False) -> 
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, place, is_restart=is_restart)
     folder = run_of(path)
-    job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if (path / "manifest.json").exists() else None)
+    job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if is_checkpoint(path) else None)
     _refuse_other_machines(job, path)
     hold(
         sweep_of(folder) or folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0

@@ -23,6 +23,7 @@ from ddp_train.rules import (
     BatchIdentity,
     batch_identity,
     check_bad_numbers,
+    check_checkpoints,
     check_device,
     check_evaluation,
     check_faults,
@@ -105,6 +106,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors += check_bad_numbers(sections["trainer"], sections["checkpoint"])
         errors += check_strategy(tree, batch)
         errors += check_evaluation(sections["evaluate"], sections["data"])
+        errors += check_checkpoints(sections["checkpoint"])
         errors += check_device(tree, sections["cluster"])
         errors += check_machines(sections["cluster"])
         errors += check_faults(sections["debug"]["faults"], sections["data"], batch)

@@ -5,6 +5,8 @@ Lowest layer: everything may raise these. They are shown without a traceback, be
 
 from __future__ import annotations
 
+from ddp_train.exit_code import ENVIRONMENT_REFUSES, FAILED, WRONG_INPUT
+
 
 class UserError(Exception):
     """Something the user can mend: shown as one block, without a traceback.
@@ -15,6 +17,9 @@ class UserError(Exception):
         fix: what to type or change.
         key: the config key to look at, when there is one (`data.root`).
     """
+
+    exit_code = WRONG_INPUT
+    """Of a run that it ends. One of `exit_code.FINAL` says that starting again would end the same way."""
 
     def __init__(self, *, happened: str, expected: str = "", fix: str = "", key: str = "") -> None:
         super().__init__(happened, expected, fix, key)  # positional, so that pickling (data-loader workers) keeps all four
@@ -41,7 +46,19 @@ class DataError(UserError):
     """A data file is missing, foreign or damaged."""
 
 
-class NonFiniteLossError(UserError):
+class EnvironmentRefuses(UserError):
+    """The machine does not let the run begin."""
+
+    exit_code = ENVIRONMENT_REFUSES
+
+
+class RunError(UserError):
+    """Something that went wrong while the run trained; from its newest checkpoint it may go well."""
+
+    exit_code = FAILED
+
+
+class NonFiniteLossError(RunError):
     """The loss became NaN or infinite."""
 
 

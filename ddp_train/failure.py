@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ddp_train.errors import UserError
-from ddp_train.exit_code import FAILED, WRONG_INPUT
+from ddp_train.exit_code import FAILED
 from ddp_train.run_dir import RunDir, create_json, write_json
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
@@ -105,7 +105,7 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
         key=error.key if isinstance(error, UserError) else "",
         traceback="" if is_user_error else _format(error),
         time=time.time(),
-        exit_code=WRONG_INPUT if is_user_error else FAILED,
+        exit_code=error.exit_code if isinstance(error, UserError) else FAILED,
         fix="" if is_user_error else next((fix for pattern, fix in _FIXES.items() if re.search(pattern, f"{name}: {_text(error)}")), ""),
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ddp_train import config, diagnose
+from ddp_train.checkpoint_policy import is_name, require_candidates
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.run_dir import RunDir
@@ -32,9 +33,15 @@ def frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, ch
 
 
 def run_of(path: Path) -> Path:
-    """Return the run folder of a run folder or of one of its checkpoints."""
+    """Return the run folder of a run folder or of one of its checkpoints, which can also be called `best` or `last`.
+
+    Raises:
+        ConfigError: it is none, or no checkpoint has the name.
+    """
+    if is_name(path):
+        require_candidates(path, key="resume")
     for folder in (path, path.parent.parent):
-        if path.exists() and (folder / "config.yaml").exists():
+        if (path.exists() or is_name(path)) and (folder / "config.yaml").exists():
             return folder.absolute()
     raise ConfigError(
         key="resume", happened=f"{path} is no run folder and no checkpoint", expected="a folder that holds config.yaml, or sweep.json"

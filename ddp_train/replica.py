@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed import World
-from ddp_train.errors import UserError
+from ddp_train.errors import RunError
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SHOWN = 4  # tensors of each rank
 
 
-class ReplicaError(UserError):
+class ReplicaError(RunError):
     """The ranks do not have the same weights any more."""
 
 

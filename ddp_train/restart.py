@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 
+from ddp_train.checkpoint_policy import is_checkpoint
 from ddp_train.run_dir import RunDir
 from ddp_train.sweep_dir import is_sweep
 
@@ -25,7 +26,7 @@ def is_last_attempt() -> bool:
 
 def run_folder(remembered: Path) -> Path:
     """Return the run folder of what was remembered: itself, or a checkpoint in it."""
-    return remembered.parent.parent if (remembered / "manifest.json").exists() else remembered
+    return remembered.parent.parent if is_checkpoint(remembered) else remembered
 
 
 def line(run_dir: RunDir, *, size: int, has_failed: bool) -> str:

@@ -13,14 +13,14 @@ from ddp_train import checkpoint, predictions
 from ddp_train.anomaly import Event, Rewind
 from ddp_train.build import Components
 from ddp_train.distributed import World
-from ddp_train.errors import UserError
+from ddp_train.errors import RunError
 from ddp_train.run_dir import RunDir
 from ddp_train.state import Jump, TrainState
 
 _MOST_IN_VAIN = 3  # rewinds to the same checkpoint
 
 
-class RewindError(UserError):
+class RewindError(RunError):
     """The run cannot go back any more."""
 
 
@@ -55,7 +55,7 @@ def rewind(
     state.samples, state.jumps = samples, [*jumps, jump]
     state.owes_evaluation = False  # made up for when this attempt began
     if world.is_main:
-        checkpoint.set_aside_after(chosen)
+        checkpoint.set_aside_after(chosen.parent, chosen)
         predictions.forget_after(run_dir.predictions, state.step)
     tell(
         {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},

@@ -219,6 +219,21 @@ def check_faults(faults: Sequence[Mapping[str, Any]], data: Mapping[str, Any], b
     return errors
 
 
+def check_checkpoints(checkpoint: Mapping[str, Any]) -> list[ConfigError]:
+    """Refuse to keep every n-th checkpoint where most of them are never saved."""
+    every, keeps = checkpoint["every_steps"], checkpoint["keep_every_steps"]
+    if keeps is None or (every is not None and keeps % every == 0):
+        return []
+    return [
+        ConfigError(
+            key="checkpoint.keep_every_steps",
+            happened=f"is {keeps}, and checkpoint.every_steps is {'null' if every is None else every}: few such steps are saved, or none",
+            expected="a multiple of checkpoint.every_steps",
+            fix=f"checkpoint.every_steps={keeps}" if every is None else f"checkpoint.keep_every_steps={-(-keeps // every) * every}",
+        )
+    ]
+
+
 def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[ConfigError]:
     errors = []
     device = devices.resolve_device(cluster["device"])

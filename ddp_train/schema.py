@@ -17,6 +17,9 @@ class RootConfig:
     seed: int = field(default=0, metadata={"min": 0})
     deterministic: bool = False
     resume: str = "auto"
+    init_from: str | None = None
+    init_from_keys: dict[str, str] = field(default_factory=dict)
+    init_from_strict: bool = True
 
 
 @dataclass
@@ -48,7 +51,12 @@ class CheckpointConfig:
     """The section `checkpoint`."""
 
     every_steps: int | None = field(default=None, metadata={"min": 1})
+    every_minutes: float | None = field(default=None, metadata={"above": 0})
+    asynchronous: bool = True
     keep_last: int = field(default=2, metadata={"min": 1})
+    keep_best: int = field(default=0, metadata={"min": 0})
+    keep_every_steps: int | None = field(default=None, metadata={"min": 1})
+    metric: str | None = None
 
 
 @dataclass

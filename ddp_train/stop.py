@@ -7,6 +7,7 @@ where they met. The main thread looks at two attributes and does nothing else: n
     a signal on any rank   "stop 15"   to all; rank 0's main thread sees it after some step s, and sends
                            "at s+1"    to all; it goes on when every rank has acknowledged that
                            "leave"     instead, while rank 0 does not train yet: every rank ends at once
+    a checkpoint by time   "save s+1"  to all, by rank 0 after step s, in the same way
     a failing rank         "ask"       to all: the threads answer what their main threads are doing
 
 Why it is the same step: nobody can finish step s+1 before rank 0 takes part in it, and by then all know that it is the last.
@@ -68,6 +69,7 @@ class Stop:
         self._signal: signal.Signals | None = None  # what asked for the stop
         self._asked = Event()
         self._last_step: int | None = None
+        self._save_step: int | None = None  # after which all ranks save a checkpoint
         self._world, self._leave, self._report = world, leave, report
         self._can_save = False
         self._deciding = Lock()  # held by the thread that lets all leave, so that training cannot begin meanwhile
@@ -114,6 +116,18 @@ class Stop:
         if self.is_asked() and self._last_step is None and self._world.is_main:
             self._choose(step)
         return self._last_step is not None and step >= self._last_step
+
+    def saves_after(self, step: int, is_due: bool) -> bool:
+        """Tell whether a checkpoint was agreed on for this step; asked after each step, the same on every rank.
+
+        Args:
+            is_due: rank 0 alone: agree on one for the next step; alone in the world, for this one.
+        """
+        if self._store is None:
+            return is_due
+        if is_due and self._world.is_main and self._save_step != step:
+            self._agree("save", step + 1)
+        return self._save_step == step
 
     def say(self, doing: str, *, is_lost: bool = False) -> None:
         """Answer this, from now on, when another rank asks what this one is doing.
@@ -164,8 +178,14 @@ class Stop:
         if self._store is None:
             self._last_step = step
             return
-        _send(self._store, f"at {step + 1}")
-        self._store.wait([f"knows/{rank}" for rank in range(self._world.size)], timedelta(seconds=60))  # their threads answer in no time
+        self._agree("at", step + 1)
+
+    def _agree(self, kind: str, step: int) -> None:
+        """Tell all ranks what comes after a step that none of them can have finished, and wait until they know (rank 0's main thread)."""
+        assert self._store is not None
+        _send(self._store, f"{kind} {step}")
+        known = [f"knows/{kind} {step}/{rank}" for rank in range(self._world.size)]
+        self._store.wait(known, timedelta(seconds=60))  # their threads answer in no time
 
     def _listen(self) -> None:
         """Wait for signals, and on rank 0 for the time to stop (a thread)."""
@@ -212,7 +232,10 @@ class Stop:
                     self._on_stop(signal.Signals(int(value)), store)
                 elif kind == "at":
                     self._last_step = int(value)
-                    store.set(f"knows/{rank}", "")
+                    store.set(f"knows/{kind} {value}/{rank}", "")
+                elif kind == "save":
+                    self._save_step = int(value)
+                    store.set(f"knows/{kind} {value}/{rank}", "")
                 elif kind == "leave":
                     self._go(store)
                 elif kind == "ask":

@@ -66,13 +66,16 @@ def closing(job: Job, result: Mapping[str, Any]) -> str:
     )
 
 
-def stopped(run_dir: RunDir, step: int | None) -> str:
+def stopped(run_dir: RunDir, step: int | None, *, unsaved: str = "") -> str:
     """Return the one line after a stop.
 
     Args:
-        step: what was saved last; None: nothing was done since the start.
+        step: the last one that was taken; None: nothing was done since the start.
+        unsaved: where the run continues instead, when that step could not be saved.
     """
     what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
+    if unsaved:
+        what = f"stopped after step {step}, which was NOT saved; the run goes on {unsaved}"
     return f"{what}; `{_command('ddp-train')} resume {shlex.quote(run_dir.shown())}` continues"
 
 

@@ -47,10 +47,10 @@ class Loop:
 
     log_every_steps: int
     evaluate_every_steps: int | None  # None: at the end of every epoch
-    checkpoint_every_steps: int | None  # None: at the end only
     clip_grad_norm: float | None
     write: Callable[[Record], None]  # rank 0 writes, the others drop it
     save: Callable[[Window], None]  # collective
+    saves_after: Callable[[int], bool] = lambda step: False  # whether a checkpoint is due, asked after each step; the same on all ranks
     stops_after: Callable[[int], bool] = lambda step: False  # whether this step is the last for now; the same on all ranks
     is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
     pulse: Pulse = field(default_factory=Pulse)
@@ -134,7 +134,8 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
             stops = stops or not _evaluate(components, state, world, loop)
             state.owes_evaluation = stops
             window.leave_out(started)
-        if is_last or stops or (loop.checkpoint_every_steps and state.step % loop.checkpoint_every_steps == 0):
+        saves = loop.saves_after(state.step)  # after the evaluation: it may be one of the best
+        if is_last or stops or saves:
             started = time.perf_counter()
             loop.pulse.enter(Phase.SAVE, state.step)
             if not is_log_step:  # else it is known: weights that are lost must not replace good ones

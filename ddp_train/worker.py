@@ -12,19 +12,34 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
-from ddp_train import checkpoint, cluster, environment, failure, memory, predictions, progress, restart, summary
+from ddp_train import (
+    checkpoint,
+    checkpoint_policy,
+    checkpoint_probe,
+    cluster,
+    environment,
+    failure,
+    init_from,
+    memory,
+    predictions,
+    progress,
+    restart,
+    summary,
+)
 from ddp_train.anomaly import AnomalyWatch, Event, Rewind
 from ddp_train.build import Components, build, build_writers
+from ddp_train.checkpoint_policy import Keep, Ranking, Schedule, ranking
 from ddp_train.data.order import epochs
 from ddp_train.data.workers import start_server
 from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, open_world
-from ddp_train.errors import UserError
+from ddp_train.errors import RunError, UserError
 from ddp_train.exit_code import DONE, FINAL, STOPPED
 from ddp_train.faults import inject
 from ddp_train.interfaces import MetricWriter
@@ -198,7 +213,13 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     if tree["deterministic"]:
         be_deterministic()
     components = build(tree, job.config.batch, world)
-    _resume(job, components, state, world)
+    keep = _keep(tree["checkpoint"], components)
+    if not _resume(job, components, state, world) and tree["init_from"] is not None:
+        lines = init_from.load(
+            Path(tree["init_from"]), components.model, world, renames=tree["init_from_keys"], is_strict=tree["init_from_strict"]
+        )
+        if world.is_main:
+            print(*lines, sep="\n", flush=True)
     if job.checkpoint is not None:
         memory.remember(run_dir.root)  # the checkpoint has been loaded: from now on the newest one counts
     if world.is_main:
@@ -209,13 +230,23 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
             print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
         return DONE
     if world.is_main:
+        _probe(run_dir, components, keep, world)  # the other ranks wait for it in `_loop`
         run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_dir.predictions, state.step)
     writers = _writers(job, components, state, world)
-    loop = _loop(job, components, state, world, stop, pulse, writers)
+    saver, schedule = _saver(job, world, keep), _schedule(job, state, world, stop, keep)
+    loop = _loop(job, components, state, world, stop, pulse, writers, saver, schedule)
     inject(tree["debug"]["faults"], pulse, components, world, run_dir)
     stop.can_save()
     is_done = train(components, state, world, loop)
+    unsaved = saver.finish()
+    if unsaved and is_done:
+        raise RunError(
+            key="checkpoint",
+            happened=f"all steps are done, but the last one was not saved. {unsaved}",
+            expected="the state of the last step on disk",
+            fix="make room, and `ddp-train resume` the run: it continues from the checkpoint before",
+        )
     pulse.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
     status = "completed" if is_done else _status(stop.cause())
@@ -227,7 +258,8 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         progress.end(run_dir)
         if not is_done and stop.cause() is WALLTIME:
             print(f"the time is up but for cluster.grace_s={tree['cluster']['grace_s']} s", flush=True)
-        print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step), flush=True)
+        place = checkpoint.place(run_dir.checkpoints) if unsaved else ""
+        print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step, unsaved=place), flush=True)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)
 
@@ -240,7 +272,41 @@ def _writers(job: Job, components: Components, state: TrainState, world: World) 
     return build_writers(tree["metrics"], run_dir=str(job.run_dir.root), config=tree, step=state.step, total_steps=components.total_steps)
 
 
-def _loop(job: Job, components: Components, state: TrainState, world: World, stop: Stop, pulse: Pulse, writers: list[MetricWriter]) -> Loop:
+def _saver(job: Job, world: World, keep: Keep) -> checkpoint.Saver:
+    """Return what writes the run's checkpoints. Collective."""
+    tree = job.config.tree["checkpoint"]
+    return checkpoint.Saver(
+        job.run_dir.checkpoints,
+        world,
+        config_hash=job.config.hash(),
+        asynchronous=tree["asynchronous"],
+        remove_old=lambda folder: checkpoint.remove_old(folder, keep),
+    )
+
+
+def _schedule(job: Job, state: TrainState, world: World, stop: Stop, keep: Keep) -> Schedule:
+    """Return what says after which steps the run is saved. Collective."""
+    tree, folder = job.config.tree["checkpoint"], job.run_dir.checkpoints
+    return Schedule(
+        every_steps=tree["every_steps"],
+        every_minutes=tree["every_minutes"],
+        keep=keep,
+        saved=world.from_main(checkpoint_policy.saved(folder) if world.is_main else None),
+        agree=lambda step, is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
+    )
+
+
+def _loop(
+    job: Job,
+    components: Components,
+    state: TrainState,
+    world: World,
+    stop: Stop,
+    pulse: Pulse,
+    writers: list[MetricWriter],
+    saver: checkpoint.Saver,
+    schedule: Schedule,
+) -> Loop:
     """Tell the loop what the config, the run folder and the stop say."""
     tree, run_dir = job.config.tree, job.run_dir
     trainer, every = tree["trainer"], tree["trainer"]["check_replicas_every_steps"]
@@ -254,26 +320,23 @@ def _loop(job: Job, components: Components, state: TrainState, world: World, sto
 
     def go_back(found: Rewind) -> None:
         pulse.enter(Phase.START, state.step)  # reading a checkpoint takes its time
+        saver.finish()
         rewind(found, run_dir, components, state, world, tell=tell)
         for writer in writers:
             writer.close()
         writers[:] = _writers(job, components, state, world)  # which drop what they had after this step
 
+    def write(record: Record) -> None:
+        schedule.note(record)
+        _write(writers, record)
+
     return Loop(
         log_every_steps=tree["trainer"]["log_every_steps"],
         evaluate_every_steps=tree["trainer"]["evaluate_every_steps"],
-        checkpoint_every_steps=tree["checkpoint"]["every_steps"],
         clip_grad_norm=tree["trainer"]["clip_grad_norm"],
-        write=lambda record: _write(writers, record),
-        save=lambda window: checkpoint.save(
-            run_dir.checkpoints,
-            components,
-            state,
-            window.sums(),
-            world,
-            keep_last=tree["checkpoint"]["keep_last"],
-            config_hash=job.config.hash(),
-        ),
+        write=write,
+        save=lambda window: saver.save(components, state, window.sums(), facts=schedule.facts(state.step)),
+        saves_after=schedule.saves_after,
         stops_after=stop.comes_after,
         is_stopping=stop.is_asked,
         pulse=pulse,
@@ -285,6 +348,23 @@ def _loop(job: Job, components: Components, state: TrainState, world: World, sto
     )
 
 
+def _keep(settings: Mapping[str, Any], components: Components) -> Keep:
+    """Return which checkpoints stay; refuses a metric that the run does not measure."""
+    return Keep(
+        last=settings["keep_last"],
+        best=settings["keep_best"],
+        every_steps=settings["keep_every_steps"],
+        ranking=_ranking(components, settings["metric"]),
+    )
+
+
+def _probe(run_dir: RunDir, components: Components, keep: Keep, world: World) -> None:
+    """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
+    size = checkpoint_probe.estimate(components.model, components.optimizer, num_ranks=world.size)
+    if warning := checkpoint_probe.probe(run_dir.checkpoints, size, wanted=keep.last + keep.best + 1):
+        print(warning, flush=True)
+
+
 def _result(status: str, components: Components, state: TrainState, loop: Loop, *, seconds: float) -> dict[str, Any]:
     """Return what result.json holds."""
     return {
@@ -293,17 +373,13 @@ def _result(status: str, components: Components, state: TrainState, loop: Loop, 
         "epoch": epochs(components.train_loader.order, state.samples),
         "samples": state.samples,
         "metrics": {"last": loop.last, "best": state.best},
-        "headline": _headline(components),
+        "headline": asdict(_ranking(components)),  # the metric to compare runs by, and which way is better
         "seconds": round(seconds, 3),
     }
 
 
-def _headline(components: Components) -> dict[str, str]:
-    """Return the metric to compare runs by, and which way is better."""
-    if components.eval_loader is None:
-        return {"metric": "train/loss", "goal": "min"}
-    name, goal = next(iter(components.objective.goals.items()))
-    return {"metric": f"eval/{name}", "goal": goal}
+def _ranking(components: Components, metric: str | None = None) -> Ranking:
+    return ranking(components.objective.goals, metric=metric, is_evaluated=components.eval_loader is not None)
 
 
 def _write(writers: list[MetricWriter], record: Record) -> None:
@@ -312,27 +388,26 @@ def _write(writers: list[MetricWriter], record: Record) -> None:
     logger.info("%s", record)
 
 
-def _resume(job: Job, components: Components, state: TrainState, world: World) -> None:
-    """Continue from the given or the newest good checkpoint, if there is one. Rank 0 chooses. Collective."""
+def _resume(job: Job, components: Components, state: TrainState, world: World) -> bool:
+    """Continue from the given or the newest good checkpoint; tell whether there is one. Rank 0 chooses. Collective."""
     chosen = world.from_main(_choose_checkpoint(job) if world.is_main else None)
-    if world.is_main:  # also where all are damaged: a new one never replaces one that is there
-        for name in checkpoint.set_aside_after(chosen or job.run_dir.checkpoints / "step_"):
+    if world.is_main:
+        checkpoint.remove_debris(job.run_dir.checkpoints)
+        for name in checkpoint.set_aside_after(chosen.parent if chosen else job.run_dir.checkpoints, chosen):
             print(f"a checkpoint of a later step is now {name}", flush=True)
     if chosen is None:
         if world.is_main and job.run_dir.metrics.exists():
             print("resumed  from the start: there is no good checkpoint", flush=True)
-        return
+        return False
     settle(components, world)
     if not checkpoint.load(chosen, components, state, world):
         seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+    return True
 
 
 def _choose_checkpoint(job: Job) -> Path | None:
     if job.checkpoint is not None:
-        given = Path(job.checkpoint)
-        if problem := checkpoint.verify(given):
-            raise UserError(key="resume", happened=f"{given}: {problem}", expected="a checkpoint that is complete and undamaged")
-        return given
+        return checkpoint_policy.find(Path(job.checkpoint), checkpoint.verify, key="resume")
     found, refused = checkpoint.newest_good(job.run_dir.checkpoints)
     for line in refused:
         print(line, flush=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ddp_train.data.order import BatchOrder, SampleOrder, share
 from ddp_train.data.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
 from ddp_train.data.workers import WorkerDied, Workers
-from ddp_train.errors import DataError, UserError
+from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import DataSource
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class _Reading:
         finally:
             workers.close()
 
-    def _explain(self, death: WorkerDied) -> DataError:
+    def _explain(self, death: WorkerDied) -> UserError:
         """Find out which sample kills a worker, by reading the samples of the request one by one in a new one."""
         indices = self._read.indices(death.request).tolist()
         workers = Workers([self._read.alone])
@@ -206,7 +206,7 @@ class _Reading:
             logger.info("reading again what the worker was reading: %r", error)
         finally:
             workers.close()
-        return DataError(
+        return RunError(
             key="data.num_workers",
             happened=f"a loader worker (pid {death.pid}) {death.how()} while it read the samples {indices}; they can be read",
             expected="workers that live as long as the run",

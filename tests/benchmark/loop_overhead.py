@@ -210,7 +210,6 @@ def measure(name: str, pairs: int, device: str) -> None:
         loop = Loop(
             log_every_steps=checked.tree["trainer"]["log_every_steps"],
             evaluate_every_steps=None,
-            checkpoint_every_steps=None,
             clip_grad_norm=checked.tree["trainer"]["clip_grad_norm"],
             write=write,
             save=lambda window: None,

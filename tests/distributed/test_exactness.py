@@ -84,12 +84,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(project: Pr
     command = [*TINY, "cluster=cpu", "checkpoint.every_steps=2", "hydra.run.dir=outputs/run"]
     assert project.run(*command, "trainer.max_steps=6").returncode == 0
     run = project.the_run()
-    damaged = run / "checkpoints/step_00000006/shared.pt"
+    damaged = run / "checkpoints/step_00000006/rank_00000.safetensors"
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
     done = project.run("resume", "outputs/run", "trainer.max_steps=8")
     assert done.returncode == 0, done.output
-    assert "checkpoint step_00000006 is not used: shared.pt is damaged" in done.stdout
+    assert "checkpoint step_00000006 is not used: rank_00000.safetensors is damaged" in done.stdout
     assert "resumed  after step 4" in done.stdout
     assert [step for step, _ in losses(run)] == list(range(1, 9))

@@ -19,8 +19,7 @@ FILES = [
     ".hydra/overrides.yaml",
     "checkpoints/step_00000004/COMPLETE",
     "checkpoints/step_00000004/manifest.json",
-    "checkpoints/step_00000004/rank_*.pt",
-    "checkpoints/step_00000004/shared.pt",
+    "checkpoints/step_00000004/rank_*.safetensors",
     "config.yaml",
     "environment.json",
     "logs/rank_*.log",
@@ -34,7 +33,7 @@ SHORT = [override for override in TINY if override != "~metrics.tensorboard"] + 
 def files(run: Path, world_size: int) -> list[str]:
     """Return the files of a run, the ones that each rank has folded into one name."""
     names = [str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()]
-    for pattern in ("logs/rank_{:05d}.log", "checkpoints/step_00000004/rank_{:05d}.pt"):
+    for pattern in ("logs/rank_{:05d}.log", "checkpoints/step_00000004/rank_{:05d}.safetensors"):
         ranks = [pattern.format(rank) for rank in range(world_size)]
         assert set(ranks) <= set(names)
         names = [name for name in names if name not in ranks] + [pattern.replace("{:05d}", "*")]

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from hydra import compose, initialize_config_dir
 
-from ddp_train import app, config
+from ddp_train import app, checkpoint, config
 from ddp_train.build import Components, build
+from ddp_train.checkpoint_policy import Ranking
 from ddp_train.distributed import alone
+from ddp_train.state import TrainState, WindowSums
 from tests.conftest import TINY
+
+LOSS = Ranking(metric="eval/loss", goal="min")
 
 
 def checked(*overrides: str, base: list[str] = TINY) -> config.RunConfig:
@@ -21,3 +29,11 @@ def components(*overrides: str, base: list[str] = TINY) -> Components:
     """Build a small run's components."""
     run = checked(*overrides, base=base)
     return build(run.tree, run.batch, alone())
+
+
+def saved(folder: Path, step: int, parts: Components, facts: Mapping[str, Any] | None = None) -> Path:
+    """Save a checkpoint as a run does, and return it."""
+    saver = checkpoint.Saver(folder, alone(), config_hash="abc")
+    saver.save(parts, TrainState(step=step, samples=step * 32), WindowSums(), facts=facts)
+    assert saver.finish() == ""
+    return folder / f"step_{step:08d}"

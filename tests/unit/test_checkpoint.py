@@ -2,30 +2,57 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import xxhash
 
 from ddp_train import checkpoint
 from ddp_train.build import Components
+from ddp_train.checkpoint_policy import Keep
 from ddp_train.distributed import alone
 from ddp_train.errors import UserError
 from ddp_train.state import TrainState, WindowSums
 from ddp_train.trainer import Loop, train
 from tests.conftest import FEW, TINY
-from tests.unit.parts import components
+from tests.unit.checkpoint_ranks import Ranks
+from tests.unit.parts import LOSS, components
+
+
+def train_to_the_end(parts: Components) -> None:
+    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
+    train(parts, TrainState(), alone(), Loop(**settings, write=lambda record: None, save=lambda window: None))
+
+
+def assert_same_state(one: Components, other: Components) -> None:
+    """Compare models and optimizers bit for bit."""
+    for mine, theirs in zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+    mine, theirs = one.optimizer.state_dict(), other.optimizer.state_dict()
+    assert mine["param_groups"] == theirs["param_groups"]
+    assert mine["state"].keys() == theirs["state"].keys()
+    for number, values in mine["state"].items():
+        for name, value in values.items():
+            assert value.dtype == theirs["state"][number][name].dtype
+            assert torch.equal(value, theirs["state"][number][name])
 
 
 def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2) -> Path:
     state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
-    checkpoint.save(folder, parts or components(), state, WindowSums(), alone(), keep_last=keep_last, config_hash="abc")
+    saver = checkpoint.Saver(
+        folder, alone(), config_hash="abc", remove_old=lambda folder: checkpoint.remove_old(folder, Keep(last=keep_last, ranking=LOSS))
+    )
+    saver.save(parts or components(), state, WindowSums())
+    assert saver.finish() == ""
     return folder / f"step_{step:08d}"
 
 
@@ -63,14 +90,16 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
         parts = components(*noisy, f"trainer.max_steps={last}", "trainer.evaluate_every_steps=5", base=[*TINY[:1], *FEW])
         if load:
             assert checkpoint.load(load, parts, state, alone())
-        settings = {"log_every_steps": 1, "evaluate_every_steps": 5, "checkpoint_every_steps": None, "clip_grad_norm": None}
+        settings = {"log_every_steps": 1, "evaluate_every_steps": 5, "clip_grad_norm": None}
         train(parts, state, alone(), Loop(**settings, write=records[name].append, save=lambda window: None))  # type: ignore[arg-type]
         return parts
 
     whole = train_to(10, "whole", TrainState())
     state = TrainState()
     stopped = train_to(5, "parts", state)
-    checkpoint.save(tmp_path, stopped, state, WindowSums(), alone(), keep_last=1, config_hash="abc")
+    saver = checkpoint.Saver(tmp_path, alone(), config_hash="abc")
+    saver.save(stopped, state, WindowSums())
+    assert saver.finish() == ""
     resumed = train_to(10, "parts", TrainState(), load=tmp_path / "step_00000005")
     assert [record["loss"] for record in records["parts"]] == [record["loss"] for record in records["whole"]]
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
@@ -80,12 +109,24 @@ def test_the_loss_scale_follows_the_number_of_ranks(tmp_path: Path) -> None:
     """The loop multiplies the loss by the number of ranks, so the scale times that number is what must go on."""
     parts = components()
     parts.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    path = saved(tmp_path, 3, parts)
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"world_size": 2}))
-    shutil.copy(path / "rank_00000.pt", path / "rank_00001.pt")
-    assert not checkpoint.load(path, parts, TrainState(), alone())
+    assert Ranks(tmp_path, parts, size=2).save(3) == ""
+    assert not checkpoint.load(tmp_path / "step_00000003", parts, TrainState(), alone())
     assert parts.scaler.get_scale() == 2.0**11
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_any_number_of_ranks_writes_the_same_state(tmp_path: Path, size: int) -> None:
+    parts = components("optimizer=adamw", "trainer.max_steps=2")
+    train_to_the_end(parts)
+    assert Ranks(tmp_path, parts, size=size).save(3) == ""
+    path = tmp_path / "step_00000003"
+    sizes = [file.stat().st_size for file in sorted(path.glob("rank_*"))]
+    assert len(sizes) == size
+    assert max(sizes) - min(sizes) < 16_000  # headers, and what is rank 0's
+    other, state = components("optimizer=adamw", "trainer.max_steps=2", "seed=9"), TrainState()
+    assert checkpoint.load(path, other, state, alone()) == (size == 1)
+    assert_same_state(other, parts)
+    assert state.window == WindowSums(loss_sum=float(sum(range(size))), weight=2.0, skipped=sum(range(size)))
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
@@ -100,12 +141,38 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGES: dict[str, Any] = {
-    "is damaged": lambda path: flip(path / "shared.pt"),
-    "bytes instead of": lambda path: os.truncate(path / "rank_00000.pt", 10),
-    "shared.pt is missing": lambda path: (path / "shared.pt").unlink(),
-    "COMPLETE or manifest.json is missing": lambda path: (path / "COMPLETE").unlink(),
-    "manifest.json cannot be read": lambda path: (path / "manifest.json").write_text("{"),
+def forge(path: Path, **changes: Any) -> None:
+    """Write a manifest, and the mark that goes with it."""
+    text = json.dumps(json.loads((path / "manifest.json").read_text()) | changes)
+    (path / "manifest.json").write_text(text)
+    (path / "COMPLETE").write_text(hashlib.sha256(text.encode()).hexdigest())
+
+
+def replace(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+FILE = "rank_00000.safetensors"
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    f"{FILE} is damaged": lambda path: flip(path / FILE),
+    f"{FILE} has 10 bytes instead of": lambda path: os.truncate(path / FILE, 10),
+    f"{FILE} is missing": lambda path: (path / FILE).unlink(),
+    f"{FILE} cannot be opened": lambda path: replace(path / FILE, lambda link: link.symlink_to("/etc/hostname")),
+    f"{FILE} is not a plain file": lambda path: replace(path / FILE, os.mkfifo),
+    "other.bin is not in manifest.json": lambda path: (path / "other.bin").touch(),
+    "COMPLETE is missing": lambda path: (path / "COMPLETE").unlink(),
+    "manifest.json is missing": lambda path: (path / "manifest.json").unlink(),
+    "manifest.json is damaged": lambda path: flip(path / "manifest.json"),
+    "manifest.json cannot be read": lambda path: forge(path, files=3),
+    "manifest.json is of format 2": lambda path: forge(path, format=2),
+    "manifest.json is of step 7": lambda path: forge(path, step=7),
+    "'../step_00000001/COMPLETE' is no name": lambda path: forge(
+        path,
+        files={"../step_00000001/COMPLETE": {"bytes": 1, "xxh3_128": ""}}
+        | {FILE: {"bytes": (path / FILE).stat().st_size, "xxh3_128": xxhash.xxh3_128_hexdigest((path / FILE).read_bytes())}},
+    ),
+    "step_00000002 is not a folder": lambda path: (path.rename(path.with_name("elsewhere")), path.symlink_to("elsewhere")),
 }
 
 
@@ -120,41 +187,63 @@ def test_damage_is_named_and_the_one_before_is_taken(tmp_path: Path, said: str) 
     assert "step_00000002" in refused[0]
 
 
-def test_a_half_written_one_does_not_exist_and_is_swept_away_by_the_next(tmp_path: Path) -> None:
-    half = tmp_path / ".partial_step_00000005"
-    half.mkdir(parents=True)
-    (half / "shared.pt").write_bytes(b"half")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1)
+    os.chown(path / FILE, 12345, -1)
+    assert checkpoint.verify(path) == f"{FILE} belongs to the user with number 12345"
+
+
+def test_what_a_killed_save_left_is_no_checkpoint_and_goes_at_the_next_start(tmp_path: Path) -> None:
+    for name in (".partial_step_00000005_ab_1", ".removed_step_00000003"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / FILE).write_bytes(b"half")
+    (tmp_path / ".partial_link").symlink_to(tmp_path.parent)
     assert checkpoint.newest_good(tmp_path) == (None, [])
-    saved(tmp_path, 5)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000005"]
+    assert len(checkpoint.remove_debris(tmp_path)) == 3
+    assert list(tmp_path.iterdir()) == []
+    assert tmp_path.parent.exists()
 
 
-def test_a_full_disk_is_an_error_and_leaves_the_earlier_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = saved(tmp_path, 1)
-
-    def full(*arguments: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match=r"step 2 was not saved; earlier ones are untouched.*No space left"):
-        saved(tmp_path, 2)
-    assert checkpoint.newest_good(tmp_path)[0] == good
-
-
-class Malicious:
-    def __init__(self, marker: str) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (self.marker, "w")
-
-
-def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path) -> None:
-    path, marker = saved(tmp_path, 1), tmp_path / "marker"
-    torch.save({"model": Malicious(str(marker))}, path / "shared.pt")
-    with pytest.raises(Exception, match=r"[Ww]eights"):
+def test_a_checkpoint_that_lies_in_its_plain_part_is_refused(tmp_path: Path) -> None:
+    """Hashes tell damage, not intent: what a forger has hashed himself is still only tensors and JSON."""
+    path = saved(tmp_path, 1)
+    content = (path / FILE).read_bytes()
+    assert b'"$tensor"' in content
+    content = content.replace(b'"$tensor"', b'"$import"')
+    (path / FILE).write_bytes(content)
+    forge(path, files={FILE: {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}})
+    assert checkpoint.verify(path) == ""
+    with pytest.raises(UserError, match=r"is missing|a checkpoint says"):
         checkpoint.load(path, components(), TrainState(), alone())
-    assert not marker.exists()
+
+
+def test_all_keys_that_do_not_fit_are_listed(tmp_path: Path) -> None:
+    path = saved(tmp_path, 1)
+    other = components()
+    first = next(name for name, _ in other.model.named_parameters())
+    other.model.register_buffer("extra", torch.zeros(2))
+    layers = dict(other.model.named_modules())
+    layers[first.rpartition(".")[0]].to(torch.float64)
+    before = [parameter.clone() for parameter in other.model.parameters()]
+    with pytest.raises(UserError) as error:
+        checkpoint.load(path, other, TrainState(), alone())
+    assert "extra is missing in the checkpoint" in str(error.value)
+    assert f"{first} is float32" in str(error.value)
+    assert "float64" in str(error.value)
+    assert all(torch.equal(mine, was) for mine, was in zip(other.model.parameters(), before, strict=True))
+    with pytest.raises(UserError, match=r"the optimizer was torch\.optim.*, and is torch\.optim\.sgd\.SGD"):
+        checkpoint.load(path, components("optimizer=sgd"), TrainState(), alone())
+
+
+def test_an_optimizer_with_states_of_another_type_gets_them_back_uncast(tmp_path: Path) -> None:
+    parts = components("optimizer=adamw", "trainer.max_steps=1")
+    train_to_the_end(parts)
+    for values in parts.optimizer.state.values():
+        values["exp_avg"] = values["exp_avg"].double() * (1 + 1e-12)
+    other = components("optimizer=adamw", "trainer.max_steps=1")
+    checkpoint.load(saved(tmp_path, 1, parts), other, TrainState(), alone())
+    assert_same_state(other, parts)
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path: Path) -> None:
@@ -167,14 +256,20 @@ def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path: Path) -> No
 def test_going_back_to_an_older_checkpoint_sets_the_later_ones_aside(tmp_path: Path) -> None:
     for step in (4, 8, 12):
         saved(tmp_path, step, keep_last=9)
-    assert checkpoint.set_aside_after(tmp_path / "step_00000004") == ["aside_0_step_00000008", "aside_0_step_00000012"]
+    assert checkpoint.set_aside_after(tmp_path, tmp_path / "step_00000004") == ["aside_0_step_00000008", "aside_0_step_00000012"]
     saved(tmp_path, 6)
     assert checkpoint.newest_good(tmp_path)[0] == tmp_path / "step_00000006"
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000004", "step_00000006"]
 
 
-def test_a_weight_decay_changed_on_resuming_counts(tmp_path: Path) -> None:
+def test_a_run_that_begins_again_sets_all_of_them_aside(tmp_path: Path) -> None:
+    saved(tmp_path, 4)
+    assert checkpoint.set_aside_after(tmp_path, None) == ["aside_0_step_00000004"]
+
+
+def test_a_weight_decay_changed_on_resuming_counts_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(tmp_path, 1, components("optimizer.weight_decay=0.1"))
     changed = components("optimizer.weight_decay=0.7")
     checkpoint.load(path, changed, TrainState(), alone())
     assert [group["weight_decay"] for group in changed.optimizer.param_groups] == [0.7, 0.0]
+    assert "optimizer group 0: weight_decay is 0.7 as configured; the checkpoint had 0.1" in capsys.readouterr().out

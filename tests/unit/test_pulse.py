@@ -17,7 +17,7 @@ def test_the_loop_says_every_phase_of_every_step() -> None:
     loop = Loop(
         log_every_steps=10,
         evaluate_every_steps=None,
-        checkpoint_every_steps=1,
+        saves_after=lambda step: True,
         clip_grad_norm=None,
         write=lambda record: None,
         save=lambda window: None,

@@ -24,7 +24,7 @@ from tests.unit.parts import components
 
 
 def loop(records: list[Record], **changes: Any) -> Loop:
-    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "checkpoint_every_steps": None, "clip_grad_norm": None}
+    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
     return Loop(**(settings | changes), write=records.append, save=lambda window: None)
 
 
@@ -190,7 +190,7 @@ def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None) -
 
 def test_lost_weights_are_never_saved() -> None:
     parts, saves = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50"), list[Window]()
-    settings = {"log_every_steps": 50, "evaluate_every_steps": None, "checkpoint_every_steps": 5, "clip_grad_norm": None}
+    settings = {"log_every_steps": 50, "evaluate_every_steps": None, "saves_after": lambda step: step % 5 == 0, "clip_grad_norm": None}
     with pytest.raises(NonFiniteLossError):
         train(parts, TrainState(), alone(), Loop(**settings, write=lambda record: None, save=saves.append))  # type: ignore[arg-type]
     assert saves == []

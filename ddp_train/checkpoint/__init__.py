@@ -1,0 +1,37 @@
+"""Checkpoints: a folder per step, complete and verified or not there at all.
+
+    step_00001000/  rank_00000.safetensors ...  manifest.json (bytes and hash of each file)  COMPLETE (hash of the manifest)
+
+A rank's file holds its share of what all ranks have (model, optimizer, scheduler, scaler, position) and what is its own (random streams,
+window sums, state of the data), as tensors and JSON: nothing in a checkpoint can be executed. The modules, from the bottom:
+
+    codec        state <-> plain JSON and named tensors        share        which rank writes which bytes
+    tensor_file  the files                                     snapshot     a copy in memory, laid out as the file will be
+    verify       is it what was written?                       folder       which checkpoints are there
+    publish      manifest, mark, rename                        together     one save in the threads of all ranks
+    parts        what of a run is saved                        save, load   what the worker calls
+    compare      does it fit this run?                         retention    which old ones go
+
+A writer of another kind (torch.distributed.checkpoint for sharded models) would put its files into the same folder, between `make_partial`
+and `publish`.
+"""
+
+from ddp_train.checkpoint.folder import newest_good, place, remove_debris, set_aside_after
+from ddp_train.checkpoint.load import load, read_shared
+from ddp_train.checkpoint.retention import remove_old
+from ddp_train.checkpoint.save import Saver
+from ddp_train.checkpoint.verify import CheckpointError, read_manifest, verify
+
+__all__ = [
+    "CheckpointError",
+    "Saver",
+    "load",
+    "newest_good",
+    "place",
+    "read_manifest",
+    "read_shared",
+    "remove_debris",
+    "remove_old",
+    "set_aside_after",
+    "verify",
+]

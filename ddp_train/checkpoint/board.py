@@ -1,0 +1,62 @@
+"""Where the threads of one save leave messages for each other: the store of the ranks, over connections of the threads' own."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from torch.distributed import DistStoreError, PrefixStore, Store
+
+from ddp_train.distributed import World
+
+_PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out in milliseconds can hold
+
+
+class Board:
+    """Messages by key. Every rank makes one; one thread at a time uses it.
+
+    Args:
+        name: unique in the world's store.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self._store: Store | None = None
+        self._messages: dict[str, str] = {}  # of a world of one
+        if world.size > 1:
+            assert world.store is not None
+            self._store = PrefixStore(f"checkpoint/{name}", world.store.clone())  # type: ignore[attr-defined]  # torch's stubs lack it
+
+    def put(self, key: str, message: str) -> None:
+        """Leave a message.
+
+        Raises:
+            DistError: the store is gone.
+        """
+        if self._store is None:
+            self._messages[key] = message
+        else:
+            self._store.set(key, message)
+
+    def get(self, key: str) -> str:
+        """Return a message as soon as it is there, however long that takes.
+
+        Raises:
+            DistError: the store is gone.
+        """
+        if self._store is None:
+            return self._messages[key]
+        while True:
+            started = time.monotonic()
+            try:
+                self._store.wait([key], _PATIENCE)
+                return self._store.get(key).decode()
+            except DistStoreError:
+                if time.monotonic() - started < _PATIENCE.total_seconds() / 2:
+                    raise  # not the time-out
+
+    def remove(self, key: str) -> None:
+        """Take a message away that everyone has read."""
+        if self._store is None:
+            self._messages.pop(key, None)
+        else:
+            self._store.delete_key(key)

@@ -1,0 +1,206 @@
+"""State as plain JSON and named tensors, and back: what checkpoints hold, and all that reading them can make.
+
+    None, bool, int, finite float, str, list        as JSON has them
+    {"a": 1}                                        an object, unless a key begins with $
+    {1: 2}, {"$a": 1}                               {"$dict": [[1, 2]]}
+    (1, 2), b"ab", float("inf"), float("nan")       {"$tuple": [1, 2]}, {"$bytes": "6162"}, {"$float": "inf"}
+    a tensor at state["a"]["b"]                     {"$tensor": "a.b", "dtype": "float32", "shape": [2, 3]}
+
+A tensor whose memory is permuted (channels last) has its "stride", too.
+Tied tensors have one name, and are one tensor again. Mappings of other kinds come back as dicts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.errors import UserError
+
+_NAMES = """bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 bfloat16 float16 float32 float64 complex32 complex64 complex128
+float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"""
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
+"""Those that a checkpoint can hold, by name."""
+
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor as the plain part describes it."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None  # None: contiguous
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+
+class StateError(UserError):
+    """A checkpoint cannot hold this state, or does not hold what it should."""
+
+
+def encode(state: Any, root: str) -> tuple[Any, dict[str, Tensor]]:
+    """Return the plain part of a state, which shares nothing with it, and its tensors by name, which are the state's own.
+
+    Args:
+        root: what all names begin with.
+
+    Raises:
+        StateError: it holds something else; the message has its place.
+    """
+    tensors: dict[str, Tensor] = {}
+    return _encode(state, root, tensors, {}), tensors
+
+
+def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state again.
+
+    Args:
+        tensors: by name; contiguous, in the shape and type that the plain part says.
+
+    Raises:
+        StateError: the plain part is not one that `encode` makes.
+    """
+    if isinstance(plain, list):
+        return [decode(item, tensors) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    tag = next((key for key in plain if key.startswith("$")), None)
+    if tag is None:
+        return {key: decode(item, tensors) for key, item in plain.items()}
+    try:
+        if tag == "$tensor":
+            leaf = _leaf(plain)
+            return _restride(tensors[leaf.name], leaf.stride)
+        return _UNTAG[tag](plain[tag], tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(happened=f"a checkpoint says {str(plain)[:80]}: {type(error).__name__} {error}") from None
+
+
+def leaves(plain: Any) -> dict[str, Leaf]:
+    """Return the tensors that a plain part names, in its order.
+
+    Raises:
+        StateError: it says impossible things of one.
+    """
+    found: dict[str, Leaf] = {}
+    for item in _tensor_items(plain):
+        try:
+            leaf = _leaf(item)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(happened=f"a checkpoint says {str(item)[:80]}: {type(error).__name__} {error}") from None
+        found[leaf.name] = leaf
+    return found
+
+
+def leaf_of(name: str, tensor: Tensor) -> Leaf:
+    """Describe a tensor."""
+    return Leaf(name, tensor.dtype, tuple(tensor.shape), None if tensor.is_contiguous() else _dense_stride(tensor))
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor], names: dict[tuple[Any, ...], str]) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is bytes:
+        return {"$bytes": value.hex()}
+    if kind in (list, tuple):
+        items = [_encode(item, f"{path}.{position}", tensors, names) for position, item in enumerate(value)]
+        return items if kind is list else {"$tuple": items}
+    if isinstance(value, Mapping):
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: _encode(item, f"{path}.{key}", tensors, names) for key, item in value.items()}
+        pairs = [[_encode_key(key, path), _encode(item, f"{path}.{key}", tensors, names)] for key, item in value.items()]
+        return {"$dict": pairs}
+    if kind is Tensor or isinstance(value, nn.Parameter):
+        return _encode_tensor(value.detach(), path, tensors, names)
+    raise StateError(
+        happened=f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold",
+        expected="tensors, numbers, text, bytes, None, and lists, tuples and dicts of them",
+        fix="a state_dict() that converts it, for example with .item(), .tolist() or torch.from_numpy",
+    )
+
+
+def _encode_key(key: Any, path: str) -> Any:
+    if key is None or isinstance(key, (bool, int, float, str, bytes, tuple)):
+        return _encode(key, f"{path} (a key)", {}, {})
+    raise StateError(happened=f"{path} has a {type(key).__qualname__} as a key", expected="numbers, text, bytes, None, and tuples of them")
+
+
+def _encode_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], names: dict[tuple[Any, ...], str]) -> Any:
+    if tensor.layout != torch.strided or tensor.dtype not in _DTYPE_NAMES or tensor.device.type == "meta":
+        raise StateError(
+            happened=f"{path} is a {tensor.layout} tensor of {tensor.dtype} on {tensor.device.type}, which a checkpoint cannot hold",
+            expected="a dense tensor with values",
+        )
+    same = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    name = names.get(same) if tensor.numel() else None
+    if name is None:
+        name = path
+        while name in tensors or name.endswith("]"):  # a["b.c"] and a["b"]["c"]; and what looks like a piece (share.py)
+            name += "'"
+        names[same], tensors[name] = name, tensor
+    leaf = leaf_of(name, tensor)
+    plain = {"$tensor": name, "dtype": _DTYPE_NAMES[leaf.dtype], "shape": list(leaf.shape)}
+    return plain if leaf.stride is None else {**plain, "stride": list(leaf.stride)}
+
+
+def _dense_stride(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the stride of a permuted tensor (channels last), whose optimizer state must lie as it does; of views with gaps None."""
+    return tensor.stride() if _is_dense(tuple(tensor.shape), tensor.stride()) else None
+
+
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _restride(tensor: Tensor, stride: tuple[int, ...] | None) -> Tensor:
+    return tensor if stride is None else torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+
+
+def _leaf(plain: Mapping[str, Any]) -> Leaf:
+    shape, stride = tuple(plain["shape"]), plain.get("stride")
+    if type(plain["$tensor"]) is not str or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError("no name and shape of a tensor")
+    if stride is not None and (len(stride) != len(shape) or not _is_dense(shape, tuple(stride))):
+        raise ValueError("no stride of a dense tensor")
+    return Leaf(plain["$tensor"], DTYPES[plain["dtype"]], shape, None if stride is None else tuple(stride))
+
+
+def _tensor_items(plain: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(plain, dict):
+        if "$tensor" in plain:
+            yield plain
+            return
+        plain = list(plain.values())
+    if isinstance(plain, list):
+        for item in plain:
+            yield from _tensor_items(item)
+
+
+_UNTAG: dict[str, Any] = {
+    "$tuple": lambda items, tensors: tuple(decode(list(items), tensors)),
+    "$dict": lambda pairs, tensors: {decode(key, tensors): decode(item, tensors) for key, item in pairs},
+    "$float": lambda text, tensors: float(text),
+    "$bytes": lambda text, tensors: bytes.fromhex(text),
+}

@@ -1,0 +1,72 @@
+"""What a checkpoint holds beside what a run has: all that is missing, left over or different, and what the config changes on purpose."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ddp_train.checkpoint.parts import class_of
+
+_CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
+
+
+def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
+    """Return every key that the model misses, does not have, or has in another shape or type."""
+    own: Mapping[str, Any] = model.state_dict()
+    problems = [f"{name} is missing in the checkpoint" for name in own if name not in saved]
+    problems += [f"{name} is in the checkpoint, and not in the model" for name in saved if name not in own]
+    for name in own:
+        mine, theirs = own[name], saved.get(name)
+        if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and _kind(mine) != _kind(theirs):
+            problems.append(f"{name} is {_kind(theirs)} in the checkpoint, and {_kind(mine)} in the model")
+    return problems
+
+
+def compare_optimizer(optimizer: Optimizer, shared: Mapping[str, Any]) -> list[str]:
+    """Return in what the optimizer is another one."""
+    if class_of(optimizer) != shared["optimizer_class"]:
+        return [f"the optimizer was {shared['optimizer_class']}, and is {class_of(optimizer)}"]
+    mine = [len(group["params"]) for group in optimizer.param_groups]
+    theirs = [len(group["params"]) for group in shared["optimizer"]["param_groups"]]
+    return [] if mine == theirs else [f"the optimizer's groups had {theirs} parameters, and have {mine}"]
+
+
+def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
+    """Load an optimizer's state in the types that it was saved in; where the config differs from what was saved, the config wins.
+
+    Returns:
+        A line for each such difference.
+    """
+    differences, groups = [], optimizer.param_groups
+    configured = [{key: group[key] for key in _CONFIGURED if key in group} for group in groups]
+    for number, (wanted, group) in enumerate(zip(configured, saved["param_groups"], strict=True)):
+        for key, value in wanted.items():
+            if key in group and group[key] != value:
+                differences.append(f"optimizer group {number}: {key} is {value} as configured; the checkpoint had {group[key]}")
+    optimizer.load_state_dict(saved)
+    for group, values in zip(optimizer.param_groups, configured, strict=True):
+        group.update(values)
+    numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for number, parameter in zip(numbers, parameters, strict=True):
+        loaded = optimizer.state.get(parameter, {})
+        for key, value in saved["state"].get(number, {}).items():
+            if isinstance(value, Tensor) and isinstance(loaded.get(key), Tensor) and loaded[key].dtype != value.dtype:
+                loaded[key] = value.to(loaded[key].device)  # torch has cast it to the parameter's type without a word
+    return differences
+
+
+def with_versions(tensors: Mapping[str, Any], versions: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Return a model's state as torch makes it: with the versions of the modules' formats."""
+    state = OrderedDict(tensors)
+    state._metadata = versions  # type: ignore[attr-defined]  # where torch looks for them
+    return state
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,62 @@
+"""The folders of checkpoints: their names, which is the newest good one, and what is in the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from itertools import count
+from pathlib import Path
+
+from ddp_train.checkpoint.verify import verify
+
+_DEBRIS = (".partial_*", ".removed_*")  # of a process that was killed while it saved, or while it removed
+
+
+def place(folder: Path) -> str:
+    """Say where a run continues."""
+    found = max(folder.glob("step_*"), default=None)
+    return f"from step {int(found.name.removeprefix('step_'))}" if found else "from the start"
+
+
+def newest_good(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint whose files are what its manifest says, and why newer ones were passed over."""
+    refused: list[str] = []
+    for candidate in sorted(folder.glob("step_*"), reverse=True):
+        problem = verify(candidate)
+        if not problem:
+            return candidate, refused
+        refused.append(f"checkpoint {candidate.name} is not used: {problem}")
+    return None, refused
+
+
+def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:
+    """Rename the checkpoints of later steps, which a run that continues from `chosen` leaves behind; return their new names.
+
+    Args:
+        chosen: None: the run starts again, and leaves all of them.
+    """
+    renamed = []
+    for later in sorted(path for path in folder.glob("step_*") if chosen is None or path.name > chosen.name):
+        free = (later.with_name(f"aside_{number}_{later.name}") for number in count())
+        renamed.append(later.rename(next(path for path in free if not path.exists())).name)
+    return renamed
+
+
+def remove_debris(folder: Path) -> list[str]:
+    """Remove what was being written or removed when a run was killed; return the names. Nobody may be saving in the folder."""
+    found = sorted(path for pattern in _DEBRIS for path in folder.glob(pattern))
+    for path in found:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+    return [path.name for path in found]
+
+
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

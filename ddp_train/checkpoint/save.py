@@ -1,0 +1,111 @@
+"""Writing: a snapshot on the main thread, and the rest on a thread of its own while training goes on.
+
+    every rank, main thread    copies its share of the state into a buffer, starts the thread, and trains on
+    rank 0's thread            makes .partial_step_00001000_NONCE
+    every rank's thread        writes its file, hashes it meanwhile, lets it reach the disk, and tells rank 0
+    rank 0's thread            writes manifest.json and COMPLETE, renames the folder, removes old ones, and tells all how it ended
+
+The threads talk through the store: a thread must not use the process group's collectives. A checkpoint that could not be written is
+said at once and its rest removed; the ones before it are not touched, and training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from torch.distributed import DistError
+
+from ddp_train.build import Components
+from ddp_train.checkpoint.board import Board
+from ddp_train.checkpoint.parts import may_be_infinite, own_state, shared_state
+from ddp_train.checkpoint.snapshot import Buffer
+from ddp_train.checkpoint.together import Order, write_together
+from ddp_train.distributed import World
+from ddp_train.state import TrainState, WindowSums
+
+logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """Saves one run's checkpoints, one at a time. Every rank makes one. Collective.
+
+    Args:
+        folder: where the checkpoints lie, on a file system that all ranks share.
+        config_hash: of the config, for the manifest.
+        asynchronous: False: `save` returns when the checkpoint is there, or has failed.
+        remove_old: called with the folder when a new one is there, on rank 0, in a thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        *,
+        config_hash: str,
+        asynchronous: bool = True,
+        remove_old: Callable[[Path], None] = lambda folder: None,
+    ) -> None:
+        self._folder, self._world = folder, world
+        self._config_hash, self._asynchronous, self._remove_old = config_hash, asynchronous, remove_old
+        self._buffer = Buffer(world.device)
+        self._nonce: str = world.from_main(secrets.token_hex(4))
+        self._board = Board(world, self._nonce)
+        self._count = 0
+        self._thread: Thread | None = None
+        self._problem = ""
+
+    def save(self, components: Components, state: TrainState, window: WindowSums, *, facts: Mapping[str, Any] | None = None) -> None:
+        """Save the run's state. What changes after this returns is not in the checkpoint. Waits for the save before it. Collective.
+
+        Args:
+            facts: more for the manifest (metrics, say), the same on all ranks.
+
+        Raises:
+            StateError: a checkpoint cannot hold the state.
+        """
+        self.finish()
+        shared, own = shared_state(components, state), own_state(components, state, window, self._world)
+        snapshot = self._buffer.take(shared, own, rank=self._world.rank, size=self._world.size)
+        self._count += 1
+        order = Order(
+            number=self._count,
+            folder=self._folder,
+            nonce=self._nonce,
+            step=state.step,
+            snapshot=snapshot,
+            may_be_infinite=may_be_infinite(components.model),
+            facts={"config_sha256": self._config_hash, "facts": dict(facts or {})},
+            remove_old=self._remove_old,
+        )
+        self._thread = Thread(target=self._write, args=(order,), name="checkpoint", daemon=True)
+        self._thread.start()
+        if not self._asynchronous:
+            self.finish()
+
+    def finish(self) -> str:
+        """Wait for the save that is under way; return what went wrong with the last one, the same on all ranks, or ""."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._problem
+
+    def _write(self, order: Order) -> None:
+        """Write, and say so when it has failed (a thread)."""
+        began = time.monotonic()
+        try:
+            self._problem = write_together(order, self._board, self._world)
+        except DistError as error:
+            self._problem = f"the store in which the ranks meet is gone: {error}"
+        if not self._problem:
+            logger.info("the checkpoint of step %d is written, in %.2f s", order.step, time.monotonic() - began)
+            return
+        message = f"the checkpoint of step {order.step} was NOT saved, earlier ones are untouched. {self._problem}"
+        logger.error(message)
+        if self._world.is_main:
+            print(message, flush=True)

@@ -1,0 +1,110 @@
+"""A copy of a rank's share of the state in memory that is used again and again, laid out as the file will be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_train.checkpoint import codec, tensor_file
+from ddp_train.checkpoint.share import Piece, divide, whole
+
+SHARED, OWN = "shared", "rank"
+"""What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of the plain parts."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank writes: a header, and the values behind it."""
+
+    header: bytes
+    values: Tensor  # uint8, on the CPU
+    places: list[tuple[Piece, Tensor]]  # each with its view of `values`
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.header) + self.values.numel()
+
+    def not_finite(self, may_be_infinite: Callable[[str], bool]) -> str:
+        """Return the name of a tensor of the shared state that has NaN, or infinity where it may not; "" when all are well."""
+        for piece, values in self.places:
+            name = piece.leaf.name
+            if name.startswith(f"{SHARED}.") and values.numel() and (piece.dtype.is_floating_point or piece.dtype.is_complex):
+                lowest, highest = _range(values)
+                if highest.isnan() or not (may_be_infinite(name.removeprefix(f"{SHARED}.")) or (lowest.isfinite() and highest.isfinite())):
+                    return name.removeprefix(f"{SHARED}.")
+        return ""
+
+
+class Buffer:
+    """Takes snapshots, each over the one before.
+
+    Args:
+        device: where the state lives; for a GPU the memory is pinned, and copied to on a stream of its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._is_pinned = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._is_pinned else None
+
+    @torch.no_grad()
+    def take(self, shared: Mapping[str, Any], own: Mapping[str, Any], *, rank: int, size: int) -> Snapshot:
+        """Copy what this rank writes; nothing that happens to the state afterwards changes it. Waits for the device once.
+
+        Args:
+            shared: the same on every rank; each copies its share.
+            own: this rank's.
+
+        Raises:
+            StateError: a checkpoint cannot hold it.
+        """
+        shared_plain, tensors = codec.encode(shared, SHARED)
+        own_plain, own_tensors = codec.encode(own, OWN)
+        pieces = divide((codec.leaf_of(*item) for item in tensors.items()), size)[rank]
+        pieces += whole(codec.leaf_of(*item) for item in own_tensors.items())
+        plain = {OWN: own_plain} | ({SHARED: shared_plain} if rank == 0 else {})
+        texts = {name: torch.frombuffer(bytearray(json.dumps(part).encode()), dtype=torch.uint8) for name, part in plain.items()}
+        pieces += whole(codec.leaf_of(*item) for item in texts.items())
+        pieces.sort(key=lambda piece: -piece.dtype.itemsize)
+        places = list(self._place(pieces))
+        tensors |= own_tensors | texts
+        if self._stream is None:
+            _copy(tensors, places)
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            with torch.cuda.stream(self._stream):
+                _copy(tensors, places)
+            self._stream.synchronize()
+        header = tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces])
+        return Snapshot(header, self._memory[: sum(piece.num_bytes for piece in pieces)], places)
+
+    def _place(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
+        total = sum(piece.num_bytes for piece in pieces)
+        if self._memory.numel() < total:
+            self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+            self._memory = torch.empty(total, dtype=torch.uint8, pin_memory=self._is_pinned)
+        position = 0
+        for piece in pieces:
+            yield piece, self._memory[position : position + piece.num_bytes].view(piece.dtype).view(piece.shape)
+            position += piece.num_bytes
+
+
+def _copy(tensors: Mapping[str, Tensor], places: Iterable[tuple[Piece, Tensor]]) -> None:
+    for piece, values in places:
+        source = tensors[piece.leaf.name]
+        values.copy_(source if piece.is_whole else source.reshape(-1)[piece.start : piece.stop], non_blocking=True)
+
+
+def _range(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest value in one pass and without a copy; NaN when there is one."""
+    if values.dtype.is_complex:
+        values = torch.view_as_real(values)
+    if values.dtype.itemsize == 1:  # float8 has no arithmetic
+        values = values.to(torch.float32)
+    lowest, highest = torch.aminmax(values)
+    return lowest, highest

@@ -1,0 +1,171 @@
+"""A file of named tensors in the layout of safetensors: 8 bytes of length, a JSON header, and the values without gaps.
+
+Written from one buffer in memory while it is hashed. The reader believes nothing: it checks that the header is small, that every type is
+known, and that the values fill the file exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from ddp_train.errors import UserError
+
+_FILE_DTYPES = {  # the format's names; other types are written as bytes
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float32: "F32",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in _FILE_DTYPES.items()}
+"""By the format's names."""
+
+_MAX_HEADER = 100_000_000  # bytes, as the format's own library has it
+_CHUNK = 8 << 20  # bytes; written and hashed while they are in the cache
+
+
+class TensorFileError(UserError):
+    """A file is not what its format says."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int  # bytes from the beginning of the file
+    end: int
+
+
+def make_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> bytes:
+    """Return what stands before the values of tensors that follow each other in this order."""
+    entries, begin = {}, 0
+    for name, dtype, shape in tensors:
+        size = math.prod(shape) * dtype.itemsize
+        is_known = dtype in _FILE_DTYPES
+        entries[name] = {
+            "dtype": _FILE_DTYPES[dtype] if is_known else "U8",
+            "shape": list(shape) if is_known else [size],
+            "data_offsets": [begin, begin + size],
+        }
+        begin += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % 16)  # so that the values lie as they do in memory
+    return len(text).to_bytes(8, "little") + text
+
+
+def write(path: str | os.PathLike[str], header: bytes, values: memoryview) -> str:
+    """Write a new file, on disk when this returns.
+
+    Returns:
+        The file's xxh3-128.
+
+    Raises:
+        OSError: not all of it could be written.
+    """
+    digest = xxhash.xxh3_128()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
+    try:
+        for content in (memoryview(header), values):
+            for start in range(0, len(content), _CHUNK):
+                chunk = content[start : start + _CHUNK]
+                digest.update(chunk)
+                while chunk:
+                    chunk = chunk[os.write(descriptor, chunk) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return digest.hexdigest()
+
+
+def read_header(descriptor: int, name: str) -> dict[str, Entry]:
+    """Return the tensors of an open file by name, after checking that the header can be true.
+
+    Args:
+        name: the file's, for errors.
+
+    Raises:
+        TensorFileError: it cannot.
+    """
+    size = os.fstat(descriptor).st_size
+    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    if size < 8 or length > min(_MAX_HEADER, size - 8):
+        raise TensorFileError(happened=f"{name}: its header would have {length:,} bytes, in a file of {size:,}")
+    try:
+        header = json.loads(os.pread(descriptor, length, 8), object_pairs_hook=_without_repeats)
+        header.pop("__metadata__", None)
+        entries = {key: _entry(value, 8 + length) for key, value in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise TensorFileError(happened=f"{name}: its header cannot be read ({type(error).__name__}: {error})") from None
+    position = 8 + length
+    for key, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != position or entry.end - entry.begin != math.prod(entry.shape) * entry.dtype.itemsize:
+            raise TensorFileError(happened=f"{name}: the values of {key} are not where they can be")
+        position = entry.end
+    if position != size:
+        raise TensorFileError(happened=f"{name}: its tensors end at byte {position:,}, the file has {size:,}")
+    return entries
+
+
+def read_into(descriptor: int, entry: Entry, values: Tensor) -> None:
+    """Read the values of a tensor into contiguous memory of the same size on the CPU.
+
+    Raises:
+        TensorFileError: the file ends before, or the sizes differ.
+    """
+    target = values.view(-1).view(torch.uint8).numpy().data if values.numel() else memoryview(b"")
+    if len(target) != entry.end - entry.begin:
+        raise TensorFileError(happened=f"{entry.end - entry.begin:,} bytes are to go into a tensor of {len(target):,}")
+    position = entry.begin
+    while target:
+        count = os.preadv(descriptor, [target[: 1 << 30]], position)
+        if count == 0:
+            raise TensorFileError(happened=f"the file ends at byte {position:,}, before its values do")
+        target, position = target[count:], position + count
+
+
+def read(descriptor: int, name: str) -> dict[str, Tensor]:
+    """Return all tensors of an open file.
+
+    Raises:
+        TensorFileError: the file is not what its format says.
+    """
+    tensors = {}
+    for key, entry in read_header(descriptor, name).items():
+        tensors[key] = torch.empty(entry.shape, dtype=entry.dtype)
+        read_into(descriptor, entry, tensors[key])
+    return tensors
+
+
+def _entry(value: Mapping[str, Any], start: int) -> Entry:
+    shape, (begin, end) = value["shape"], value["data_offsets"]
+    if not all(type(number) is int and 0 <= number < 1 << 62 for number in (*shape, begin, end)):
+        raise ValueError("a size is no whole number")
+    return Entry(TORCH_DTYPES[value["dtype"]], tuple(shape), start + begin, start + end)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice")
+    return found

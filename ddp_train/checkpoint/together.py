@@ -1,0 +1,130 @@
+"""One save, in a thread of every rank: each writes its file, rank 0 publishes what all have written, and all learn how it ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistError
+
+from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint.board import Board
+from ddp_train.checkpoint.publish import make_partial, publish
+from ddp_train.checkpoint.snapshot import Snapshot
+from ddp_train.checkpoint.verify import name_of, rank_file
+from ddp_train.distributed import World
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What one save is to write."""
+
+    number: int  # counts the saves of a run
+    folder: Path
+    nonce: str
+    step: int
+    snapshot: Snapshot
+    may_be_infinite: Callable[[str], bool]
+    facts: Mapping[str, Any]  # for the manifest
+    remove_old: Callable[[Path], None]
+
+    @property
+    def partial(self) -> Path:
+        return self.folder / f".partial_{name_of(self.step)}_{self.nonce}_{self.number}"
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a rank tells rank 0."""
+
+    bytes: int
+    xxh3_128: str = ""
+    problem: str = ""
+    needs_room: bool = False  # whether the problem is the disk's
+
+
+def write_together(order: Order, board: Board, world: World) -> str:
+    """Write this rank's part and wait for the others; return what went wrong on any rank, the same on all, or "".
+
+    Raises:
+        DistError: the store is gone, and with it the run.
+    """
+    number = order.number
+    if world.is_main:
+        board.put(f"{number}/made", _attempt(lambda: make_partial(order.partial)))
+    if problem := board.get(f"{number}/made"):
+        report = _Report(order.snapshot.num_bytes, problem=problem if world.is_main else "", needs_room=True)
+    else:
+        report = _write_share(order, world.rank)
+    board.put(f"{number}/rank/{world.rank}", json.dumps(asdict(report)))
+    if world.is_main:
+        reports = [_Report(**json.loads(board.get(f"{number}/rank/{rank}"))) for rank in range(world.size)]
+        board.put(f"{number}/outcome", _conclude(order, reports))
+        for key in ("made", "outcome", *(f"rank/{rank}" for rank in range(world.size))):
+            board.remove(f"{number - 1}/{key}")  # who reports on this save has read the outcome of the one before
+    return board.get(f"{number}/outcome")
+
+
+def _write_share(order: Order, rank: int) -> _Report:
+    snapshot, digest = order.snapshot, ""
+
+    def write() -> None:
+        nonlocal digest
+        digest = tensor_file.write(order.partial / rank_file(rank), snapshot.header, snapshot.values.numpy().data)
+
+    if lost := snapshot.not_finite(order.may_be_infinite):
+        return _Report(snapshot.num_bytes, problem=f"{lost} is not finite: lost weights must not replace good ones")
+    problem = _attempt(write)
+    return _Report(snapshot.num_bytes, digest, problem, needs_room=bool(problem))
+
+
+def _conclude(order: Order, reports: list[_Report]) -> str:
+    """Publish the checkpoint if all ranks have written their files, else remove them; return what went wrong (rank 0)."""
+    problems = [f"rank {rank}: {report.problem}" for rank, report in enumerate(reports) if report.problem]
+    needs_room = any(report.needs_room for report in reports)
+    if not problems:
+        files = {rank_file(rank): {"bytes": report.bytes, "xxh3_128": report.xxh3_128} for rank, report in enumerate(reports)}
+        facts = {"step": order.step, "world_size": len(reports), **order.facts}
+        problem = _attempt(lambda: publish(order.partial, order.folder / name_of(order.step), facts=facts, files=files))
+        if not problem:
+            if problem := _attempt(lambda: order.remove_old(order.folder)):
+                logger.warning("old checkpoints were not removed: %s", problem)
+            return ""
+        problems, needs_room = [f"rank 0: {problem}"], True
+    shutil.rmtree(order.partial, ignore_errors=True)  # it would keep a full disk full; what cannot be removed goes at the next start
+    if needs_room:
+        problems.append(f"It needs {_megabytes(sum(report.bytes for report in reports))}, {_free(order.folder)} are free")
+    return ". ".join(problems)
+
+
+def _attempt(action: Callable[[], None]) -> str:
+    """Do something, and return what went wrong, or "". Whatever it is, the other ranks wait to hear of it."""
+    try:
+        action()
+    except DistError:
+        raise
+    except OSError as error:
+        return f"{error.strerror or error}" + (f" ({os.path.basename(error.filename)})" if isinstance(error.filename, str) else "")
+    except Exception as error:
+        logger.exception("a save failed")
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _free(folder: Path) -> str:
+    try:
+        return _megabytes(shutil.disk_usage(folder).free)
+    except OSError as error:
+        return f"nobody knows how many ({error.strerror})"
+
+
+def _megabytes(number: int) -> str:
+    return f"{number / 1e6:,.1f} MB"

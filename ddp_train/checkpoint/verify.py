@@ -1,0 +1,160 @@
+"""Is a checkpoint what was written? Asked before anything of it is used, on one rank.
+
+Nothing leads out of its folder: names without a path, plain files, no links, and only what this user or root has put there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ddp_train.errors import UserError
+
+MANIFEST, COMPLETE = "manifest.json", "COMPLETE"
+FORMAT = 1
+"""Of the folder: raised when an older program could not read it."""
+
+_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
+_MAX_TEXT = 64 << 20  # bytes of a manifest: some hundred thousand files
+_CHUNK = 8 << 20
+
+
+def name_of(step: int) -> str:
+    """Return the name of the checkpoint of a step."""
+    return f"step_{step:08d}"
+
+
+def rank_file(rank: int) -> str:
+    """Return the name of a rank's file."""
+    return f"rank_{rank:05d}.safetensors"
+
+
+class CheckpointError(UserError):
+    """A checkpoint is damaged, foreign or incomplete."""
+
+
+def verify(checkpoint: Path) -> str:
+    """Compare every file with the manifest, and the manifest with its mark; return what is wrong, or ""."""
+    try:
+        with _opened(checkpoint) as folder:
+            manifest = _manifest(folder)
+            if checkpoint.name.startswith("step_") and checkpoint.name != name_of(manifest["step"]):
+                return f"{MANIFEST} is of step {manifest['step']}"
+            files: dict[str, Any] = manifest["files"]
+            foreign = sorted(set(os.listdir(folder)) - {MANIFEST, COMPLETE, *files})
+            if foreign:
+                return f"{foreign[0]} is not in {MANIFEST}"
+            for name, expected in files.items():
+                if problem := _compare(folder, name, expected):
+                    return problem
+    except CheckpointError as error:
+        return error.happened
+    except OSError as error:
+        return f"{error.filename or checkpoint.name}: {error.strerror}"
+    return ""
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint, compared with its mark: step, world_size, config_sha256, torch, facts, files.
+
+    Raises:
+        CheckpointError: it is damaged, or of another format.
+        OSError: it cannot be read.
+    """
+    with _opened(checkpoint) as folder:
+        return _manifest(folder)
+
+
+@contextmanager
+def opened(checkpoint: Path, name: str) -> Iterator[int]:
+    """Open one file of a checkpoint for reading.
+
+    Raises:
+        CheckpointError: it is missing or not a plain file of this user's or root's.
+    """
+    with _opened(checkpoint) as folder, _file(folder, name) as descriptor:
+        yield descriptor
+
+
+@contextmanager
+def _opened(checkpoint: Path) -> Iterator[int]:
+    """Open the folder itself; a link to one is refused."""
+    try:
+        descriptor = os.open(checkpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise CheckpointError(happened=f"{checkpoint.name} is not a folder that can be read ({error.strerror})") from None
+    try:
+        _require_ours(descriptor, checkpoint.name)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _file(folder: int, name: str) -> Iterator[int]:
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(happened=f"{name!r} is no name of a file in a checkpoint")
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)  # non-blocking: it could be a pipe
+    except FileNotFoundError:
+        raise CheckpointError(happened=f"{name} is missing") from None
+    except OSError as error:
+        raise CheckpointError(happened=f"{name} cannot be opened ({error.strerror}; links are not followed)") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CheckpointError(happened=f"{name} is not a plain file")
+        _require_ours(descriptor, name)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _require_ours(descriptor: int, name: str) -> None:
+    owner = os.fstat(descriptor).st_uid
+    if owner not in (os.getuid(), 0):
+        raise CheckpointError(happened=f"{name} belongs to the user with number {owner}", expected="one of yours or root's")
+
+
+def _manifest(folder: int) -> dict[str, Any]:
+    with _file(folder, COMPLETE) as descriptor:
+        mark = os.read(descriptor, 128).decode(errors="replace").strip()
+    with _file(folder, MANIFEST) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if size > _MAX_TEXT:
+            raise CheckpointError(happened=f"{MANIFEST} has {size:,} bytes")
+        text = b"".join(iter(lambda: os.read(descriptor, _CHUNK), b""))
+    if hashlib.sha256(text).hexdigest() != mark:
+        raise CheckpointError(happened=f"{MANIFEST} is damaged (its sha256 is not what {COMPLETE} says)")
+    try:
+        found: dict[str, Any] = json.loads(text)
+        if found["format"] != FORMAT:
+            raise CheckpointError(happened=f"{MANIFEST} is of format {found['format']}", expected=f"format {FORMAT}")
+        kinds = {"step": int, "world_size": int, "config_sha256": str, "torch": str, "facts": dict, "files": dict}
+        if not all(type(found[key]) is kind for key, kind in kinds.items()):
+            raise ValueError("a value is of another kind")
+        if not all(type(each["bytes"]) is int and type(each["xxh3_128"]) is str for each in found["files"].values()):
+            raise ValueError("a file has no size or no hash")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(happened=f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
+    return found
+
+
+def _compare(folder: int, name: str, expected: dict[str, Any]) -> str:
+    """Return what is wrong with one file, or ""."""
+    with _file(folder, name) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if size != expected["bytes"]:
+            return f"{name} has {size:,} bytes instead of {expected['bytes']:,}"
+        digest, chunk = xxhash.xxh3_128(), memoryview(bytearray(min(_CHUNK, max(size, 1))))
+        while count := os.readv(descriptor, [chunk]):
+            digest.update(chunk[:count])
+    return "" if digest.hexdigest() == expected["xxh3_128"] else f"{name} is damaged (its xxh3-128 differs)"

@@ -1,0 +1,250 @@
+"""After which steps a checkpoint is saved, which ones stay, and which is the best. Imports no torch.
+
+What there is to know of a checkpoint is in its manifest: the metrics of its step, and by which of them checkpoints are compared. So the
+folder alone tells what to keep and what `best` is, also after a restart and to another run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_train.errors import ConfigError, UserError
+
+BEST, LAST = "best", "last"
+"""What a checkpoint can be called: RUN/checkpoints/best. No such folder exists."""
+
+_MANIFEST_BYTES = 64 << 20  # nobody's manifest is that large
+_FOLDER = re.compile(r"step_\d{8,12}")
+_LARGEST = sys.float_info.max
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """The metric by which checkpoints are compared."""
+
+    metric: str  # "eval/loss", as in result.json
+    goal: str  # min or max
+
+    def value(self, metrics: Mapping[str, Any]) -> float | None:
+        """Return what to compare, larger is better; None when the metric was not measured or is not finite: never the best."""
+        value = metrics.get(self.metric)
+        if not isinstance(value, (int, float)) or not -_LARGEST < value < _LARGEST:
+            return None
+        return float(value) if self.goal == "max" else -float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Which checkpoints stay when a new one is there: those that any of the three asks for."""
+
+    last: int  # so many of the newest
+    ranking: Ranking
+    best: int = 0  # so many of the best; of equal ones the earlier is better
+    every_steps: int | None = None  # all whose step is a multiple, for ever
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """One checkpoint, as its manifest describes it."""
+
+    path: Path
+    step: int
+    metrics: Mapping[str, Any]  # of its step
+    ranking: Ranking | None  # by which its run compared checkpoints then
+
+
+class Schedule:
+    """Says after which steps a checkpoint is saved, on all ranks alike and without a collective.
+
+    Args:
+        every_steps: steps between two; None: not by steps.
+        every_minutes: minutes between two; None: not by time.
+        keep: with `best` above 0, an evaluation that is among the best is saved, too.
+        saved: the checkpoints that there are, the same on every rank.
+        agree: gets a step, and on rank 0 whether a checkpoint is due; tells whether all ranks save after this step (`Stop.saves_after`).
+        clock: seconds; rank 0's counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_steps: int | None,
+        every_minutes: float | None,
+        keep: Keep,
+        saved: Sequence[Saved],
+        agree: Callable[[int, bool], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._every_steps = every_steps
+        self._every_s = None if every_minutes is None else 60 * every_minutes
+        self._keep, self._agree, self._clock = keep, agree, clock
+        self._best = sorted((value for each in saved if (value := keep.ranking.value(each.metrics)) is not None), reverse=True)
+        self._last_s = clock()
+        self._step, self._metrics = -1, dict[str, Any]()
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Take the metrics of a step: one line of metrics.jsonl."""
+        if record["step"] != self._step:
+            self._step, self._metrics = record["step"], {}
+        names = record.keys() - {"split", "step", "epoch", "samples", "time"}
+        self._metrics |= {f"{record['split']}/{name}": record[name] for name in sorted(names)}
+
+    def saves_after(self, step: int) -> bool:
+        """Tell whether a checkpoint is due after this step. Asked after each step and its evaluation, on every rank."""
+        is_due = self._is_multiple(step)
+        is_due |= self._is_among_best(step)
+        if self._every_s is not None:
+            is_due |= self._agree(step, not is_due and self._clock() - self._last_s >= self._every_s)
+        if is_due:
+            self._last_s = self._clock()
+        return is_due
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """Return what the manifest of this step's checkpoint says about its metrics."""
+        return {"metrics": self._metrics if step == self._step else {}, "ranked_by": asdict(self._keep.ranking)}
+
+    def _is_multiple(self, step: int) -> bool:
+        return self._every_steps is not None and step % self._every_steps == 0
+
+    def _is_among_best(self, step: int) -> bool:
+        """Tell whether this step's evaluation is one of the best so far, and count it. The training loss is no evaluation."""
+        value = self._keep.ranking.value(self._metrics) if step == self._step else None
+        if value is None or self._keep.best == 0 or not self._keep.ranking.metric.startswith("eval/"):
+            return False
+        if len(self._best) >= self._keep.best and value <= self._best[self._keep.best - 1]:
+            return False
+        self._best = sorted([*self._best, value], reverse=True)[: self._keep.best]
+        return True
+
+
+def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool) -> Ranking:
+    """Return by which metric a run's checkpoints are compared.
+
+    Args:
+        goals: the objective's, the headline metric first.
+        metric: the user's choice; None: the headline metric.
+        is_evaluated: whether the run evaluates; otherwise there is the training loss alone.
+
+    Raises:
+        ConfigError: there is no such metric, or nobody knows which way it is better.
+    """
+    valid = {f"eval/{name}": goal for name, goal in goals.items()} if is_evaluated else {"train/loss": "min"}
+    metric = metric or next(iter(valid))
+    if metric not in valid:
+        close = difflib.get_close_matches(metric, valid, n=1, cutoff=0.4) or list(valid)[:1]
+        raise ConfigError(
+            key="checkpoint.metric",
+            happened=f"is {metric!r}, which this run does not measure or which has no direction",
+            expected=f"one of {', '.join(valid)}" + ("" if is_evaluated else " (data.eval is null: nothing is evaluated)"),
+            fix=f"checkpoint.metric={close[0]}",
+        )
+    return Ranking(metric=metric, goal=valid[metric])
+
+
+def saved(folder: Path) -> list[Saved]:
+    """Return the checkpoints below a folder, the oldest first; what has no readable manifest is none. Their files are not verified."""
+    found = [_read(path) for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name) and (path / "COMPLETE").exists()]
+    return sorted((each for each in found if each is not None), key=lambda each: each.step)
+
+
+def to_remove(saved: Sequence[Saved], keep: Keep) -> list[Saved]:
+    """Return the checkpoints that need not stay, given all that there are."""
+    newest = sorted(saved, key=lambda each: each.step, reverse=True)[: keep.last]
+    stays = {each.step for each in [*newest, *_best_first(saved, keep.ranking)[: keep.best]]}
+    return [each for each in saved if each.step not in stays and not (keep.every_steps and each.step % keep.every_steps == 0)]
+
+
+def candidates(name: Path) -> list[Path]:
+    """Return the checkpoints that a path like RUN/checkpoints/best may mean: the first one that is undamaged.
+
+    The best ones are compared as the newest checkpoint's run does it.
+    """
+    there = saved(name.parent)
+    if name.name == LAST:
+        return [each.path for each in reversed(there)]
+    newest = next((each.ranking for each in reversed(there) if each.ranking is not None), None)
+    return [each.path for each in _best_first(there, newest)] if newest is not None else []
+
+
+def find(given: Path, verify: Callable[[Path], str], *, key: str) -> Path:
+    """Return the undamaged checkpoint that a path is, or that RUN/checkpoints/best or last names; say which were passed over.
+
+    Args:
+        verify: returns what is wrong with a checkpoint, or "".
+        key: the config key that has the path.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not is_name(given):
+        if problem := verify(given):
+            raise UserError(key=key, happened=f"{given}: {problem}", expected="a checkpoint that is complete and undamaged")
+        return given
+    require_candidates(given, key=key)
+    for path in candidates(given):
+        problem = verify(path)
+        if not problem:
+            return path
+        print(f"checkpoint {path.name} is not used: {problem}", flush=True)
+    raise UserError(key=key, happened=f"{given}: every one of them is damaged", expected="one checkpoint that is undamaged")
+
+
+def require_candidates(name: Path, *, key: str) -> None:
+    """Refuse a name that no checkpoint has.
+
+    Raises:
+        ConfigError: there is no checkpoint or, for `best`, none with the metric by which they are compared.
+    """
+    if candidates(name):
+        return
+    there = saved(name.parent)
+    raise ConfigError(
+        key=key,
+        happened=f"{name}: none of the {len(there)} checkpoints was saved right after an evaluation"
+        if there
+        else f"{name}: there is no complete checkpoint in {name.parent}",
+        expected="a checkpoint with its metrics, as checkpoint.keep_best=1 saves them" if there else "a run that has saved one",
+        fix=f"ddp-train resume {name.parent.parent}" + (", which takes the newest" if there else ", which starts again"),
+    )
+
+
+def is_name(path: Path) -> bool:
+    """Tell whether a path is a name for a checkpoint: RUN/checkpoints/best or RUN/checkpoints/last."""
+    return path.name in (BEST, LAST) and path.parent.is_dir() and not path.exists()
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether a path is a checkpoint, or a name for one."""
+    return is_name(path) or (path / "manifest.json").exists()
+
+
+def _best_first(saved: Sequence[Saved], ranking: Ranking) -> list[Saved]:
+    """Return the checkpoints that have the metric, the best first, of equal ones the earlier."""
+    values = {each.step: ranking.value(each.metrics) for each in saved}
+    return sorted((each for each in saved if values[each.step] is not None), key=lambda each: (-(values[each.step] or 0.0), each.step))
+
+
+def _read(path: Path) -> Saved | None:
+    """Read a manifest that anybody may have written."""
+    try:
+        descriptor = os.open(path / "manifest.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # which a named pipe does not hold up
+        with os.fdopen(descriptor) as file:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MANIFEST_BYTES:
+                return None
+            manifest = json.load(file)
+        metrics, ranked_by = manifest["facts"].get("metrics", {}), manifest["facts"].get("ranked_by")
+        ranking = Ranking(metric=str(ranked_by["metric"]), goal=str(ranked_by["goal"])) if ranked_by else None
+        return Saved(path=path, step=int(path.name.removeprefix("step_")), metrics=dict(metrics), ranking=ranking)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

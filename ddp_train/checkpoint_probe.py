@@ -1,0 +1,102 @@
+"""Whether checkpoints can be saved at all: found out before training, and not hours later."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ddp_train.errors import EnvironmentRefuses
+
+_BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
+_UNITS = ("bytes", "KB", "MB", "GB", "TB")
+
+
+def probe(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
+    """Write, synchronise, rename and remove a file where checkpoints go, and see whether there is room for them.
+
+    Args:
+        folder: of the checkpoints; is created.
+        checkpoint_bytes: of one of them, estimated.
+        wanted: how many there are at most, the one that is being written among them.
+
+    Returns:
+        A warning when not all of them fit, or "".
+
+    Raises:
+        EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
+    """
+    try:
+        _write_probe(folder)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise EnvironmentRefuses(
+            key="hydra.run.dir",
+            happened=f"{folder} cannot be written: {error.strerror or error}",
+            expected="a folder in which files can be written, synchronised, renamed and removed",
+            fix="mend it, or hydra.run.dir=FOLDER on another disk",
+        ) from None
+    there = sum(1 for _ in folder.glob("step_*"))
+    more = free // checkpoint_bytes
+    needed = max(1, 2 - there) * checkpoint_bytes
+    estimate = f"one takes {_size(checkpoint_bytes)} (weights and optimizer, estimated)"
+    if free < needed:
+        raise EnvironmentRefuses(
+            key="checkpoint",
+            happened=f"{folder} has {_size(free)} free, and needs {_size(needed)}: {estimate}",
+            expected="room for two checkpoints, so that the old one stays until the new one is complete",
+            fix="free space there, or hydra.run.dir=FOLDER on a larger disk",
+        )
+    if there + more >= wanted:
+        return ""
+    return (
+        f"checkpoints: {_size(free)} free in {folder}, but {_size((wanted - there) * checkpoint_bytes)} may be needed"
+        f" for {wanted - there} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"
+    )
+
+
+def estimate(model: nn.Module, optimizer: Optimizer, *, num_ranks: int) -> int:
+    """Return how many bytes a checkpoint will have: the model's tensors, the optimizer's state, and a little for each rank.
+
+    What the optimizer has not made yet counts as one value beside each trained parameter for momentum, or two, as AdamW has them.
+    """
+    weights = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in model.state_dict().values() if isinstance(tensor, Tensor)}
+    slots = sum(_state_bytes(parameter, group, optimizer) for group in optimizer.param_groups for parameter in group["params"])
+    return sum(weights.values()) + slots + num_ranks * _BYTES_PER_RANK
+
+
+def _state_bytes(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> int:
+    state = optimizer.state.get(parameter)
+    if state:
+        return sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
+    if "betas" in group:
+        return (3 if group.get("amsgrad") else 2) * parameter.nbytes
+    if isinstance(optimizer, torch.optim.SGD) or "ns_steps" in group:  # Muon has a momentum, too
+        return parameter.nbytes if group["momentum"] else 0
+    return 2 * parameter.nbytes
+
+
+def _write_probe(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    written, renamed = (folder / f".probe_{os.getpid()}{suffix}" for suffix in ("", "_renamed"))
+    try:
+        with written.open("wb") as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+        written.rename(renamed)
+    finally:
+        for path in (written, renamed):
+            path.unlink(missing_ok=True)
+
+
+def _size(num_bytes: int) -> str:
+    """Write a number of bytes in the largest unit that leaves a whole part."""
+    power = min(len(_UNITS) - 1, (len(str(num_bytes)) - 1) // 3)
+    return f"{num_bytes / 1000**power:.{1 if power else 0}f} {_UNITS[power]}"

@@ -1,0 +1,125 @@
+"""Weights to begin with (`init_from=`): of a safetensors or .pt file, of a checkpoint or a run of ours. Nothing in them is executed.
+
+init_from=RUN  init_from=RUN/checkpoints/best  init_from=weights.safetensors  init_from=weights.pt  '+init_from_keys={module.:""}'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train import checkpoint, checkpoint_policy
+from ddp_train.distributed import World
+from ddp_train.errors import UserError
+from ddp_train.foreign_weights import read_pt, read_safetensors
+
+_SHOWN = 8  # keys of each kind in one message
+
+
+def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, str], is_strict: bool) -> list[str]:
+    """Put weights into a model on all ranks: rank 0 reads and checks, the others get its weights. Collective.
+
+    A floating-point type may be cast to the model's; that is said.
+
+    Args:
+        renames: prefix of a key -> what takes its place; of several that fit, the longest counts.
+        is_strict: refuse when the file and the model have not the same keys and shapes; False: load what fits, and say the rest.
+
+    Returns:
+        Lines for the screen, on rank 0.
+
+    Raises:
+        UserError: the file cannot be read safely, or does not fit (rank 0).
+    """
+    lines = _load(path, model, renames, is_strict=is_strict) if world.is_main else []
+    world.barrier()  # where the others wait when rank 0 refuses
+    world.copy_from_main(_tensors(model).values())
+    return lines
+
+
+def _load(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: bool) -> list[str]:
+    source, found = _read(path)
+    weights = _rename(found, renames, source)
+    wanted = _tensors(model)
+    shared = [name for name in wanted if name in weights]
+    wrong = {
+        "missing": [name for name in wanted if name not in weights],
+        "extra": [name for name in weights if name not in wanted],
+        "another shape": [_compare(name, weights, wanted) for name in shared if weights[name].shape != wanted[name].shape],
+        "another type": [_compare(name, weights, wanted) for name in shared if not _can_cast(weights[name], wanted[name])],
+    }
+    listed = [f"    {kind:<14} {_shorten(names)}" for kind, names in wrong.items() if names]
+    fitting = [name for name in shared if weights[name].shape == wanted[name].shape and _can_cast(weights[name], wanted[name])]
+    if (listed and is_strict) or not fitting:
+        raise UserError(
+            key="init_from",
+            happened="\n".join([f"{source} does not fit the model", *listed]),
+            expected="the same keys and shapes as the model's",
+            fix="+init_from_keys={OLD_PREFIX:NEW_PREFIX} for renamed keys, or init_from_strict=false to load what fits",
+        )
+    for name in fitting:
+        wanted[name].copy_(weights[name])
+    cast = [_compare(name, weights, wanted) for name in fitting if weights[name].dtype != wanted[name].dtype]
+    return [
+        f"weights  {len(fitting)} of {len(wanted)} tensors from {source}",
+        *([f"    cast           {_shorten(cast)}"] if cast else []),
+        *listed,
+    ]
+
+
+def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
+    """Return what is read, in words, and the weights in it."""
+    if path.suffix == ".safetensors":
+        return str(path), read_safetensors(path)
+    if path.suffix in (".pt", ".pth"):
+        return str(path), read_pt(path)
+    problem = "there is no such file or folder"
+    if checkpoint_policy.is_checkpoint(path) or (path / "checkpoints").is_dir():
+        given = path if checkpoint_policy.is_checkpoint(path) else path / "checkpoints" / checkpoint_policy.LAST
+        chosen = checkpoint_policy.find(given, checkpoint.verify, key="init_from")
+        return str(chosen), checkpoint.read_shared(chosen)["model"]
+    if path.exists():
+        problem = "is no kind of file that can be read safely"
+    if (path / ".metadata").exists():
+        problem = "is a folder of torch.distributed.checkpoint, whose pickles run code; save its weights as safetensors where you trust it"
+    raise UserError(
+        key="init_from", happened=f"{path}: {problem}", expected="a .safetensors, .pt or .pth file, a run folder, or one of its checkpoints"
+    )
+
+
+def _rename(weights: Mapping[str, Tensor], renames: Mapping[str, str], source: str) -> dict[str, Tensor]:
+    longest_first = sorted(renames, key=len, reverse=True)
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        prefix = next((prefix for prefix in longest_first if name.startswith(prefix)), "")
+        new = renames.get(prefix, "") + name.removeprefix(prefix)
+        if new in renamed:
+            raise UserError(key="init_from_keys", happened=f"two tensors of {source} would be called {new}", expected="a name for each")
+        renamed[new] = tensor
+    return renamed
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the model's parameters and saved buffers by name, sharing its memory and without gradient."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def _can_cast(source: Tensor, target: Tensor) -> bool:
+    return source.dtype == target.dtype or (source.is_floating_point() and target.is_floating_point())
+
+
+def _compare(name: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    facts = [f"{_kind(each[name].dtype)} {list(each[name].shape)}" for each in (weights, wanted)]
+    return f"{name} ({facts[0]} -> {facts[1]})"
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shorten(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

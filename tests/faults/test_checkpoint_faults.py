@@ -1,0 +1,269 @@
+"""Checkpoints under fire: killed inside a save, damaged on disk, and a disk that takes no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_train import checkpoint
+from tests.conftest import TINY, Project, finish, metrics, wait_for
+from tests.unit.checkpoint_ranks import Ranks
+from tests.unit.parts import components
+
+SAVER = """
+import os, sys
+from pathlib import Path
+from tests.unit.checkpoint_ranks import Ranks
+from tests.unit.parts import components
+parts = components("model.width=512", "optimizer=adamw")
+folder = Path(sys.argv[1])
+for line in sys.stdin:
+    if pid := os.fork():
+        print(pid, flush=True)
+        os.waitpid(pid, 0)
+        print("gone", flush=True)
+        continue
+    ranks = Ranks(folder, parts)
+    step = int(line)
+    while True:
+        assert ranks.save(step) == ""
+        step += 1
+"""
+
+
+@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.long)])
+def test_a_job_killed_inside_a_save_has_a_good_checkpoint_and_leaves_no_debris(tmp_path: Path, times: int) -> None:
+    """Three ranks in one process, which saves without a pause."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    dice = random.Random(seed)
+    command = [sys.executable, "-c", SAVER, str(tmp_path)]
+    inside, step = 0, 1
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        while inside < times:
+            server.stdin.write(f"{step}\n")
+            server.stdin.flush()
+            pid = int(server.stdout.readline())
+            last = f"step_{step + dice.randrange(4):08d}"
+            wait_for(lambda name=last: any(tmp_path.glob(f".partial_{name}*")) or (tmp_path / name).exists())  # type: ignore[misc]
+            time.sleep(dice.random() * 0.03)
+            under_way = _step_under_way(tmp_path)
+            os.kill(pid, signal.SIGKILL)
+            assert server.stdout.readline() == "gone\n"
+            inside += _step_under_way(tmp_path) > 0
+            good, refused = checkpoint.newest_good(tmp_path)
+            assert not refused
+            found = int(good.name.removeprefix("step_")) if good else 0
+            assert found >= under_way - 1  # the save before was there
+            checkpoint.remove_debris(tmp_path)
+            assert all(path.name.startswith("step_") for path in tmp_path.iterdir())
+            step = found + 1
+        server.stdin.close()
+
+
+def _step_under_way(folder: Path) -> int:
+    """Return the step that is being saved; 0: none."""
+    return max((int(path.name.split("_")[2]) for path in folder.glob(".partial_step_*")), default=0)
+
+
+def _pids(folder: Path) -> list[int]:
+    """Return the processes that stand in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve() == folder:
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.distributed
+def test_a_whole_run_killed_inside_a_save_fifty_times_ends_as_if_nothing_had_been(project: Project) -> None:
+    seed, every, steps = int(os.environ.get("FAULT_SEED", random.randrange(10**6))), 3, 600
+    print("seed", seed)
+    dice = random.Random(seed)
+    command = [*TINY, "model.width=256", "optimizer=adamw", "cluster=cpu", "cluster.processes_per_node=3", f"trainer.max_steps={steps}"]
+    command += ["trainer.max_epochs=null", "trainer.evaluate_every_steps=600", f"checkpoint.every_steps={every}", "checkpoint.keep_last=1"]
+    whole = project.run(*command, "hydra.run.dir=outputs/whole", timeout=600)
+    assert whole.returncode == 0, whole.output
+    folder = project.folder / "outputs/killed/checkpoints"
+    inside = kills = expected = 0
+    arguments = [*command, "hydra.run.dir=outputs/killed"]
+    while inside < 50:
+        process = project.start(*arguments)
+        before = max(expected, 0)
+        wait_for(lambda start=before: _step_under_way(folder) > start or process.poll() is not None)  # type: ignore[misc]  # noqa: B023
+        assert not [path for path in folder.glob(".*") if _is_older(path, process)], "debris of an earlier save"
+        pids = _pids(project.folder)
+        target = _newest_step(folder) + every * dice.randrange(1, 4)
+        wait_for(lambda step=target: _step_under_way(folder) >= step or _newest_step(folder) >= step or process.poll() is not None)  # type: ignore[misc]  # noqa: B023
+        assert process.poll() is None, finish(process).output  # the run must not be over yet
+        time.sleep(dice.random() * 0.05)
+        under_way = _step_under_way(folder)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        done = finish(process)
+        if kills:
+            resumed = re.search(r"resumed  after step (\d+)", done.stdout)
+            assert resumed, done.output
+            assert int(resumed[1]) == expected
+        kills += 1
+        inside += _step_under_way(folder) > 0
+        good, refused = checkpoint.newest_good(folder)
+        assert not refused
+        assert good is not None or under_way <= every
+        expected = _newest_step(folder)
+        assert expected >= under_way - every
+        arguments = ["resume", "outputs/killed"]
+        if expected > steps - 60:  # go back, so that there is room for more
+            shutil.rmtree(project.folder / "outputs/killed")
+            arguments, expected, kills = [*command, "hydra.run.dir=outputs/killed"], 0, 0
+        print(f"{inside} inside a save, step {expected} of {steps}", flush=True)
+    last = project.run("resume", "outputs/killed", timeout=600)
+    assert last.returncode == 0, last.output
+    assert not list(folder.glob(".*"))
+    runs = [project.folder / "outputs" / name for name in ("whole", "killed")]
+    losses = [[(record["step"], record["loss"]) for record in metrics(run, "train")] for run in runs]
+    assert losses[0] == losses[1]
+    name = f"checkpoints/step_{steps:08d}/rank_00001.safetensors"
+    assert (runs[0] / name).stat().st_size == (runs[1] / name).stat().st_size
+
+
+def _newest_step(folder: Path) -> int:
+    return max((int(path.name.removeprefix("step_")) for path in folder.glob("step_*")), default=0)
+
+
+def _is_older(path: Path, process: subprocess.Popen[str]) -> bool:
+    """Tell whether a folder was made before a process was started."""
+    try:
+        made = path.stat().st_mtime
+    except OSError:
+        return False
+    return made < time.time() - _age_s(process.pid)
+
+
+def _age_s(pid: int) -> float:
+    started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return float(Path("/proc/uptime").read_text().split()[0]) - started
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with two checkpoints of three ranks."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    parts = components("optimizer=adamw")
+    ranks = Ranks(folder, parts)
+    assert ranks.save(1) == ""
+    for parameter in parts.model.parameters():
+        parameter.data.add_(1)
+    assert ranks.save(2) == ""
+    return folder
+
+
+FILES = [*(f"rank_{rank:05d}.safetensors" for rank in range(3)), "manifest.json", "COMPLETE"]
+
+
+def _flip(path: Path, dice: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[dice.randrange(len(content) - 1)] ^= 1 << dice.randrange(8)  # the mark's last byte is the end of its line
+    path.write_bytes(content)
+
+
+def _truncate(path: Path, dice: random.Random) -> None:
+    os.truncate(path, dice.randrange(path.stat().st_size - 1))
+
+
+def _zero(path: Path, dice: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    start = dice.choice([position for position in range(0, len(content), 512) if any(content[position : position + 512])])
+    content[start : start + 512] = bytes(len(content[start : start + 512]))
+    path.write_bytes(content)
+
+
+def _delete(path: Path, dice: random.Random) -> None:
+    path.unlink()
+
+
+def _swap_with_another(path: Path, dice: random.Random) -> None:
+    other = path.with_name(dice.choice([name for name in FILES if name != path.name]))
+    path.rename(path.with_name("swap"))
+    other.rename(path)
+    path.with_name("swap").rename(other)
+
+
+def _swap_with_an_older(path: Path, dice: random.Random) -> None:
+    shutil.copy(path.parent.with_name("step_00000001") / path.name, path)
+
+
+MUTATIONS: list[Callable[[Path, random.Random], None]] = [_flip, _truncate, _zero, _delete, _swap_with_another, _swap_with_an_older]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("mutate", MUTATIONS)
+def test_every_mutation_is_found_and_named_and_the_one_before_is_used(
+    two_checkpoints: Path, tmp_path: Path, name: str, mutate: Callable[[Path, random.Random], None]
+) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    folder = Path(shutil.copytree(two_checkpoints, tmp_path / "copy"))
+    mutate(folder / "step_00000002" / name, random.Random(seed))
+    found, refused = checkpoint.newest_good(folder)
+    assert found == folder / "step_00000001"
+    assert len(refused) == 1
+    assert refused[0].startswith("checkpoint step_00000002 is not used: ")
+    if mutate is not _swap_with_another:  # which is found at the first of the two
+        assert name in refused[0]
+
+
+FULL = [*TINY, "model.width=512", "optimizer=adamw", "cluster=cpu", "cluster.processes_per_node=3", "checkpoint.every_steps=4"]
+
+
+def _start_with_small_files(project: Project, *arguments: str) -> subprocess.Popen[str]:
+    """Start a run whose files may have a megabyte each: less than a rank's share of a checkpoint, and enough for its logs."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        return project.start(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.distributed
+def test_a_run_that_cannot_save_trains_on_and_does_not_claim_success(project: Project) -> None:
+    done = finish(_start_with_small_files(project, *FULL, "trainer.max_steps=10"))
+    assert done.returncode == 1
+    run = project.the_run()
+    assert [record["step"] for record in metrics(run, "train")] == list(range(1, 11))
+    for step in (4, 8, 10):
+        assert f"the checkpoint of step {step} was NOT saved, earlier ones are untouched. rank 0: File too large" in done.stdout
+    assert "all steps are done, but the last one was not saved" in done.output
+    assert "Done:" not in done.output
+    assert not list((run / "checkpoints").iterdir())
+    assert json.loads((run / "result.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.long
+@pytest.mark.distributed
+def test_a_stop_that_cannot_save_says_where_the_run_continues(project: Project) -> None:
+    process = _start_with_small_files(project, *FULL, "trainer.max_steps=100000", "trainer.max_epochs=null")
+    wait_for(lambda: any(project.folder.glob("outputs/**/metrics.jsonl")) and len(metrics(project.the_run(), "train")) > 5)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert done.returncode == 75, done.output
+    assert re.search(r"stopped after step \d+, which was NOT saved; the run goes on from the start", done.stdout)

@@ -1,0 +1,61 @@
+"""Several ranks in one process, for what only their savers do: they talk through a real store, and write in real threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+from ddp_train import checkpoint
+from ddp_train.build import Components
+from ddp_train.checkpoint_policy import Keep
+from ddp_train.distributed import World
+from ddp_train.state import TrainState, WindowSums
+from tests.unit.parts import LOSS
+
+
+class _Rank(World):
+    def from_main(self, value: Any) -> Any:
+        """Take what rank 0 has said first."""
+        assert self.store is not None
+        if self.is_main:
+            self.store.set("from_main", str(value))
+        return self.store.get("from_main").decode()
+
+
+def worlds(size: int) -> list[World]:
+    """Return the worlds of so many ranks."""
+    store = TCPStore("127.0.0.1", 0, is_master=True)
+    device = torch.device("cpu")
+    return [_Rank(rank=rank, size=size, local_rank=rank, local_size=size, device=device, store=store) for rank in range(size)]
+
+
+class Ranks:
+    """The savers of all ranks, which have the same model and optimizer, as after an all-reduce."""
+
+    def __init__(self, folder: Path, parts: Components, *, size: int = 3, keep_last: int = 2) -> None:
+        self.folder, self.parts = folder, parts
+        self.savers = [
+            checkpoint.Saver(
+                folder, world, config_hash="abc", remove_old=lambda path: checkpoint.remove_old(path, Keep(last=keep_last, ranking=LOSS))
+            )
+            for world in worlds(size)
+        ]
+
+    def start(self, step: int, **settings: Any) -> None:
+        """Begin to save on every rank."""
+        state = TrainState(step=step, samples=step * 32)
+        for rank, saver in enumerate(self.savers):
+            saver.save(self.parts, state, WindowSums(loss_sum=float(rank), weight=2.0, skipped=rank), **settings)
+
+    def save(self, step: int) -> str:
+        """Save on every rank and return what went wrong; all ranks must say the same."""
+        self.start(step)
+        return self.finish()
+
+    def finish(self) -> str:
+        problems = {saver.finish() for saver in self.savers}
+        assert len(problems) == 1, problems
+        return problems.pop()

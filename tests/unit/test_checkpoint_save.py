@@ -1,0 +1,195 @@
+"""Saving in the background: never torn, one at a time, and never a success that is none. Three ranks in one process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_train import checkpoint
+from ddp_train.build import Components
+from ddp_train.checkpoint import codec, tensor_file
+from ddp_train.distributed import alone
+from ddp_train.state import TrainState
+from tests.unit.checkpoint_ranks import Ranks
+from tests.unit.parts import components
+from tests.unit.test_checkpoint import assert_same_state, train_to_the_end
+
+
+@pytest.fixture(scope="module")
+def trained() -> Components:
+    """Give components with optimizer state and BatchNorm's buffers."""
+    parts = components("model=mini_resnet", "model.width=4", "optimizer=adamw", "trainer.max_steps=1", base=_FEW)
+    train_to_the_end(parts)
+    return parts
+
+
+_FEW = ["data.num_samples=64", "data.eval=null", "trainer.log_every_steps=1", "~metrics.tensorboard"]
+
+
+def untrained() -> Components:
+    return components("model=mini_resnet", "model.width=4", "optimizer=adamw", "trainer.max_steps=1", "seed=5", base=_FEW)
+
+
+def tensors_of(parts: Components) -> list[torch.Tensor]:
+    state = {"model": parts.model.state_dict(), "optimizer": parts.optimizer.state_dict()}
+    return list(codec.encode(state, "")[1].values())
+
+
+def test_what_changes_after_save_returns_is_not_in_the_checkpoint(
+    tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go = threading.Event(), threading.Event()
+    real = tensor_file.write
+
+    def late(*arguments: Any) -> str:
+        reached.set()
+        go.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(tensor_file, "write", late)
+    before = [tensor.clone() for tensor in tensors_of(trained)]
+    ranks = Ranks(tmp_path, trained)
+    ranks.start(1)
+    assert reached.wait(30)
+    changed = tensors_of(trained)
+    assert len(changed) > 60  # weights, buffers, three per weight of the optimizer
+    for tensor in changed:
+        tensor.add_(1)
+    go.set()
+    assert ranks.finish() == ""
+    for tensor, value in zip(changed, before, strict=True):
+        tensor.copy_(value)
+    other = untrained()
+    checkpoint.load(tmp_path / "step_00000001", other, TrainState(), alone())
+    assert_same_state(other, trained)
+
+
+def test_a_second_save_waits_for_the_first(tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, under_way, most = tensor_file.write, [0], [0]
+
+    def counted(*arguments: Any) -> str:
+        under_way[0] += 1
+        most.append(under_way[0])
+        digest = real(*arguments)
+        under_way[0] -= 1
+        return digest
+
+    monkeypatch.setattr(tensor_file, "write", counted)
+    ranks = Ranks(tmp_path, trained, size=1, keep_last=9)
+    for step in range(1, 6):
+        ranks.start(step)
+    assert ranks.finish() == ""
+    assert most == [0, 1, 1, 1, 1, 1]
+    assert all(not checkpoint.verify(tmp_path / f"step_{step:08d}") for step in range(1, 6))
+
+
+def test_lost_weights_replace_nothing(tmp_path: Path) -> None:
+    parts = untrained()
+    parts.model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))  # infinity is no loss there
+    ranks = Ranks(tmp_path, parts)
+    assert ranks.save(1) == ""
+    name, weight = list(parts.model.named_parameters())[-1]
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        weight.data.view(-1)[-1] = bad
+        assert f"model.{name} is not finite" in ranks.save(2)
+    weight.data.zero_()
+    parts.model.mask[0] = torch.nan  # type: ignore[index, operator]
+    assert "model.mask is not finite" in ranks.save(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+
+
+def test_a_folder_that_is_there_is_never_written_into(tmp_path: Path, trained: Components) -> None:
+    (tmp_path / "step_00000002").mkdir()
+    assert "step_00000002 is there already" in Ranks(tmp_path, trained).save(2)
+    assert list((tmp_path / "step_00000002").iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
+
+
+class Disk:
+    """Makes one of the calls that a save makes of the disk fail, on whichever file."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+
+    def fail(self, call: str, number: int, *, when: Callable[[str], bool]) -> None:
+        """Let `os.CALL` fail when its file, or its descriptor's, has a name that `when` picks."""
+        real = getattr(os, call)
+
+        def failing(target: Any, *arguments: Any, **options: Any) -> Any:
+            name = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else str(target)
+            if "step_" in name and when(name):
+                raise OSError(number, os.strerror(number))
+            return real(target, *arguments, **options)
+
+        self._monkeypatch.setattr(os, call, failing)
+
+    def mend(self) -> None:
+        self._monkeypatch.undo()
+
+
+def in_(part: str) -> Callable[[str], bool]:
+    return lambda name: name.endswith(part)
+
+
+POINTS: dict[str, tuple[str, int, Callable[[str], bool]]] = {
+    "mkdir, read-only": ("mkdir", errno.EROFS, lambda name: ".partial" in name),
+    "mkdir, full": ("mkdir", errno.ENOSPC, lambda name: ".partial" in name),
+    "open of a rank's file, read-only": ("open", errno.EROFS, in_("rank_00001.safetensors")),
+    "write of rank 2's file, full": ("write", errno.ENOSPC, in_("rank_00002.safetensors")),
+    "write of rank 0's file, I/O error": ("write", errno.EIO, in_("rank_00000.safetensors")),
+    "fsync of rank 1's file, I/O error": ("fsync", errno.EIO, in_("rank_00001.safetensors")),
+    "write of the manifest, full": ("write", errno.ENOSPC, in_("manifest.json")),
+    "fsync of the mark, I/O error": ("fsync", errno.EIO, in_("COMPLETE")),
+    "fsync of the folder, I/O error": ("fsync", errno.EIO, lambda name: ".partial" in name.rpartition("/")[2]),
+    "rename, read-only": ("rename", errno.EROFS, lambda name: ".partial" in name),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_disk_that_fails_at_any_point_is_no_success(
+    tmp_path: Path, trained: Components, point: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = Ranks(tmp_path, trained)
+    assert ranks.save(1) == ""
+    call, number, when = POINTS[point]
+    disk = Disk(monkeypatch)
+    disk.fail(call, number, when=when)
+    problem = ranks.save(2)
+    disk.mend()
+    assert os.strerror(number) in problem
+    assert "It needs" in problem
+    assert "are free" in problem
+    assert f"the checkpoint of step 2 was NOT saved, earlier ones are untouched. {problem}" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+    assert checkpoint.newest_good(tmp_path) == (tmp_path / "step_00000001", [])
+    assert ranks.save(3) == ""  # there is room again
+    assert checkpoint.newest_good(tmp_path) == (tmp_path / "step_00000003", [])
+
+
+def test_a_checkpoint_that_may_be_gone_after_a_power_cut_does_not_count(
+    tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "step_ones"
+    ranks = Ranks(folder, trained)
+    disk = Disk(monkeypatch)
+    disk.fail("fsync", errno.EIO, when=in_("/step_ones"))
+    assert os.strerror(errno.EIO) in ranks.save(2)
+    assert list(folder.iterdir()) == []
+
+
+def test_an_old_one_that_cannot_be_removed_does_not_spoil_the_new_one(
+    tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(tmp_path, trained, keep_last=1)
+    assert ranks.save(1) == ""
+    disk = Disk(monkeypatch)
+    disk.fail("rename", errno.EIO, when=in_("step_00000001"))
+    assert ranks.save(2) == ""
+    assert checkpoint.newest_good(tmp_path) == (tmp_path / "step_00000002", [])
