@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from ddp_train import failure, rendezvous
 from ddp_train.exit_code import ENVIRONMENT_REFUSES
+from ddp_train.log import Redacting
 from ddp_train.process import STOP_SIGNALS
 from ddp_train.restart import Deaths
 from ddp_train.run_dir import RunDir
@@ -99,7 +100,7 @@ def _quieten(log: Path | None) -> None:
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(log, delay=True)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for name in ("torch", "torch.distributed", "torch.distributed.run", "torch.distributed.elastic"):
         logger = logging.getLogger(name)
         logger.handlers.clear()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ddp_train.errors import ConfigError
+from ddp_train.redaction import reveal
 
 _Value = TypeVar("_Value")
 
@@ -145,7 +146,7 @@ def environment_of(cluster: Mapping[str, Any], *, deterministic: bool = False) -
         deterministic: add what cuBLAS needs to give the same bits each time; it reads that when it starts.
     """
     return ({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if deterministic else {}) | {
-        str(name): str(int(value)) if isinstance(value, bool) else str(value)
+        str(name): str(int(value)) if isinstance(value, bool) else str(reveal(value))
         for name, value in (cluster["env"] or {}).items()
         if value is not None
     }
@@ -166,7 +167,7 @@ def check_environment(cluster: Mapping[str, Any]) -> Iterator[ConfigError]:
 def _setting(name: str, cluster: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:
     """Return a value and where it stands: in the config, in the environment, or nowhere (None)."""
     if cluster[name] is not None:
-        return cluster[name], f"cluster.{name}"
+        return reveal(cluster[name]), f"cluster.{name}"
     variable = next((variable for variable in _VARIABLES[name] if environment.get(variable)), None)
     return (environment[variable], variable) if variable else (None, f"cluster.{name}")
 

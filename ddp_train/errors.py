@@ -5,6 +5,8 @@ Lowest layer: everything may raise these. They are shown without a traceback, be
 
 from __future__ import annotations
 
+from ddp_train.redaction import printable
+
 
 class UserError(Exception):
     """Something the user can mend: shown as one block, without a traceback.
@@ -30,7 +32,7 @@ class UserError(Exception):
             lines.append(f"  expected: {self.expected}")
         if self.fix:
             lines.append(f"  fix: {self.fix}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class ConfigError(UserError):

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ddp_train.errors import UserError
+from ddp_train.redaction import printable, redact_code
 from ddp_train.run_dir import RunDir, create_json, write_json
 
 _FRAMES_SHOWN = 8
@@ -86,7 +87,7 @@ class Failure:
             f"  this report  {run_dir.shown()}/{run_dir.failure.name}",
             "",
         ]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def from_exception(error: BaseException, *, rank: int, step: int | None) -> Failure:
@@ -100,7 +101,7 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
         error=name,
         message=_text(error),
         key=error.key if isinstance(error, UserError) else "",
-        traceback="" if is_user_error else _format(error),
+        traceback="" if is_user_error else redact_code(_format(error)),
         time=time.time(),
         fix="" if is_user_error else next((fix for pattern, fix in _FIXES.items() if re.search(pattern, f"{name}: {_text(error)}")), ""),
     )
@@ -212,7 +213,7 @@ def load(run_dir: RunDir) -> Failure | None:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return redact_code(str(error))
     except Exception as problem:  # of somebody's own exception class
         return f"(its text cannot be had: {type(problem).__name__})"
 

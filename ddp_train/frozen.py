@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ddp_train import config, diagnose
+from ddp_train.boundary import require_own
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.run_dir import RunDir
@@ -16,6 +17,7 @@ from ddp_train.run_dir import RunDir
 
 def frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None) -> Job:
     """Make a job of a run folder: its own frozen config, with single values changed."""
+    require_own(folder, key="resume")
     saved = saved_config(folder)
     diagnose.refuse_unknown(overrides, saved)
     tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))

@@ -22,6 +22,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train import config, devices, sweep_screen
+from ddp_train.boundary import check_below
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import FAILED as FAILED_CODE
 from ddp_train.job import Job
@@ -201,6 +202,8 @@ class Multirun:
                 problem.happened += f" (in the job {' '.join(composed[places[0]].hydra.overrides.task)}{others})"
         found |= {str(problem): (problem, []) for problem in self._check_room(checked)}
         folders = [job_config.hydra.runtime.output_dir for job_config in composed]
+        for folder in dict.fromkeys(folders):
+            found |= {str(problem): (problem, []) for problem in check_below(self.sweep.root, Path(folder), key="hydra.sweep.subdir")}
         for folder in {folder for folder in folders if folders.count(folder) > 1}:
             twice = ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {folder}", expected="one each")
             found[folder] = (twice, [])

@@ -17,6 +17,7 @@ class RootConfig:
     seed: int = field(default=0, metadata={"min": 0})
     deterministic: bool = False
     resume: str = "auto"
+    allowed_targets: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from ddp_train.interfaces import MetricWriter
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
 from ddp_train.pulse import Phase, Pulse
+from ddp_train.redaction import redact_all
 from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic, seed_all
 from ddp_train.stop import Stop
@@ -239,6 +240,7 @@ def _headline(components: Components) -> dict[str, str]:
 
 
 def _write(writers: list[MetricWriter], record: Record) -> None:
+    record = redact_all(record)  # a metric's name is somebody's text, and writers are anybody's
     for writer in writers:
         writer.write(record)
     logger.info("%s", record)
