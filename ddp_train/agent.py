@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from ddp_train import failure, rendezvous
+from ddp_train import failure, loopback, rendezvous
 from ddp_train.exit_code import ENVIRONMENT_REFUSES
 from ddp_train.log import Redacting
 from ddp_train.process import STOP_SIGNALS
@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> int:
     options = torchrun.parse_args([f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments])
     if run_dir is not None:
         logging.getLogger("torch").addHandler(Deaths(run_dir, restarts=options.max_restarts))
+    loopback.register()
     started, oom_kills = time.monotonic(), failure.oom_kills()
     try:
         torchrun.run(options)

@@ -56,7 +56,7 @@ def require_own(folder: Path, *, key: str) -> None:
     """
     holders = [place / HOLDER for place in (folder, *folder.parents) if (place / HOLDER).exists()]
     owner = holders[0].stat().st_uid if holders else os.getuid()  # how this file system sees us: a server may have another name for root
-    for path in (folder, *_parts(folder)):
+    for path in (folder, *_parts(folder)) if folder.exists() else ():
         facts = path.lstat()
         if stat.S_ISLNK(facts.st_mode) and path != folder:
             happened, fix = f"{path} is a link", "put the file itself in its place"

@@ -18,6 +18,10 @@ _Value = TypeVar("_Value")
 _PORT = 29500  # torchrun's own default; only where several machines are given MASTER_ADDR and no port
 _C10D_PORT = 29400  # torch's own default, for operators that give the host alone
 _ID = "ddp_train"
+LOOPBACK = "loopback"
+"""The rendezvous of one machine (loopback.py)."""
+ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")
+"""What an agent of ours that is alone is told."""
 _VARIABLES = {
     "nodes": ("PET_NNODES", "NNODES"),
     "node_rank": ("PET_NODE_RANK", "NODE_RANK"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_train.errors import UserError
+from ddp_train.loopback import serve_store
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -108,6 +109,10 @@ def alone(device: str = "cpu") -> World:
 
 def join_store() -> dist.Store:
     """Return the store in which the ranks meet, as torchrun's environment says."""
+    is_served_here = os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if is_served_here:
+        with suppress(OSError):  # the address is a name of this machine that cannot be bound to: behind a translating router, say
+            return serve_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=_TIMEOUT)
     store: dist.Store = next(dist.rendezvous("env://", timeout=_TIMEOUT))[0]
     return store
 
@@ -154,6 +159,8 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str) -> World
         torch.cuda.set_device(torch_device)
     else:
         torch_device = torch.device("cpu")
+    if local_size == size:
+        _stay_inside()
     if size > 1:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
@@ -164,3 +171,11 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str) -> World
             device_id=torch_device if device == "cuda" else None,
         )
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)
+
+
+def _stay_inside() -> None:
+    """Let the ranks of one machine talk through its loopback interface, unless the environment names another one."""
+    inside = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if inside is not None:
+            os.environ.setdefault(variable, inside)
