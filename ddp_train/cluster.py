@@ -6,6 +6,7 @@ for SLURM export. docs/multinode.md has the table.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ _C10D_PORT = 29400  # torch's own default, for operators that give the host alon
 _ID = "ddp_train"
 LOOPBACK = "loopback"
 """The rendezvous of one machine (loopback.py)."""
+ON_ADDRESS = "c10d_on_address"
+"""torch's c10d rendezvous, served on one address."""
 ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")
 """What an agent of ours that is alone is told."""
 _VARIABLES = {
@@ -166,6 +169,15 @@ def check_environment(cluster: Mapping[str, Any]) -> Iterator[ConfigError]:
             yield ConfigError(key=key, happened="is set by torchrun, for each rank", expected="no such key")
         elif isinstance(value, (dict, list)):
             yield ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true or false; null to leave it alone")
+
+
+def is_address(host: str) -> bool:
+    """Tell whether a host is written as an address. What a name means differs between machines: to itself it may be 127.0.1.1."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _setting(name: str, cluster: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:

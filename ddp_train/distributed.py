@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddp_train.cluster import is_address
 from ddp_train.errors import UserError
 from ddp_train.loopback import serve_store
 
@@ -109,10 +110,10 @@ def alone(device: str = "cpu") -> World:
 
 def join_store() -> dist.Store:
     """Return the store in which the ranks meet, as torchrun's environment says."""
-    is_served_here = os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if is_served_here:
-        with suppress(OSError):  # the address is a name of this machine that cannot be bound to: behind a translating router, say
-            return serve_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=_TIMEOUT)
+    address = os.environ["MASTER_ADDR"]
+    if os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and is_address(address):
+        with suppress(OSError):  # not an address of this machine: behind a router that translates, say
+            return serve_store(address, int(os.environ["MASTER_PORT"]))
     store: dist.Store = next(dist.rendezvous("env://", timeout=_TIMEOUT))[0]
     return store
 

@@ -1,13 +1,15 @@
-"""The rendezvous of a run on one machine: nothing to agree on, and nothing that another machine could talk to.
+"""Where an agent of ours listens: for a run on one machine on its loopback interface, else on the interface that the endpoint names.
 
-torchrun's own (`--standalone`) serves its store on every interface of the machine, and unpickles what anybody writes there: whoever reaches
-the port runs code in the agent. This one listens on 127.0.0.1 alone, unpickles nothing, and gives each attempt a store of its own.
+torchrun's own rendezvous (`--standalone` too) serves its store on every interface of the machine, and unpickles what anybody writes there:
+whoever reaches the port runs code in the agent. `Loopback` listens on 127.0.0.1 alone, unpickles nothing, and gives each attempt a store of
+its own. Several machines need torch's; an endpoint that is an address, and no name, is then the only one that is listened on.
 """
 
 from __future__ import annotations
 
 import socket
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 
 from torch.distributed import Store, TCPStore
@@ -16,26 +18,30 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
     rendezvous_handler_registry,
 )
 
-from ddp_train.cluster import LOOPBACK
+from ddp_train.cluster import LOOPBACK, ON_ADDRESS
 
 _TIMEOUT = timedelta(minutes=10)
 
 
 def register() -> None:
-    """Make `--rdzv-backend=loopback` known to torchrun in this process."""
+    """Make `--rdzv-backend=loopback` and `c10d_on_address` known to torchrun in this process."""
     rendezvous_handler_registry.register(LOOPBACK, Loopback)
+    rendezvous_handler_registry.register(ON_ADDRESS, _c10d_on_address)
 
 
-def serve_store(address: str, port: int, *, timeout: timedelta = _TIMEOUT) -> TCPStore:
+def serve_store(address: str, port: int) -> TCPStore:
     """Return a store that is served here, on one interface.
 
     Args:
         address: of the interface.
         port: 0 takes a free one.
     """
+    address = address.strip("[]")
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -46,7 +52,21 @@ def serve_store(address: str, port: int, *, timeout: timedelta = _TIMEOUT) -> TC
         listener.close()
         raise
     port = listener.getsockname()[1]
-    return TCPStore(address, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach())
+    return TCPStore(address, port, is_master=True, timeout=_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def _c10d_on_address(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Serve the store of torch's c10d rendezvous on one address, where this machine is the one to serve it, and connect to it."""
+    host, _, port = parameters.endpoint.rpartition(":")
+    if parameters.get_as_bool("is_host", True):
+        with suppress(OSError):  # another machine's address, or another agent here serves it already
+            _served.append(serve_store(host, int(port)))
+            parameters.config["is_host"] = False
+    backend, store = c10d_rendezvous_backend.create_backend(parameters)
+    return dynamic_rendezvous.create_handler(store, backend, parameters)
+
+
+_served: list[TCPStore] = []  # as long as this process lives
 
 
 class Loopback(RendezvousHandler):
