@@ -197,7 +197,7 @@ def _job(composed: DictConfig, hydra_config: Any) -> Job:
         config=checked,
         run_dir=RunDir(Path(hydra_config.runtime.output_dir)),
         command=list(sys.argv),
-        overrides=list(hydra_config.overrides.task),
+        overrides=config.texts(hydra_config.overrides.task),
         checkpoint=str(resume.absolute()) if (resume / "manifest.json").exists() else None,
     )
 
@@ -350,7 +350,7 @@ def _prepare(arguments: list[str]) -> int:
 
 
 def _is_overridden(composed: DictConfig, key: str) -> bool:
-    return any(str(text).lstrip("+").startswith(f"{key}=") for text in composed.hydra.overrides.hydra)
+    return any(text.lstrip("+").startswith(f"{key}=") for text in config.texts(composed.hydra.overrides.hydra))
 
 
 @contextmanager

@@ -124,8 +124,14 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
 
 def load(tree: dict[str, Any]) -> RunConfig:
     """Check a frozen config again, on this machine: the global batch is kept, the accumulation follows the number of ranks here."""
-    tree = {**tree, "trainer": {**tree["trainer"], "grad_accum_steps": None}}
+    tree = {**tree, "trainer": {**(tree.get("trainer") or {}), "grad_accum_steps": None}}
     return check(OmegaConf.create(tree))
+
+
+def texts(overrides: Any) -> list[str]:
+    """Return overrides as they were typed: `${...}` in them is not what it stands for, which may be a secret."""
+    plain: Any = OmegaConf.to_container(overrides, resolve=False)
+    return [str(text) for text in plain]
 
 
 def section(composed: DictConfig, name: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, ch
         config=config.load({str(name): value for name, value in tree.items()}),
         run_dir=RunDir(folder),
         command=list(sys.argv),
-        overrides=[*(OmegaConf.load(first) if first.exists() else []), *overrides],
+        overrides=[*(config.texts(OmegaConf.load(first)) if first.exists() else []), *overrides],
         in_sweep=in_sweep,
         checkpoint=checkpoint,
     )

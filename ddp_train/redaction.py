@@ -122,7 +122,7 @@ def _reveal(name: str) -> str:
 
 
 def _hide_password(found: re.Match[str]) -> str:
-    return found[0] if "${" in found["password"] else f"{found['start']}{HIDDEN}@"
+    return found[0] if "${" in found[0] else f"{found['start']}{HIDDEN}@"
 
 
 def _words(name: str) -> list[str]:

@@ -35,7 +35,9 @@ def test_components_are_not(path: str) -> None:
 
 
 def test_the_users_own_code_is_theirs_but_no_door_to_the_standard_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_parts.py").write_text("import functools, os\nfrom os import system as alias\npart = functools.partial(alias, 'x')\nclass M: ...\n")
+    (tmp_path / "own_parts.py").write_text(
+        "import functools, os\nfrom os import system as alias\npart = functools.partial(alias, 'x')\nclass M: ...\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     try:
         assert not refuse("own_parts.M", locate("own_parts.M"), ())
