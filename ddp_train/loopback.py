@@ -62,8 +62,14 @@ def _c10d_on_address(parameters: RendezvousParameters) -> RendezvousHandler:
         with suppress(OSError):  # another machine's address, or another agent here serves it already
             _served.append(serve_store(host, int(port)))
             parameters.config["is_host"] = False
-    backend, store = c10d_rendezvous_backend.create_backend(parameters)
-    return dynamic_rendezvous.create_handler(store, backend, parameters)
+    _, store = c10d_rendezvous_backend.create_backend(parameters)
+    return dynamic_rendezvous.create_handler(store, _OnAddress(store, parameters.run_id), parameters)
+
+
+class _OnAddress(c10d_rendezvous_backend.C10dRendezvousBackend):
+    @property
+    def name(self) -> str:
+        return ON_ADDRESS  # torch compares it with what was asked for
 
 
 _served: list[TCPStore] = []  # as long as this process lives
