@@ -10,11 +10,12 @@ import sys
 
 from ddp_train import terminal
 from ddp_train.devices import is_torchrun_worker
-from ddp_train.process import AGENT_VARIABLE, die_with_parent
+from ddp_train.process import AGENT_VARIABLE, be_private, die_with_parent
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    be_private()
     terminal.outlive()
     if is_torchrun_worker():
         # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.

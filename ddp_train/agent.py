@@ -20,8 +20,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from ddp_train import elastic, failure, progress, rendezvous
+from ddp_train import elastic, failure, loopback, progress, rendezvous
 from ddp_train.exit_code import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS
+from ddp_train.log import Redacting
 from ddp_train.process import STOP_SIGNALS
 from ddp_train.run_dir import RunDir
 
@@ -41,6 +42,7 @@ def main(arguments: list[str]) -> int:
     run_dir = RunDir(Path(given["--run-dir="])) if "--run-dir=" in given else None
     _quieten(Path(given["--log="]) if "--log=" in given else run_dir.agent_log(0) if run_dir is not None else None)
     options = torchrun.parse_args([f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments])
+    loopback.register()
     started, oom_kills = time.monotonic(), failure.oom_kills()
     verdict: str | None = None  # on the last failure
 
@@ -117,7 +119,7 @@ def _quieten(log: Path | None) -> None:
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(log, delay=True)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for name in ("torch", "torch.distributed", "torch.distributed.run", "torch.distributed.elastic"):
         logger = logging.getLogger(name)
         logger.handlers.clear()

@@ -23,15 +23,17 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train import config, devices, diagnose, launch, optuna_sweeper, sweep_screen
+from ddp_train import config, devices, diagnose, guard, launch, optuna_sweeper, sweep_screen
+from ddp_train.boundary import check_below, check_pattern, require_own
 from ddp_train.checkpoint_policy import is_checkpoint
 from ddp_train.config import section
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import DONE, INTERRUPTED, WRONG_INPUT
 from ddp_train.frozen import frozen_job, run_of, saved_config
 from ddp_train.job import Job
+from ddp_train.lock import hold, is_held
 from ddp_train.multirun import MakeSlots, Multirun
-from ddp_train.run_dir import RunDir, claim_given, claim_new, hold, is_held, let_go
+from ddp_train.run_dir import RunDir, claim_given, claim_new, let_go
 from ddp_train.sweep_dir import RUNNING, Sweep, is_sweep, sweep_of
 from ddp_train.target import locate
 
@@ -63,6 +65,7 @@ def run(place: Place) -> int:
     """
     if sys.argv[1:2] == ["prepare"]:
         return _report(lambda: _prepare(sys.argv[2:]))
+    guard.install()
     sys.argv[1:] = _options_first(sys.argv[1:])
     match sys.argv[1:2]:
         case ["resume"]:
@@ -147,7 +150,7 @@ class Checked(Callback):
         with _exits_of_its_own():
             if OmegaConf.select(config, "cluster.launcher") == "torchrun" and not devices.is_torchrun_worker():
                 raise _Exit(launch.join(section(config, "cluster"), sys.argv[1:]))
-            folder = Path(config.hydra.sweep.dir).absolute()
+            folder = _place(config.hydra.sweep, key="hydra.sweep.dir", is_typed=_is_overridden(config, "hydra.sweep.dir"))
             if not _is_overridden(config, "hydra.sweep.dir"):
                 folder = claim_new(folder)
             elif is_sweep(folder):
@@ -195,7 +198,7 @@ def _job(composed: DictConfig, hydra_config: Any) -> Job:
         config=checked,
         run_dir=RunDir(Path(hydra_config.runtime.output_dir)),
         command=list(sys.argv),
-        overrides=list(hydra_config.overrides.task),
+        overrides=config.texts(hydra_config.overrides.task),
         checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
     )
 
@@ -233,17 +236,31 @@ def _claim(composed: DictConfig, checked: config.RunConfig) -> tuple[Path, bool]
     resume = checked.tree["resume"]
     if resume not in ("auto", "never"):
         return _continue(run_of(Path(resume)), checked, key="resume"), True
-    folder = Path(composed.hydra.run.dir).absolute()
-    if not _is_overridden(composed, "hydra.run.dir"):
+    is_typed = _is_overridden(composed, "hydra.run.dir")
+    folder = _place(composed.hydra.run, key="hydra.run.dir", is_typed=is_typed)
+    if not is_typed:
         return claim_new(folder), False
     if resume == "auto" and (folder / "config.yaml").exists():
         return _continue(folder, checked, key="hydra.run.dir"), True
     return claim_given(folder, key="hydra.run.dir"), False
 
 
+def _place(node: DictConfig, *, key: str, is_typed: bool) -> Path:
+    """Return the folder that a pattern comes to, where no value in it and no link below its first folders leads out of them."""
+    pattern, folder = str(OmegaConf.to_container(node, resolve=False)["dir"]), str(node.dir)  # type: ignore[call-overload, index]
+    problems = check_pattern(pattern, folder, key=key)
+    fixed = os.path.dirname(pattern.partition("${")[0])
+    if not problems and not is_typed and fixed:
+        problems = check_below(Path(fixed).absolute(), Path(folder).absolute(), key=key)
+    if problems:
+        raise config.ConfigErrors(problems)
+    return Path(folder).absolute()
+
+
 def _continue(folder: Path, checked: config.RunConfig, *, key: str) -> Path:
     """Take the folder of a run, refusing to continue it under a configuration that would give other results than its own."""
     hold(folder, key=key)
+    require_own(folder, key=key)
     changed = config.differences(checked.tree, saved_config(folder))
     if changed:
         raise ConfigError(
@@ -272,11 +289,11 @@ def _resume(arguments: list[str], place: Place, *, is_restart: bool = False) -> 
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, place, is_restart=is_restart)
     folder = run_of(path)
-    job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if is_checkpoint(path) else None)
-    _refuse_other_machines(job, path)
     hold(
         sweep_of(folder) or folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0
     )  # a sweep that runs may come to this job at any time
+    job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if is_checkpoint(path) else None)
+    _refuse_other_machines(job, path)
     job.run_dir.forget_failure()
     job.run_dir.record_config(job.config.yaml())
     return place.run(job)
@@ -289,6 +306,7 @@ def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, is_restar
     if wrong:
         raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
     hold(folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0)
+    require_own(folder, key="resume")
     if not sweep.is_planned:
         let_go()  # composing takes it again
         sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
@@ -333,7 +351,7 @@ def _prepare(arguments: list[str]) -> int:
 
 
 def _is_overridden(composed: DictConfig, key: str) -> bool:
-    return any(str(text).lstrip("+").startswith(f"{key}=") for text in composed.hydra.overrides.hydra)
+    return any(text.lstrip("+").startswith(f"{key}=") for text in config.texts(composed.hydra.overrides.hydra))
 
 
 @contextmanager
@@ -353,6 +371,7 @@ def _full_hydra_errors() -> Iterator[None]:
 def _report(command: Callable[[], int]) -> int:
     """Turn every way in which a command ends into its exit code, and say what the user can mend."""
     try:
+        config.check_overrides(sys.argv[1:])
         return command()
     except SystemExit as error:  # ours, a sweep's that ends here, or Hydra's own
         if not isinstance(error, _Exit) or error.error is None:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_train.amp import Amp
+from ddp_train.config import nodes
 from ddp_train.data.dataset import as_source
 from ddp_train.data.draw import draw_from
 from ddp_train.data.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
@@ -29,10 +30,11 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import DataSource, MetricWriter, Objective, Predicting, Resident, Strategy
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
+from ddp_train.redaction import reveal
 from ddp_train.rules import BatchIdentity
 from ddp_train.schema import LOADER_KEYS
 from ddp_train.state import seed_all
-from ddp_train.target import AUTO, accepts, locate
+from ddp_train.target import AUTO, accepts, locate, refusal
 
 
 @dataclass(kw_only=True)
@@ -59,6 +61,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
         UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
     """
     data, trainer = tree["data"], tree["trainer"]
+    _refuse_tools(tree)
     seed_all(tree["seed"])  # for data that is drawn at random
     with world.main_first():  # rank 0 downloads; the others find the files
         train_source = _source(data, {}, key="data")
@@ -129,7 +132,9 @@ def instantiate(node: Mapping[str, Any], *, key: str, facts: Mapping[str, Any] |
     filled = {name: facts[name] for name in automatic if facts and name in facts}
     given = {name: value for name, value in node.items() if name not in automatic}
     try:
-        make = hydra.utils.instantiate({"_convert_": "all", **given, "_partial_": True})
+        make = hydra.utils.instantiate({"_convert_": "all", **reveal(given), "_partial_": True})
+    except KeyError as error:
+        raise ConfigError(key=key, happened=f"the environment variable {error} is not set here", fix=f"export {error}=...") from None
     except HydraException as error:  # of a node inside this one: its cause says more than Hydra's words around it
         cause = error.__cause__ or error
         cause.add_note(f"config key: {key}")
@@ -145,6 +150,14 @@ def instantiate(node: Mapping[str, Any], *, key: str, facts: Mapping[str, Any] |
             raise ConfigError(key=key, happened=f"{node['_target_']}: {error}") from None  # the call itself did not fit
         error.add_note(f"config key: {key}")
         raise
+
+
+def _refuse_tools(tree: Mapping[str, Any]) -> None:
+    """Check once more what will be called: this process may find other modules under the same names than the one that composed."""
+    for key, node in nodes(tree):
+        if isinstance(node, Mapping) and isinstance(node.get("_target_"), str):
+            for problem in refusal(node, key, locate(node["_target_"]), tree["allowed_targets"]):
+                raise problem
 
 
 def _source(data: Mapping[str, Any], changes: Mapping[str, Any] | None, *, key: str) -> DataSource | Stream:

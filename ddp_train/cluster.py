@@ -6,18 +6,26 @@ for SLURM export. docs/multinode.md has the table.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ddp_train.errors import ConfigError
+from ddp_train.redaction import reveal
 
 _Value = TypeVar("_Value")
 
 _PORT = 29500  # torchrun's own default; only where several machines are given MASTER_ADDR and no port
 _C10D_PORT = 29400  # torch's own default, for operators that give the host alone
 _ID = "ddp_train"
+LOOPBACK = "loopback"
+"""The rendezvous of one machine (loopback.py)."""
+ON_ADDRESS = "c10d_on_address"
+"""torch's c10d rendezvous, served on one address."""
+ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")
+"""What an agent of ours that is alone is told."""
 _VARIABLES = {
     "nodes": ("PET_NNODES", "NNODES"),
     "node_rank": ("PET_NODE_RANK", "NODE_RANK"),
@@ -175,7 +183,7 @@ def environment_of(cluster: Mapping[str, Any], *, deterministic: bool = False) -
         deterministic: add what cuBLAS needs to give the same bits each time; it reads that when it starts.
     """
     return ({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if deterministic else {}) | {
-        str(name): str(int(value)) if isinstance(value, bool) else str(value)
+        str(name): str(int(value)) if isinstance(value, bool) else str(reveal(value))
         for name, value in (cluster["env"] or {}).items()
         if value is not None
     }
@@ -193,10 +201,19 @@ def check_environment(cluster: Mapping[str, Any]) -> Iterator[ConfigError]:
             yield ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true or false; null to leave it alone")
 
 
+def is_address(host: str) -> bool:
+    """Tell whether a host is written as an address. What a name means differs between machines: to itself it may be 127.0.1.1."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
 def _setting(name: str, cluster: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:
     """Return a value and where it stands: in the config, in the environment, or nowhere (None)."""
     if cluster[name] is not None:
-        return cluster[name], f"cluster.{name}"
+        return reveal(cluster[name]), f"cluster.{name}"
     variable = next((variable for variable in _VARIABLES[name] if environment.get(variable)), None)
     return (environment[variable], variable) if variable else (None, f"cluster.{name}")
 

@@ -9,15 +9,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
+from ddp_train import guard, policy, redaction
 from ddp_train.errors import ConfigError
 from ddp_train.rules import (
     BatchIdentity,
@@ -82,10 +88,13 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         ConfigErrors: with every problem found.
     """
     errors: list[ConfigError] = []
+    guard.check_interpolations(config)
     if hydra is not None:
         errors += _unknown_hydra_names(hydra)
-    tree = {"metrics": {}, **_resolve(config, "", errors)}
+    with _secrets_sealed():
+        tree = {"metrics": {}, **_unmarked(_resolve(config, "", errors))}
     errors += _unknown_root_names(tree)
+    errors += [_spelled_out(key, name) for key, value in _leaves(tree) if (name := redaction.spelled_out(key, value))]
     sections = {name: _typed(schema, tree.get(name) or {}, name, errors) for name, schema in SECTIONS.items()}
     data: dict[str, Any] = tree["data"] if isinstance(tree.get("data"), dict) else {}
     sections["data"] = _typed(LoaderConfig, {key: data[key] for key in LOADER_KEYS if key in data}, "data", errors)
@@ -93,8 +102,10 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     sections["debug"]["faults"] = [_typed(FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(faults)]
     root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(root.get("name", ""))
+    allowed = root.get("allowed_targets") or []
+    errors += policy.check_allowed(allowed)
     for node, key in _target_nodes(tree):
-        errors += check_target(node, key)
+        errors += check_target(node, key, allowed=allowed)
     errors += [_missing_section(name) for name in TARGETS if name not in tree]
     batch = None
     if not any(_concerns_batch(error.key) for error in errors):
@@ -121,8 +132,14 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
 
 def load(tree: dict[str, Any]) -> RunConfig:
     """Check a frozen config again, on this machine: the global batch is kept, the accumulation follows the number of ranks here."""
-    tree = {**tree, "trainer": {**tree["trainer"], "grad_accum_steps": None}}
+    tree = {**tree, "trainer": {**(tree.get("trainer") or {}), "grad_accum_steps": None}}
     return check(OmegaConf.create(tree))
+
+
+def texts(overrides: Any) -> list[str]:
+    """Return overrides as they were typed: `${...}` in them is not what it stands for, which may be a secret."""
+    plain: Any = OmegaConf.to_container(overrides, resolve=False)
+    return [str(text) for text in plain]
 
 
 def section(composed: DictConfig, name: str) -> dict[str, Any]:
@@ -139,7 +156,7 @@ def section(composed: DictConfig, name: str) -> dict[str, Any]:
 
 
 _WITHOUT_EFFECT_ON_RESULTS = (
-    *("name", "resume", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
+    *("name", "resume", "allowed_targets", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
     *("trainer.grad_accum_steps", "trainer.log_every_steps", "trainer.evaluate_every_steps", "trainer.check_replicas_every_steps"),
     *("data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
 )
@@ -191,6 +208,57 @@ def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError]) -> dict[s
         except OmegaConfBaseException as error:
             errors.append(ConfigError(key=path, happened=str(error).splitlines()[0], expected="an interpolation that resolves"))
     return plain
+
+
+@contextmanager
+def _secrets_sealed() -> Iterator[None]:
+    """Let a secret's `${oc.env:NAME}` stand: the value is for the rank that needs it, not for a file, another machine or a hash."""
+
+    def env(name: str, *default: Any, _node_: Any) -> Any:
+        is_secret = redaction.is_secret_reference(name) or redaction.is_secret_key(str(_node_._get_full_key(None)))
+        return f"{_MARK}{name}{_MARK}" if name in os.environ and is_secret else oc.env(name, *default)
+
+    OmegaConf.register_new_resolver("oc.env", env, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+_MARK = "\0"  # around the name of a variable; what looked like an interpolation would be resolved again
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, str):
+        return re.sub(f"{_MARK}(.*?){_MARK}", lambda found: redaction.reference(found[1]), value)
+    if isinstance(value, dict):
+        return {name: _unmarked(inner) for name, inner in value.items()}
+    return [_unmarked(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _spelled_out(key: str, name: str) -> ConfigError:
+    return ConfigError(
+        key=key,
+        happened="spells a secret out, and a configuration is written down",
+        expected="the name of an environment variable in its place",
+        fix=f"export {name}=..., and {key}='{redaction.reference(name)}'",
+    )
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Refuse overrides that hold a secret, or more than a config may, before anybody parses or shows them.
+
+    Raises:
+        ConfigErrors: with every secret.
+    """
+    guard.check_overrides(overrides)
+    errors = []
+    for text in overrides:
+        key, _, value = text.partition("=") if not text.startswith("-") else ("", "", text)
+        name = redaction.spelled_out(key.lstrip("+~"), value.strip("'\""))
+        errors += [_spelled_out(key.lstrip("+~"), name)] if name else []
+    if errors:
+        raise ConfigErrors(errors)
 
 
 def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any]:
@@ -258,6 +326,9 @@ def _unknown_root_names(tree: Mapping[str, Any]) -> list[ConfigError]:
 def _unknown_hydra_names(hydra: DictConfig) -> list[ConfigError]:
     """Find names below `hydra.` that Hydra accepts and never reads (facebookresearch/hydra issue 1457)."""
     errors = []
+    subdir = hydra.get("output_subdir")
+    if subdir is not None and (Path(subdir).name != subdir or not subdir.isprintable()):
+        errors.append(ConfigError(key="hydra.output_subdir", happened=f"is {subdir!r}", expected="the name of a folder in the run folder"))
     for section, schema in (("", HydraConf), ("run.", RunDir), ("sweep.", SweepDir), ("job.", JobConf)):
         known = [item.name for item in dataclasses.fields(schema)] + ["env"]  # `env` is a group of Hydra's own, without a field
         node = OmegaConf.select(hydra, section.rstrip(".")) if section else hydra

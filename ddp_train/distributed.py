@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddp_train.cluster import is_address
 from ddp_train.errors import UserError
+from ddp_train.loopback import serve_store
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -116,6 +118,10 @@ def alone(device: str = "cpu") -> World:
 
 def join_store() -> dist.Store:
     """Return the store in which the ranks meet, as torchrun's environment says."""
+    address = os.environ["MASTER_ADDR"]
+    if os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and is_address(address):
+        with suppress(OSError):  # not an address of this machine: behind a router that translates, say
+            return serve_store(address, int(os.environ["MASTER_PORT"]))
     store: dist.Store = next(dist.rendezvous("env://", timeout=_TIMEOUT))[0]
     return store
 
@@ -163,6 +169,8 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         torch.cuda.set_device(torch_device)
     else:
         torch_device = torch.device("cpu")
+    if local_size == size:
+        _stay_inside()
     if size > 1:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
@@ -173,3 +181,11 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
             device_id=torch_device if device == "cuda" else None,
         )
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)
+
+
+def _stay_inside() -> None:
+    """Let the ranks of one machine talk through its loopback interface, unless the environment names another one."""
+    inside = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if inside is not None:
+            os.environ.setdefault(variable, inside)

@@ -20,6 +20,7 @@ from ddp_train import __version__
 from ddp_train.distributed import World
 from ddp_train.errors import UserError
 from ddp_train.job import Job
+from ddp_train.redaction import redact_code
 from ddp_train.run_dir import write_atomic, write_json
 
 _GIT_TIMEOUT_S = 10
@@ -54,7 +55,7 @@ def record(job: Job, world: World) -> None:
         return
     commit, diff = _code()
     if diff:
-        write_atomic(job.run_dir.code_diff, diff)
+        write_atomic(job.run_dir.code_diff, redact_code(diff))
     write_json(
         job.run_dir.environment,
         {

@@ -6,6 +6,7 @@ Lowest layer: everything may raise these. They are shown without a traceback, be
 from __future__ import annotations
 
 from ddp_train.exit_code import ENVIRONMENT_REFUSES, FAILED, WRONG_INPUT
+from ddp_train.redaction import printable
 
 
 class UserError(Exception):
@@ -35,7 +36,7 @@ class UserError(Exception):
             lines.append(f"  expected: {self.expected}")
         if self.fix:
             lines.append(f"  fix: {self.fix}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class ConfigError(UserError):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ddp_train.errors import UserError
 from ddp_train.exit_code import FAILED
+from ddp_train.redaction import printable, redact_code
 from ddp_train.run_dir import RunDir, create_json, write_json
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
@@ -89,7 +90,7 @@ class Failure:
             "",
         ]
         room = _SCREEN_LINES - 1 - sum(map(bool, rest))
-        return "\n".join(["", head, "", *(_fit(self.traceback, room) or self.message.splitlines()), *rest])
+        return printable("\n".join(["", head, "", *(_fit(self.traceback, room) or self.message.splitlines()), *rest]))
 
 
 def from_exception(error: BaseException, *, rank: int, step: int | None) -> Failure:
@@ -103,7 +104,7 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
         error=name,
         message=_text(error),
         key=error.key if isinstance(error, UserError) else "",
-        traceback="" if is_user_error else _format(error),
+        traceback="" if is_user_error else redact_code(_format(error)),
         time=time.time(),
         exit_code=error.exit_code if isinstance(error, UserError) else FAILED,
         fix="" if is_user_error else next((fix for pattern, fix in _FIXES.items() if re.search(pattern, f"{name}: {_text(error)}")), ""),
@@ -216,7 +217,7 @@ def load(run_dir: RunDir) -> Failure | None:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return redact_code(str(error))
     except Exception as problem:  # of somebody's own exception class
         return f"(its text cannot be had: {type(problem).__name__})"
 

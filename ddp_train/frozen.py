@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ddp_train import config, diagnose
+from ddp_train.boundary import require_own
 from ddp_train.checkpoint_policy import is_name, require_candidates
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
@@ -17,6 +18,7 @@ from ddp_train.run_dir import RunDir
 
 def frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None) -> Job:
     """Make a job of a run folder: its own frozen config, with single values changed."""
+    require_own(folder, key="resume")
     saved = saved_config(folder)
     diagnose.refuse_unknown(overrides, saved)
     tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
@@ -26,7 +28,7 @@ def frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, ch
         config=config.load({str(name): value for name, value in tree.items()}),
         run_dir=RunDir(folder),
         command=list(sys.argv),
-        overrides=[*(OmegaConf.load(first) if first.exists() else []), *overrides],
+        overrides=[*(config.texts(OmegaConf.load(first)) if first.exists() else []), *overrides],
         in_sweep=in_sweep,
         checkpoint=checkpoint,
     )

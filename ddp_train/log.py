@@ -9,8 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from ddp_train.redaction import redact_code
 from ddp_train.run_dir import RunDir
 from ddp_train.terminal import Terminal
+
+
+class Redacting(logging.Formatter):
+    """Formats records, their tracebacks too, without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format one record."""
+        return redact_code(super().format(record))
 
 
 @contextmanager
@@ -26,7 +35,7 @@ def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
     _flush()
     python_streams = sys.stdout, sys.stderr
     terminals = [Terminal(os.dup(descriptor)) for descriptor in (1, 2)]
-    log = os.open(run_dir.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    log = os.open(run_dir.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o640)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -34,7 +43,7 @@ def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
         sys.stdout, sys.stderr = terminals
     root = logging.getLogger("ddp_train")
     handler = logging.FileHandler(run_dir.rank_log(rank))
-    handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
+    handler.setFormatter(Redacting(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     root.propagate = False

@@ -24,6 +24,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train import cluster, config, devices, memory, sweep_screen
+from ddp_train.boundary import check_below
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import FAILED as FAILED_CODE
 from ddp_train.job import Job
@@ -202,9 +203,11 @@ class Multirun:
         for problem, places in found.values():
             if len(places) < len(composed):
                 others = f" and {len(places) - 1} more" if len(places) > 1 else ""
-                problem.happened += f" (in the job {' '.join(composed[places[0]].hydra.overrides.task)}{others})"
+                problem.happened += f" (in the job {' '.join(config.texts(composed[places[0]].hydra.overrides.task))}{others})"
         found |= {str(problem): (problem, []) for problem in self._check_room(checked)}
         folders = [job_config.hydra.runtime.output_dir for job_config in composed]
+        for folder in dict.fromkeys(folders):
+            found |= {str(problem): (problem, []) for problem in check_below(self.sweep.root, Path(folder), key="hydra.sweep.subdir")}
         for folder in {folder for folder in folders if folders.count(folder) > 1}:
             twice = ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {folder}", expected="one each")
             found[folder] = (twice, [])
@@ -242,7 +245,7 @@ class Multirun:
     def _freeze(self, composed: DictConfig, checked: config.RunConfig) -> tuple[SweepJob, Job]:
         """Write a job's config into its folder, where it stays as it is whatever happens to the YAML."""
         run_dir = RunDir(Path(composed.hydra.runtime.output_dir))
-        overrides = [str(text) for text in composed.hydra.overrides.task]
+        overrides = config.texts(composed.hydra.overrides.task)
         entry = SweepJob(
             number=composed.hydra.job.num,
             folder=str(run_dir.root.relative_to(self.sweep.root)),
@@ -301,7 +304,7 @@ def _run_elsewhere(composed: DictConfig) -> None:
 
 def _swept_keys(base: DictConfig) -> list[str]:
     """Return the keys for which the command gives several values."""
-    given = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + list(base.hydra.overrides.task)
+    given = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + config.texts(base.hydra.overrides.task)
     return [override.key_or_group for override in OverridesParser.create().parse_overrides(given) if override.is_sweep_override()]
 
 

@@ -26,6 +26,14 @@ RANK_VARIABLE = "DDP_TRAIN_RANK"
 _PR_SET_PDEATHSIG = 1
 
 
+def be_private() -> None:
+    """Create files that others can neither read nor write, and the group not write, from now on; a stricter umask stays.
+
+    Once for a process and all that it starts: whoever writes here (TensorBoard, torch, a user's component) cannot forget it.
+    """
+    os.umask(os.umask(0o077) | 0o027)
+
+
 def fork(work: Callable[[], int]) -> int:
     """Start a process that does `work`, exits with what it returns and ends with this one; return its pid.
 

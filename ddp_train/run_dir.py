@@ -9,20 +9,19 @@ Imports no torch: the composing process claims the folder and writes the config 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import sys
-import tempfile
-import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_train import lock
 from ddp_train.errors import ConfigError
+from ddp_train.redaction import redact, redact_all
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def claim_new(wanted: Path) -> Path:
             _make(folder)
         except FileExistsError:
             continue
-        hold(folder, key="hydra.run.dir")
+        lock.hold(folder, key="hydra.run.dir")
         return folder
     raise ConfigError(key="hydra.run.dir", happened=f"{wanted} and 9,999 folders after it exist", fix="choose another name")
 
@@ -163,8 +162,8 @@ def claim_given(folder: Path, *, key: str) -> Path:
     with contextlib.suppress(FileExistsError):
         _make(folder)
     if folder.is_dir():
-        hold(folder, key=key)
-    if not folder.is_dir() or any(folder.iterdir()):
+        lock.hold(folder, key=key)
+    if not folder.is_dir() or any(path.name != lock.HOLDER for path in folder.iterdir()):
         raise ConfigError(
             key=key,
             happened=f"{folder} exists and is not an empty folder",
@@ -174,48 +173,9 @@ def claim_given(folder: Path, *, key: str) -> Path:
     return folder
 
 
-def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
-    """Keep a run folder for this process and the agents forked from it, until the last of them ends, however it ends.
-
-    Args:
-        within_s: how long to wait for one that is just ending.
-
-    Raises:
-        ConfigError: another run holds it.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)  # the folder itself is locked: no file that could be left behind
-    deadline = time.monotonic() + within_s
-    try:
-        while not _lock(descriptor):
-            if time.monotonic() >= deadline:
-                os.close(descriptor)
-                raise ConfigError(
-                    key=key,
-                    happened=f"another run is working in {folder}",
-                    expected="one run per folder",
-                    fix="wait for it, or choose another folder",
-                )
-            time.sleep(0.1)
-    except OSError as error:  # a file system without locks
-        print(f"{folder} cannot be locked ({error.strerror}): take care that no other run uses it", file=sys.stderr)
-    _held.append(descriptor)
-
-
-def is_held(folder: Path) -> bool:
-    """Tell whether somebody is working in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        return not _lock(descriptor)
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(descriptor)
-
-
 def let_go() -> None:
     """Give up every folder that this process holds, and remove those that it made and nothing has come to use."""
-    while _held:
-        os.close(_held.pop())
+    lock.release()
     while _made:
         folder = _made.pop()
         with contextlib.suppress(OSError):
@@ -223,15 +183,6 @@ def let_go() -> None:
                 shutil.rmtree(folder)
 
 
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-_held: list[int] = []
 _made: list[Path] = []
 _NO_USE = {"multirun.yaml", "conf"}  # what a sweep has before its first job
 
@@ -252,24 +203,24 @@ def _make(folder: Path) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file that is either all there or not there."""
+    """Write a file that is either all there or not there. Secrets do not get in, and a link in its place is replaced, not followed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(redact(text))
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o640)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write one JSON object, atomically."""
-    write_atomic(path, json.dumps(content, indent=2, default=str) + "\n")
+    write_atomic(path, json.dumps(redact_all(content), indent=2, default=str) + "\n")
 
 
 def create_json(path: Path, content: Mapping[str, Any]) -> bool:

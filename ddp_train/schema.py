@@ -20,6 +20,7 @@ class RootConfig:
     init_from: str | None = None
     init_from_keys: dict[str, str] = field(default_factory=dict)
     init_from_strict: bool = True
+    allowed_targets: list[str] = field(default_factory=list)
 
 
 @dataclass

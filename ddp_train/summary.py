@@ -13,6 +13,7 @@ from typing import Any
 from ddp_train.build import Components
 from ddp_train.distributed import World
 from ddp_train.job import Job
+from ddp_train.redaction import printable
 from ddp_train.run_dir import RunDir
 from ddp_train.state import TrainState
 
@@ -47,7 +48,7 @@ def closing(job: Job, result: Mapping[str, Any]) -> str:
     """Say what was reached, where it lies, and what to try next."""
     reached = [f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in result["metrics"]["last"].items() if _is_shown(name)]
     folder, command, tools = job.run_dir.shown(), _command("ddp-train"), _command("tensorboard")
-    repeated = shlex.join(text for text in job.overrides if not text.startswith("hydra."))
+    repeated = printable(shlex.join(text for text in job.overrides if not text.startswith("hydra.")))
     longer = "max_steps" if job.config.tree["trainer"]["max_steps"] == result["step"] else "max_epochs"
     twice = 2 * (job.config.tree["trainer"][longer] or 1)
     rate = job.config.tree["optimizer"].get("lr", 0.001)

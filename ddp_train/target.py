@@ -11,9 +11,10 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ddp_train import policy
 from ddp_train.errors import ConfigError
 
 AUTO = "auto"
@@ -48,10 +49,13 @@ def locate(path: str) -> Any:
     raise ImportError(f"there is no module {parts[0]!r} here (looked in the current folder and in the installed packages)")
 
 
-def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
+def check_target(node: Mapping[str, Any], key: str, *, allowed: Sequence[str] = ()) -> list[ConfigError]:
     """Return what is wrong with one node (not with the nodes inside it).
 
     Arguments that are filled at run time count as given: those that are `auto`, and what completes a `_partial_` node.
+
+    Args:
+        allowed: prefixes of installed packages that the user allows (`allowed_targets`).
     """
     path = node.get("_target_")
     if not isinstance(path, str) or not path:
@@ -60,6 +64,8 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
         target = locate(path)
     except Exception as error:  # a user's module may raise anything while it is imported
         return [ConfigError(key=f"{key}._target_", happened=f"cannot import {path}: {type(error).__name__}: {error}")]
+    if problem := refusal(node, key, target, allowed):
+        return problem
     if not callable(target):
         return [ConfigError(key=f"{key}._target_", happened=f"{path} is not a class or function")]
     try:
@@ -67,6 +73,19 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     except (TypeError, ValueError):  # some C extensions have no signature
         return []
     return _check_arguments(node, key, path, target, parameters)
+
+
+def refusal(node: Mapping[str, Any], key: str, target: Any, allowed: Sequence[str]) -> list[ConfigError]:
+    """Return why a node must not be instantiated (policy.py); [] when it may."""
+    if reason := policy.refuse(node["_target_"], target, allowed):
+        root = node["_target_"].partition(".")[0]
+        fix = (
+            f"'allowed_targets=[{root}]' if you trust it to"
+            if "not known" in reason
+            else "a function of your own, in a file in your folder"
+        )
+        return [ConfigError(key=f"{key}._target_", happened=f"{node['_target_']} {reason}", expected="a component", fix=fix)]
+    return policy.check_arguments(node, key)
 
 
 def _check_arguments(

@@ -6,9 +6,11 @@ import io
 import os
 import sys
 
+from ddp_train.redaction import redact
+
 
 class Terminal(io.TextIOWrapper):
-    """A text stream that never raises OSError. What it cannot show is lost; the logs of the ranks have it.
+    """A text stream that never raises OSError and shows no secrets. What it cannot show is lost; the logs of the ranks have it.
 
     Args:
         descriptor: where it writes.
@@ -22,7 +24,8 @@ class Terminal(io.TextIOWrapper):
     def write(self, text: str) -> int:
         """Write text, if there is still somebody to read it."""
         try:
-            return super().write(text)
+            super().write(redact(text))
+            return len(text)
         except OSError:
             self._go_quiet()
             return len(text)

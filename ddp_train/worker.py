@@ -47,6 +47,7 @@ from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
 from ddp_train.process import exit_code_of
 from ddp_train.pulse import Phase, Pulse
+from ddp_train.redaction import redact_all
 from ddp_train.replica import FingerprintCheck, ReplicaCheck
 from ddp_train.rewind import rewind
 from ddp_train.run_dir import RunDir, write_json
@@ -383,6 +384,7 @@ def _ranking(components: Components, metric: str | None = None) -> Ranking:
 
 
 def _write(writers: list[MetricWriter], record: Record) -> None:
+    record = redact_all(record)  # a metric's name is somebody's text, and writers are anybody's
     for writer in writers:
         writer.write(record)
     logger.info("%s", record)

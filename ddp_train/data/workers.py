@@ -26,6 +26,7 @@ from ddp_train import stacks
 from ddp_train.data.slot import Slot
 from ddp_train.errors import UserError
 from ddp_train.process import RANK_VARIABLE, STOP_SIGNALS, die_with_parent
+from ddp_train.terminal import outlive
 
 AHEAD = 2  # requests that each worker has been given
 _ENDS_WITHIN_S = 2.0
@@ -183,6 +184,7 @@ def _serve(
     os.environ.update(environment)
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
+    outlive()  # streams without secrets, as the rank's
     torch.set_num_threads(1)
     stacks.answer()
     note = stacks.Note()  # for the report of a hang

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ddp_train import devices, progress
-from ddp_train.cluster import environment_of, max_restarts
+from ddp_train.cluster import ALONE, environment_of, max_restarts
 from ddp_train.exit_code import DONE, INTERRUPTED, NO_PROGRESS, STOPPED, TERMINATED
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
@@ -24,7 +24,7 @@ def run(job: Job) -> int:
         return NO_PROGRESS
     cluster = job.config.tree["cluster"]
     processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
-    arguments = [f"--grace-s={cluster['grace_s']}", f"--run-dir={job.run_dir.root}", "--standalone", f"--nproc-per-node={processes}"]
+    arguments = [f"--grace-s={cluster['grace_s']}", f"--run-dir={job.run_dir.root}", *ALONE, f"--nproc-per-node={processes}"]
     arguments.append(f"--max-restarts={max_restarts(cluster, {})}")
     before = job.run_dir.read_result()
     code = run_agent(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_train import devices
-from ddp_train.cluster import Meeting, environment_of, max_restarts, meeting, processes_given
+from ddp_train.cluster import ALONE, ON_ADDRESS, Meeting, environment_of, is_address, max_restarts, meeting, processes_given
 from ddp_train.errors import UserError
 from ddp_train.exit_code import ENVIRONMENT_REFUSES, PREEMPTED, TERMINATED
 from ddp_train.launch.agent_process import rank_environment, run_agent
@@ -58,8 +58,9 @@ def rendezvous_options(found: Meeting, *, join_timeout_s: int, conf: str = "") -
         conf: the user's own `--rdzv-conf` (PET_RDZV_CONF), which wins over our time-outs.
     """
     if not found.endpoint:
-        return ["--standalone"]  # a free port
-    options = [f"--nnodes={found.min_nodes}:{found.max_nodes}", f"--rdzv-backend={found.backend}", f"--rdzv-id={found.id}"]
+        return [*ALONE]
+    backend = ON_ADDRESS if found.backend == "c10d" and is_address(found.endpoint.rpartition(":")[0]) else found.backend
+    options = [f"--nnodes={found.min_nodes}:{found.max_nodes}", f"--rdzv-backend={backend}", f"--rdzv-id={found.id}"]
     options.append(f"--rdzv-endpoint={found.endpoint}")
     settings = [f"join_timeout={join_timeout_s}", f"read_timeout={join_timeout_s}", f"last_call_timeout={_LAST_CALL_S}"]
     if found.is_elastic:

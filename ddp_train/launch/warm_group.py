@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ddp_train import devices, failure
-from ddp_train.cluster import environment_of
+from ddp_train.cluster import ALONE, environment_of
 from ddp_train.exit_code import FAILED, INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
@@ -103,7 +103,7 @@ class _Group:
                 f"--grace-s={grace_s}",
                 f"--log={agent_log}",
                 f"--group={self._folder}",
-                "--standalone",
+                *ALONE,
                 f"--log-dir={self._folder}/torch",
                 f"--nproc-per-node={processes}",
                 "-m",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.cluster import Meeting, environment_of, max_restarts, meeting, node_range, processes_given, seconds_of, stops_at
+from ddp_train.cluster import ALONE, Meeting, environment_of, max_restarts, meeting, node_range, processes_given, seconds_of, stops_at
 from ddp_train.errors import ConfigError
 from ddp_train.launch.torchrun import rendezvous_options
 
@@ -84,7 +84,7 @@ def test_values_of_the_environment_become_text() -> None:
 
 
 def test_one_machine_takes_no_fixed_port() -> None:
-    assert rendezvous_options(found({"MASTER_PORT": "29500", "MASTER_ADDR": "m"}, nodes=1), join_timeout_s=5) == ["--standalone"]
+    assert rendezvous_options(found({"MASTER_PORT": "29500", "MASTER_ADDR": "m"}, nodes=1), join_timeout_s=5) == [*ALONE]
 
 
 def test_the_options_of_each_rendezvous() -> None:

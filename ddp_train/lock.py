@@ -1,0 +1,192 @@
+"""One run per folder: who holds it, kept by a lock of the kernel and, where that does not reach, by a lease.
+
+The lock (flock on the folder itself) is the truth on one machine: it ends with the last process that has it, however that ends, so a dead
+holder never needs clearing away. `.holder.json` says who has it. On a file system that several machines share the lock may be of one
+machine alone (NFS without locking, Lustre with localflock); there the holder refreshes its file, and another machine waits until it has
+not been refreshed for three intervals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ddp_train.errors import ConfigError
+from ddp_train.redaction import redact
+
+REFRESH_S = 10.0
+HOLDER = ".holder.json"
+"""In a folder that is worked in: host, process, command and start of the process that holds it."""
+
+_STALE_AFTER = 3  # intervals without a refresh
+_SHARED = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "glusterfs", "fuse", "virtiofs", "orangefs")
+_SHOWN = 120  # characters of a command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who works in a folder."""
+
+    host: str
+    pid: int
+    command: str
+    started: str
+    boot: str  # of the machine: tells machines apart that have one name, and a machine from itself before a restart
+
+    def __str__(self) -> str:
+        command = self.command if len(self.command) <= _SHOWN else f"{self.command[:_SHOWN]}..."
+        return f"pid {self.pid} on {self.host}, started {self.started}: {command}"
+
+
+@dataclass
+class _Held:
+    folder: Path
+    descriptor: int
+    owner: int  # the process that took it; those forked from it have copies of the descriptor
+    ended: threading.Event
+
+
+_held: list[_Held] = []
+
+
+def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
+    """Keep a folder for this process and the agents forked from it, until the last of them ends, however it ends.
+
+    Args:
+        within_s: how long to wait for one that is just ending.
+
+    Raises:
+        ConfigError: another run holds it; the message says who.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # the folder itself is locked: no file that could be left behind
+    deadline = time.monotonic() + within_s
+    while is_taken := not _lock(descriptor, folder) or _is_leased(folder):
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.1)
+    if is_taken:
+        os.close(descriptor)
+        holder, is_ours = _read(folder), _is_on_this_machine(_read(folder))
+        lease = f", or {_STALE_AFTER * REFRESH_S:.0f} s when that machine is gone" if not is_ours else ""
+        raise ConfigError(
+            key=key,
+            happened=f"another run is working in {folder}" + (f" ({holder})" if holder else ""),
+            expected="one run per folder",
+            fix=f"wait for it{lease}, or choose another folder",
+        )
+    ended = threading.Event()
+    _write(folder)
+    if _is_shared(folder):
+        threading.Thread(target=_refresh, args=(folder / HOLDER, ended), name="lease", daemon=True).start()
+    _held.append(_Held(folder, descriptor, os.getpid(), ended))
+
+
+def is_held(folder: Path) -> bool:
+    """Tell whether somebody is working in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return not _lock(descriptor, folder) or _is_leased(folder)
+    finally:
+        os.close(descriptor)
+
+
+def release() -> None:
+    """Give up every folder that this process holds. A forked process gives up its copies alone."""
+    while _held:
+        held = _held.pop()
+        if held.owner == os.getpid():
+            held.ended.set()
+            with contextlib.suppress(OSError):
+                (held.folder / HOLDER).unlink()
+        os.close(held.descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: the lease of a process that runs here is as good as a lock
+        return not _is_alive(_read(folder))
+    return True
+
+
+def _is_leased(folder: Path) -> bool:
+    """Tell whether another machine holds a folder, by the clock of the file system."""
+    holder = _read(folder)
+    if holder is None or _is_on_this_machine(holder):
+        return False
+    probe = folder / f".probe.{socket.gethostname()}.{os.getpid()}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime - (folder / HOLDER).stat().st_mtime < _STALE_AFTER * REFRESH_S
+    except OSError:  # it has just been given up, or nothing can be written here, which is said soon enough
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+
+
+def _write(folder: Path) -> None:
+    holder = Holder(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        command=redact(shlex.join(sys.argv)),
+        started=time.strftime("%Y-%m-%d %H:%M:%S"),
+        boot=_boot(),
+    )
+    temporary = folder / f"{HOLDER}.{os.getpid()}"
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640), "w") as file:
+            json.dump(asdict(holder), file)
+        temporary.replace(folder / HOLDER)
+    except OSError as error:  # a full disk, say: the lock holds without it
+        print(f"{folder}/{HOLDER} cannot be written: {error.strerror}", file=sys.stderr)
+
+
+def _read(folder: Path) -> Holder | None:
+    try:
+        return Holder(**json.loads((folder / HOLDER).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _refresh(file: Path, ended: threading.Event) -> None:
+    while not ended.wait(REFRESH_S):
+        with contextlib.suppress(OSError):
+            os.utime(file)  # the time of the file server, not ours
+
+
+def _is_on_this_machine(holder: Holder | None) -> bool:
+    return holder is None or holder.boot == _boot()
+
+
+def _is_alive(holder: Holder | None) -> bool:
+    return holder is not None and _is_on_this_machine(holder) and holder.pid != os.getpid() and Path(f"/proc/{holder.pid}").exists()
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _is_shared(folder: Path) -> bool:
+    """Tell whether other machines may see a folder, by the kind of its file system."""
+    try:
+        mounts = [line.split(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    except OSError:
+        return False
+    resolved = folder.resolve()
+    kinds = {Path(before.split()[4].replace("\\040", " ")): after.split()[0] for before, after in mounts}
+    return kinds[max((place for place in kinds if resolved.is_relative_to(place)), key=lambda place: len(place.parts))].startswith(_SHARED)

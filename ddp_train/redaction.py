@@ -1,0 +1,159 @@
+"""Secrets: what is one, how to keep it out of a config, and how to take it out of text. Lowest layer: whatever writes asks here.
+
+Two ways to know one: by the name of its key, and by its value, which is that of an environment variable with such a name. A config holds
+`${oc.env:NAME}` in its place; the value stays in the environment until `reveal` puts it into an argument, in the rank that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.parse
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+HIDDEN = "***"
+
+_SHORTEST = 8  # a shorter value would hide half of every log
+_WORDS = {"secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "apikey", "authtoken"}
+_LAST_WORDS = {"key", "token"}  # in a config these are words of machine learning too
+_BEFORE_LAST = {
+    *("", "api", "access", "account", "auth", "bearer", "deploy", "encryption", "gh", "github", "gitlab", "hf", "hub"),
+    *("neptune", "comet", "mlflow", "openai", "private", "refresh", "session", "signing", "ssh", "storage", "wandb"),
+}
+_URL = re.compile(r"(?P<start>\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/:@'\"]*:)(?P<password>[^\s/@'\"]+)@")
+_ASSIGNED = re.compile(
+    r"(?P<start>\b\w*(?:api_?key|access_?key|secret|passw(?:or)?d|passphrase|credentials?|auth_?token|access_?token)\w*[\"']?\s*[:=]\s*[bru]?[\"'])"
+    r"(?P<value>[^\"'\s]{6,})(?=[\"'])",
+    re.IGNORECASE,
+)
+_REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
+_seen: dict[str, str] = {}  # value -> variable; kept when a variable is removed from the environment
+
+
+def is_secret_key(key: str) -> bool:
+    """Tell whether the last part of a config key names a secret: `wandb.api_key`, `db.password`; not `pad_token`, `image_key`."""
+    words = _words(key.rpartition(".")[2])
+    if not words:
+        return False
+    before = words[-2] if len(words) > 1 else ""
+    return bool(_WORDS & set(words)) or (words[-1] in _LAST_WORDS and before in _BEFORE_LAST)
+
+
+@lru_cache(maxsize=4096)
+def is_secret_variable(name: str) -> bool:
+    """Tell whether an environment variable is named like a secret: `HF_TOKEN`, `AWS_SECRET_ACCESS_KEY`."""
+    return bool((_WORDS | _LAST_WORDS) & set(_words(name)))
+
+
+def is_secret_reference(name: str) -> bool:
+    """Tell whether a config must keep `${oc.env:NAME}` instead of the variable's value."""
+    return is_secret_variable(name) or bool(_URL.search(os.environ.get(name, "")))
+
+
+def reference(name: str) -> str:
+    """Return what stands in a config for a secret."""
+    return f"${{oc.env:{name}}}"
+
+
+def spelled_out(key: str, value: object) -> str | None:
+    """Return the name of an environment variable to hold a secret that a config value spells out; None where it holds none."""
+    if not isinstance(value, str):
+        return None
+    name = next((name for secret, name in _secrets().items() if secret in value), None)
+    if name is not None:
+        return name
+    plain = _REFERENCE.sub("", value)
+    last = re.sub(r"\W", "_", key.rpartition(".")[2]).upper() or "SECRET"
+    if _URL.search(plain):
+        return f"{last}_PASSWORD"
+    has_value = bool(plain) and "${" not in plain and plain not in ("auto", "???", HIDDEN, "null", "None")
+    is_long = len(plain) >= _SHORTEST or bool(_WORDS & set(_words(key.rpartition(".")[2])))
+    return last if has_value and is_long and is_secret_key(key) else None
+
+
+def reveal(value: Any) -> Any:
+    """Return a config value with the secrets of this process's environment in it.
+
+    Raises:
+        KeyError: the environment lacks one; its name.
+    """
+    if isinstance(value, str):
+        return _REFERENCE.sub(lambda found: _reveal(found[1]), value)
+    if isinstance(value, Mapping):
+        return {name: reveal(inner) for name, inner in value.items()}
+    return [reveal(inner) for inner in value] if isinstance(value, list) else value
+
+
+def redact(text: str) -> str:
+    """Return text without the values of secret environment variables, and without the passwords of URLs."""
+    secrets = _secrets()
+    if secrets:
+        text = _pattern(tuple(secrets)).sub(HIDDEN, text)
+    return _URL.sub(_hide_password, text) if "://" in text else text
+
+
+def redact_code(text: str) -> str:
+    """Redact source code and tracebacks: also literals that are assigned to a name like a secret's."""
+    return _ASSIGNED.sub(rf"\g<start>{HIDDEN}", redact(text))
+
+
+def redact_all(value: Any) -> Any:
+    """Redact every text in plain containers, keys too."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {redact_all(name): redact_all(inner) for name, inner in value.items()}
+    return [redact_all(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def printable(text: str) -> str:
+    """Return text that a terminal shows and does not obey: control characters, but for line ends and tabs, are spelled out."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+
+
+def _reveal(name: str) -> str:
+    value = os.environ[name]
+    if len(value) >= _SHORTEST:
+        _seen[value] = name  # it stands where a secret does, whatever the variable is called
+    return value
+
+
+def _hide_password(found: re.Match[str]) -> str:
+    return found[0] if "${" in found[0] else f"{found['start']}{HIDDEN}@"
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()) if word]
+
+
+def _secrets() -> Mapping[str, str]:
+    """Return the values that the environment has, or had, under names of secrets, and the passwords of URLs in it."""
+    for name, value in os.environ.items():
+        if len(value) < _SHORTEST or value in _seen:
+            continue
+        if is_secret_variable(name) and not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value))):
+            _seen[value] = name  # but not the path of a file that holds one
+        elif "://" in value and (found := _URL.search(value)) and len(found["password"]) >= _SHORTEST:
+            _seen[found["password"]] = name
+    return _seen
+
+
+@lru_cache(maxsize=8)
+def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str]:
+    """Match secrets as they are, and as JSON, Python, a URL and a shell would write them."""
+    written = {
+        form
+        for secret in secrets
+        for form in (
+            secret,
+            json.dumps(secret)[1:-1],
+            repr(secret)[1:-1],
+            urllib.parse.quote(secret, safe=""),
+            urllib.parse.quote_plus(secret),
+            secret.replace("'", "'\"'\"'"),
+        )
+    }
+    return re.compile("|".join(re.escape(form) for form in sorted(written, key=len, reverse=True)))

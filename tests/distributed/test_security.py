@@ -1,0 +1,120 @@
+"""A real run with secrets in six places: nothing of them is written, shown or listed; only loopback listens; nobody else can write."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY, Project
+
+pytestmark = pytest.mark.distributed
+
+SECRETS = {  # planted by an environment variable of that name
+    "PLANTED_API_KEY": "planted-environment-1",  # in the environment alone
+    "PLANTED_TOKEN": "planted-reference-2",  # by a reference in an override, into an argument of the model
+    "PLANTED_DATABASE": "postgres://me:planted-url-3@host/table",  # a URL with a password, by a reference
+    "PLANTED_PASSWORD": "planted-exception-4",  # in an exception
+    "PLANTED_SECRET": "planted-metric-5",  # in the name of a metric
+    "PLANTED_CREDENTIAL": "planted-print-6",  # printed by every rank, and by a loader worker
+}
+PARTS = """
+import os, sys, torch
+from ddp_train.data.synthetic_images import SyntheticImages
+from ddp_train.model.mlp import MLP
+from ddp_train.objective.classification import Classification
+
+class Data(SyntheticImages):
+    def batch(self, indices):
+        print("worker", os.environ["PLANTED_CREDENTIAL"])
+        return super().batch(indices)
+
+class Model(MLP):
+    def __init__(self, token, url, fails, **others):
+        super().__init__(**others)
+        assert (token, url) == (os.environ["PLANTED_TOKEN"], os.environ["PLANTED_DATABASE"])
+        print("rank", os.environ["PLANTED_CREDENTIAL"], token, url, flush=True)
+        print(os.environ["PLANTED_CREDENTIAL"], file=sys.stderr, flush=True)
+        self.fails, self.steps = fails, 0
+    def forward(self, x):
+        self.steps += self.training
+        if self.fails and self.steps == 3:
+            raise RuntimeError("cannot log in with " + os.environ["PLANTED_PASSWORD"])
+        return super().forward(x)
+
+class Objective(Classification):
+    def metrics(self, sums):
+        return {**super().metrics(sums), os.environ["PLANTED_SECRET"]: 1.0}
+"""
+RUN = [
+    *[each for each in TINY if each != "~metrics.tensorboard"],
+    *["trainer.max_steps=4", "trainer.evaluate_every_steps=2", "data._target_=parts.Data", "data.num_workers=1", "cluster=cpu"],
+    *["model._target_=parts.Model", "objective._target_=parts.Objective"],
+    *["+model.token='${oc.env:PLANTED_TOKEN}'", "+model.url='${oc.env:PLANTED_DATABASE}'"],
+]
+
+
+def listeners(folder: Path) -> set[str]:
+    """Return the addresses that processes that stand in a folder listen on."""
+    addresses = {}
+    for kind, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
+            place, state, inode = (line.split()[column] for column in (1, 3, 9))
+            if state == "0A":
+                words = bytes.fromhex(place.partition(":")[0])
+                packed = b"".join(words[start : start + 4][::-1] for start in range(0, len(words), 4))
+                addresses[f"socket:[{inode}]"] = socket.inet_ntop(family, packed)
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve() == folder:
+                found |= {addresses[target] for file in (process / "fd").iterdir() if (target := os.readlink(file)) in addresses}
+        except OSError:
+            continue
+    return found
+
+
+def titles(folder: Path) -> str:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve() == folder:
+                found.append((process / "cmdline").read_text() + (process / "comm").read_text())
+        except OSError:
+            continue
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_secrets_stay_in_the_environment_and_only_loopback_listens(project: Project, fails: bool) -> None:
+    project.write("parts.py", PARTS)
+    before = os.umask(0)
+    try:
+        process = project.start(*RUN, f"+model.fails={str(fails).lower()}", env=SECRETS)
+    finally:
+        os.umask(before)
+    heard: set[str] = set()
+    seen = ""
+    while process.poll() is None:
+        heard |= listeners(project.folder)
+        seen += titles(project.folder)
+        time.sleep(0.05)
+    stdout, stderr = process.communicate()
+    assert process.returncode == int(fails), stdout + stderr
+    assert heard == {"127.0.0.1"}
+    run = project.the_run()
+    assert ("cannot log in with ***" in stderr) is fails
+    assert "rank *** *** ***" in stdout
+    assert "worker ***" in (run / "logs" / "rank_00001.log").read_text()
+    assert "'***': 1.0" in (run / "logs" / "rank_00000.log").read_text()
+    assert "token: ${oc.env:PLANTED_TOKEN}" in (run / "config.yaml").read_text()
+    assert (run / "tensorboard").is_dir()
+    for secret in ("planted-environment-1", "planted-reference-2", "planted-url-3", *list(SECRETS.values())[3:]):
+        assert secret not in stdout + stderr + seen
+        for path in project.folder.glob("outputs/**/*"):
+            assert not path.is_file() or secret.encode() not in path.read_bytes(), f"{secret} in {path}"
+    for path in project.folder.glob("outputs/**/*"):
+        assert not path.stat().st_mode & 0o027, f"{path} has mode {path.stat().st_mode:o}"

@@ -1,0 +1,60 @@
+"""Targets: components and the user's own code, and no tools, whatever path leads to them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_train.policy import check_allowed, refuse
+from ddp_train.target import check_target, locate
+
+TOOLS = """
+os.system posix.system logging.os.system subprocess.Popen builtins.eval builtins.exec builtins.open builtins.getattr timeit.timeit
+pathlib.Path.touch logging.FileHandler shutil.rmtree pickle.loads importlib.import_module runpy.run_path ctypes.CDLL socket.socket
+types.FunctionType operator.methodcaller urllib.request.urlopen webbrowser.open tempfile.NamedTemporaryFile code.interact
+torch.save torch.load torch.jit.load torch.hub.load torch.multiprocessing.spawn torch.utils.cpp_extension.load torch.from_file
+numpy.save numpy.memmap hydra.utils.instantiate hydra.utils.get_method torch.package.PackageImporter torch.nn.Module.__subclasses__
+ddp_train.process.fork ddp_train.run_dir.write_atomic ddp_train.data.download.os.remove ddp_train.data.workers.Workers
+"""
+COMPONENTS = """
+torch.nn.Linear torch.nn.functional.gelu torch.nn.MSELoss torch.optim.AdamW torch.optim.lr_scheduler.StepLR torch.tanh
+torch.utils.data.TensorDataset ddp_train.model.mlp.MLP ddp_train.metrics.console.Console collections.OrderedDict builtins.dict pathlib.Path
+"""
+
+
+@pytest.mark.parametrize("path", TOOLS.split())
+def test_tools_are_refused(path: str) -> None:
+    assert refuse(path, locate(path), ())
+
+
+@pytest.mark.parametrize("path", COMPONENTS.split())
+def test_components_are_not(path: str) -> None:
+    assert not refuse(path, locate(path), ())
+
+
+def test_the_users_own_code_is_theirs_but_no_door_to_the_standard_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_parts.py").write_text(
+        "import functools, os\nfrom os import system as alias\npart = functools.partial(alias, 'x')\nclass M: ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert not refuse("own_parts.M", locate("own_parts.M"), ())
+        for path in ("own_parts.alias", "own_parts.part", "own_parts.os.system"):
+            assert "posix.system" in refuse(path, locate(path), ("own_parts", "posix", "os"))
+    finally:
+        del sys.modules["own_parts"]
+
+
+def test_installed_packages_are_allowed_in_one_place() -> None:
+    node = {"_target_": "numpy.linspace", "_partial_": True}
+    (problem,) = check_target(node, "data.grid")
+    assert problem.key == "data.grid._target_" and "allowed_targets=[numpy]" in problem.fix
+    assert check_target(node, "data.grid", allowed=["numpy"]) == []
+    assert [error.key for error in check_allowed(["os", "numpy", "not a name"])] == ["allowed_targets"] * 2
+
+
+def test_code_from_a_hub_is_refused() -> None:
+    (problem,) = check_target({"_target_": "torch.nn.Linear", "_partial_": True, "trust_remote_code": True}, "model")
+    assert problem.key == "model.trust_remote_code"

@@ -1,0 +1,60 @@
+"""Secrets: known by name and by value, and nothing that is none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddp_train import redaction
+
+SECRET = "s3cr3t'\"value\\1"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_seen", {})
+    monkeypatch.setenv("UNIT_API_KEY", SECRET)
+    monkeypatch.setenv("UNIT_DATABASE", "postgres://me:pa55word@host/x")
+    monkeypatch.setenv("UNIT_KEY_FILE", "/")  # a path, and short
+
+
+@pytest.mark.parametrize("key", ["wandb.api_key", "db.password", "hf_token", "x.apiKey", "token", "key", "s3.secret-key"])
+def test_names_of_secrets(key: str) -> None:
+    assert redaction.is_secret_key(key)
+    assert redaction.spelled_out(key, "0123456789")
+
+
+@pytest.mark.parametrize("key", ["data.pad_token", "image_key", "num_tokens", "token_files", "tokenizer", "monkey", "sort_key", "key.of"])
+def test_words_of_machine_learning_are_no_secrets(key: str) -> None:
+    assert not redaction.is_secret_key(key)
+    assert redaction.spelled_out(key, "0123456789") is None
+
+
+def test_a_value_is_hidden_in_every_way_to_write_it() -> None:
+    for text in (SECRET, json.dumps({"a": SECRET}), repr(SECRET), f"x={SECRET}!"):
+        assert "s3cr3t" not in redaction.redact(text)
+    assert redaction.redact("connect postgres://me:pa55word@host/x") == "connect postgres://me:***@host/x"
+    assert redaction.redact("the word pa55word") == "the word ***"
+    assert redaction.redact_all({"a": [SECRET, 1, None]}) == {"a": ["***", 1, None]}
+    assert redaction.redact_code('db_password = "hunter2222"') == 'db_password = "***"'
+    assert redaction.redact("nothing here, / neither") == "nothing here, / neither"
+
+
+def test_a_secret_that_left_the_environment_is_still_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    redaction.redact("")
+    monkeypatch.delenv("UNIT_API_KEY")
+    assert redaction.redact(SECRET) == "***"
+
+
+def test_a_reference_is_no_secret_and_is_revealed_where_it_is_needed() -> None:
+    url = "https://${oc.env:UNIT_USER}:${oc.env:UNIT_API_KEY}@host"
+    assert redaction.spelled_out("data.url", url) is None
+    assert redaction.redact(url) == url
+    assert redaction.reveal({"a": ["${oc.env:UNIT_API_KEY}"]}) == {"a": [SECRET]}
+    assert redaction.spelled_out("note", f"see {SECRET}") == "UNIT_API_KEY"
+    assert redaction.spelled_out("data.url", "https://me:plain@host") == "URL_PASSWORD"
+
+
+def test_control_characters_are_shown_and_not_obeyed() -> None:
+    assert redaction.printable("a\x1b[2J\nb\r\x07") == "a\\x1b[2J\nb\\r\\x07"
