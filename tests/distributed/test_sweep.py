@@ -120,7 +120,7 @@ def test_a_sweep_stops_at_a_failure_or_tries_again_when_told_to(project: Project
     project.write("fragile.py", FRAGILE.replace('== "1":', '== "1" and self.fault != "none" and mark():') + MARK)
     tried = project.run(
         *["-m", *FRAGILE_JOBS, "+model.fault=none,SIGKILL", "cluster=cpu", "sweep.on_failure=retry", "checkpoint.every_steps=1"],
-        *["hydra.sweep.dir=tried"],
+        *["hydra.sweep.dir=tried", "checkpoint.asynchronous=false"],
     )
     assert tried.returncode == 0, tried.output
     assert [job["attempts"] for job in jobs(project.folder / "tried")] == [1, 2]
