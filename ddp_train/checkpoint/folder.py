@@ -53,9 +53,13 @@ def remove_debris(folder: Path) -> list[str]:
     return [path.name for path in found]
 
 
-def sync_folder(folder: Path) -> None:
-    """Let the names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Let a file, or the names in a folder, survive a power cut.
+
+    Raises:
+        OSError: they may not.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(descriptor)
     finally:

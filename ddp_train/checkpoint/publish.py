@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ddp_train.checkpoint.folder import sync_folder
+from ddp_train.checkpoint.folder import sync
 from ddp_train.checkpoint.verify import COMPLETE, FORMAT, MANIFEST
 
 
@@ -43,12 +43,13 @@ def publish(partial: Path, final: Path, *, facts: Mapping[str, Any], files: Mapp
     text = json.dumps(manifest, indent=2) + "\n"
     _write(partial / MANIFEST, text)
     _write(partial / COMPLETE, hashlib.sha256(text.encode()).hexdigest() + "\n")
-    sync_folder(partial)
+    for path in (partial / MANIFEST, partial / COMPLETE, partial):  # after all is written: most file systems then wait for the disk once
+        sync(path)
     if os.path.lexists(final):  # a rename would replace an empty folder
         raise FileExistsError(f"{final.name} is there already")
     os.rename(partial, final)
     try:
-        sync_folder(final.parent)
+        sync(final.parent)
     except OSError:
         with suppress(OSError):
             os.rename(final, partial)  # what may be gone after a power cut does not count
@@ -61,6 +62,5 @@ def _write(path: Path, text: str) -> None:
         content = memoryview(text.encode())
         while content:
             content = content[os.write(descriptor, content) :]
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
