@@ -48,7 +48,7 @@ class Ranks:
         """Begin to save on every rank."""
         state = TrainState(step=step, samples=step * 32)
         for rank, saver in enumerate(self.savers):
-            saver.save(self.parts, state, WindowSums(loss_sum=float(rank), weight=2.0, skipped=rank), **settings)
+            saver.save(self.parts, state, WindowSums([float(rank)], [2.0], skipped=rank), **settings)
 
     def save(self, step: int) -> str:
         """Save on every rank and return what went wrong; all ranks must say the same."""

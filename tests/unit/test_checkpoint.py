@@ -126,7 +126,7 @@ def test_any_number_of_ranks_writes_the_same_state(tmp_path: Path, size: int) ->
     other, state = components("optimizer=adamw", "trainer.max_steps=2", "seed=9"), TrainState()
     assert checkpoint.load(path, other, state, alone()) == (size == 1)
     assert_same_state(other, parts)
-    assert state.window == WindowSums(loss_sum=float(sum(range(size))), weight=2.0, skipped=sum(range(size)))
+    assert state.window == WindowSums([float(sum(range(size)))], [2.0], skipped=sum(range(size)))
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

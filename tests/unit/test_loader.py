@@ -174,7 +174,7 @@ def test_a_worker_that_is_killed_from_outside_is_named_with_what_it_read() -> No
     next(stream)
     for worker in multiprocessing.active_children():
         os.kill(worker.pid or 0, signal.SIGKILL)
-    with pytest.raises(DataError, match=r"was ended by SIGKILL while it read the samples \[.*\]; they can be read"):
+    with pytest.raises(RunError, match=r"was ended by SIGKILL while it read the samples \[.*\]; they can be read"):
         list(islice(stream, 8))
 
 
