@@ -75,9 +75,8 @@ stacks.Note().write("the samples 3 to 5")
 heart.follow(pulse)
 pulse.enter(Phase.DATA, 4)
 pulse.enter(Phase.SAVE, 5)
-print("ready", flush=True)
 def linger():
-    time.sleep(60)
+    print("ready", flush=True) or time.sleep(60)
 linger()
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:

@@ -19,7 +19,7 @@ from ddp_train.data.draw import Shuffled
 from ddp_train.data.loader import EvalLoader, TrainLoader
 from ddp_train.data.order import SampleOrder
 from ddp_train.data.reader import MicroBatch
-from ddp_train.errors import DataError, UserError
+from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import Indices
 
 
