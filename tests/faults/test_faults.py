@@ -24,7 +24,7 @@ def test_a_run_survives_one_fault_after_another(project: Project) -> None:
     assert "debug    3 faults to inject: bit_flip, kill, worker_kill" in done.output
     assert "rank 1 failed (SIGKILL); restart 1 of 2" in done.output
     assert re.search(r"step_00000002 is not used: \S+ is damaged", done.output), done.output
-    assert re.search(r"rank 2 failed \(DataError: .*ended by SIGKILL.*\); restart 2 of 2 from step \d", done.output), done.output
+    assert re.search(r"rank 2 failed \(RunError: .*ended by SIGKILL.*\); restart 2 of 2 from step \d", done.output), done.output
     log = (project.the_run() / "logs/rank_00001.log").read_text()
     assert log.count("debug.faults: kill, at step after step 3") == 1
     assert [record["step"] for record in metrics(project.the_run(), "train")] == list(range(1, 11))

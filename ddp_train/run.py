@@ -1,0 +1,271 @@
+"""One job on one rank, from its config to result.json: build -> resume -> train -> result.
+
+`worker` opens the process group for it, and takes care of what goes wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ddp_train import (
+    checkpoint,
+    checkpoint_policy,
+    checkpoint_probe,
+    environment,
+    init_from,
+    memory,
+    predictions,
+    progress,
+    summary,
+)
+from ddp_train.anomaly import AnomalyWatch, Event, Rewind
+from ddp_train.build import Components, build, build_writers
+from ddp_train.checkpoint_policy import Keep, Ranking, Schedule, ranking
+from ddp_train.data.order import epochs
+from ddp_train.distributed import World
+from ddp_train.errors import RunError, UserError
+from ddp_train.exit_code import DONE, STOPPED
+from ddp_train.faults import inject
+from ddp_train.interfaces import MetricWriter
+from ddp_train.job import Job
+from ddp_train.pulse import Phase, Pulse
+from ddp_train.redaction import redact_all
+from ddp_train.replica import FingerprintCheck, ReplicaCheck
+from ddp_train.rewind import rewind
+from ddp_train.run_dir import RunDir, write_json
+from ddp_train.state import TrainState, be_deterministic, seed_all
+from ddp_train.step_guard import SkippingGuard, StepGuard
+from ddp_train.stop import WALLTIME, Stop
+from ddp_train.trainer import Loop, Record, settle, train
+
+logger = logging.getLogger(__name__)
+
+
+def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse) -> int:
+    """Run one job to its end or to a stop; result.json has what came of it. Collective.
+
+    Args:
+        state: advanced in place, so that a caller can say how far a failed run got.
+        pulse: is told what this rank is at.
+
+    Returns:
+        The exit code of `ddp-train`.
+    """
+    started = time.monotonic()
+    tree, run_dir = job.config.tree, job.run_dir
+    if world.size != job.config.batch.world_size:
+        raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {job.config.batch.world_size}")
+    environment.record(job, world)
+    if world.is_main:
+        print(summary.opening(job, world), flush=True)
+    if tree["deterministic"]:
+        be_deterministic()
+    components = build(tree, job.config.batch, world)
+    keep = _keep(tree["checkpoint"], components)
+    if not _resume(job, components, state, world) and tree["init_from"] is not None:
+        lines = init_from.load(
+            Path(tree["init_from"]), components.model, world, renames=tree["init_from_keys"], is_strict=tree["init_from_strict"]
+        )
+        if world.is_main:
+            print(*lines, sep="\n", flush=True)
+    if job.checkpoint is not None:
+        memory.remember(run_dir.root)  # the checkpoint has been loaded: from now on the newest one counts
+    if world.is_main:
+        print(summary.plan(components, state), flush=True)
+    if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):
+        if world.is_main:
+            progress.end(run_dir)
+            print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
+        return DONE
+    if world.is_main:
+        _probe(run_dir, components, keep, world)  # the other ranks wait for it in `_loop`
+        run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
+        predictions.forget_after(run_dir.predictions, state.step)
+    writers = _writers(job, components, state, world)
+    saver, schedule = _saver(job, world, keep), _schedule(job, state, world, stop, keep)
+    loop = _loop(job, components, state, world, stop, pulse, writers, saver, schedule)
+    inject(tree["debug"]["faults"], pulse, components, world, run_dir)
+    stop.can_save()
+    is_done = train(components, state, world, loop)
+    unsaved = saver.finish()
+    if unsaved and is_done:
+        raise RunError(
+            key="checkpoint",
+            happened=f"all steps are done, but the last one was not saved. {unsaved}",
+            expected="the state of the last step on disk",
+            fix="make room, and `ddp-train resume` the run: it continues from the checkpoint before",
+        )
+    pulse.enter(Phase.END, state.step)
+    world.barrier()  # every rank is through: only now it is completed
+    status = "completed" if is_done else status_of(stop.cause())
+    if world.is_main:
+        for writer in writers:
+            writer.close()
+        result = _result(status, components, state, loop, seconds=time.monotonic() - started)
+        write_json(run_dir.result, result)
+        progress.end(run_dir)
+        if not is_done and stop.cause() is WALLTIME:
+            print(f"the time is up but for cluster.grace_s={tree['cluster']['grace_s']} s", flush=True)
+        place = checkpoint.place(run_dir.checkpoints) if unsaved else ""
+        print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step, unsaved=place), flush=True)
+    world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
+    return STOPPED.get(status, DONE)
+
+
+def _writers(job: Job, components: Components, state: TrainState, world: World) -> list[MetricWriter]:
+    """Return where the numbers go from this step on; nowhere on other ranks than 0."""
+    if not world.is_main:
+        return []
+    tree = job.config.tree
+    return build_writers(tree["metrics"], run_dir=str(job.run_dir.root), config=tree, step=state.step, total_steps=components.total_steps)
+
+
+def _saver(job: Job, world: World, keep: Keep) -> checkpoint.Saver:
+    """Return what writes the run's checkpoints. Collective."""
+    tree = job.config.tree["checkpoint"]
+    return checkpoint.Saver(
+        job.run_dir.checkpoints,
+        world,
+        config_hash=job.config.hash(),
+        asynchronous=tree["asynchronous"],
+        remove_old=lambda folder: checkpoint.remove_old(folder, keep),
+    )
+
+
+def _schedule(job: Job, state: TrainState, world: World, stop: Stop, keep: Keep) -> Schedule:
+    """Return what says after which steps the run is saved. Collective."""
+    tree, folder = job.config.tree["checkpoint"], job.run_dir.checkpoints
+    return Schedule(
+        every_steps=tree["every_steps"],
+        every_minutes=tree["every_minutes"],
+        keep=keep,
+        saved=world.from_main(checkpoint_policy.saved(folder) if world.is_main else None),
+        agree=lambda step, is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
+    )
+
+
+def _loop(
+    job: Job,
+    components: Components,
+    state: TrainState,
+    world: World,
+    stop: Stop,
+    pulse: Pulse,
+    writers: list[MetricWriter],
+    saver: checkpoint.Saver,
+    schedule: Schedule,
+) -> Loop:
+    """Tell the loop what the config, the run folder and the stop say."""
+    tree, run_dir = job.config.tree, job.run_dir
+    trainer, every = tree["trainer"], tree["trainer"]["check_replicas_every_steps"]
+
+    def tell(event: Event, line: str) -> None:
+        if world.is_main:
+            with run_dir.events.open("a") as file:
+                file.write(json.dumps(event) + "\n")
+            if line:
+                print(line, flush=True)
+
+    def go_back(found: Rewind) -> None:
+        pulse.enter(Phase.START, state.step)  # reading a checkpoint takes its time
+        saver.finish()
+        rewind(found, run_dir, components, state, world, tell=tell)
+        for writer in writers:
+            writer.close()
+        writers[:] = _writers(job, components, state, world)  # which drop what they had after this step
+
+    def write(record: Record) -> None:
+        record = redact_all(record)  # a metric's name is somebody's text, and writers are anybody's
+        schedule.note(record)
+        for writer in writers:
+            writer.write(record)
+        logger.info("%s", record)
+
+    return Loop(
+        log_every_steps=tree["trainer"]["log_every_steps"],
+        evaluate_every_steps=tree["trainer"]["evaluate_every_steps"],
+        clip_grad_norm=tree["trainer"]["clip_grad_norm"],
+        write=write,
+        save=lambda window: saver.save(components, state, window.sums(), facts=schedule.facts(state.step)),
+        saves_after=schedule.saves_after,
+        stops_after=stop.comes_after,
+        is_stopping=stop.is_asked,
+        pulse=pulse,
+        predictions_of=run_dir.predictions_of if tree["evaluate"]["save_predictions"] else None,
+        watch=AnomalyWatch(**{key: trainer[key] for key in ("on_nonfinite", "spike_zscore", "on_spike")}, tell=tell),
+        guard=SkippingGuard(components.model, components.optimizer) if trainer["on_nonfinite"] == "skip" else StepGuard(),
+        replicas=FingerprintCheck(components.model, world, every_steps=every) if every else ReplicaCheck(),
+        rewind=go_back,
+    )
+
+
+def _keep(settings: Mapping[str, Any], components: Components) -> Keep:
+    """Return which checkpoints stay; refuses a metric that the run does not measure."""
+    return Keep(
+        last=settings["keep_last"],
+        best=settings["keep_best"],
+        every_steps=settings["keep_every_steps"],
+        ranking=_ranking(components, settings["metric"]),
+    )
+
+
+def _probe(run_dir: RunDir, components: Components, keep: Keep, world: World) -> None:
+    """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
+    size = checkpoint_probe.estimate(components.model, components.optimizer, num_ranks=world.size)
+    if warning := checkpoint_probe.probe(run_dir.checkpoints, size, wanted=keep.last + keep.best + 1):
+        print(warning, flush=True)
+
+
+def _result(status: str, components: Components, state: TrainState, loop: Loop, *, seconds: float) -> dict[str, Any]:
+    """Return what result.json holds."""
+    return {
+        "status": status,
+        "step": state.step,
+        "epoch": epochs(components.train_loader.order, state.samples),
+        "samples": state.samples,
+        "metrics": {"last": loop.last, "best": state.best},
+        "headline": asdict(_ranking(components)),  # the metric to compare runs by, and which way is better
+        "seconds": round(seconds, 3),
+    }
+
+
+def _ranking(components: Components, metric: str | None = None) -> Ranking:
+    return ranking(components.objective.goals, metric=metric, is_evaluated=components.eval_loader is not None)
+
+
+def _resume(job: Job, components: Components, state: TrainState, world: World) -> bool:
+    """Continue from the given or the newest good checkpoint; tell whether there is one. Rank 0 chooses. Collective."""
+    chosen = world.from_main(_choose_checkpoint(job) if world.is_main else None)
+    if world.is_main:
+        checkpoint.remove_debris(job.run_dir.checkpoints)
+        for name in checkpoint.set_aside_after(chosen.parent if chosen else job.run_dir.checkpoints, chosen):
+            print(f"a checkpoint of a later step is now {name}", flush=True)
+    if chosen is None:
+        if world.is_main and job.run_dir.metrics.exists():
+            print("resumed  from the start: there is no good checkpoint", flush=True)
+        return False
+    settle(components, world)
+    if not checkpoint.load(chosen, components, state, world):
+        seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+    return True
+
+
+def _choose_checkpoint(job: Job) -> Path | None:
+    if job.checkpoint is not None:
+        return checkpoint_policy.find(Path(job.checkpoint), checkpoint.verify, key="resume")
+    found, refused = checkpoint.newest_good(job.run_dir.checkpoints)
+    for line in refused:
+        print(line, flush=True)
+    return found
+
+
+def status_of(number: signal.Signals) -> str:
+    """Return the status of a run that a signal stopped, as result.json has it."""
+    return "interrupted" if number == signal.SIGINT else "preempted"
