@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ddp_train.errors import UserError
-from ddp_train.exit_code import FAILED
+from ddp_train.exit_code import FAILED, NO_PROGRESS
 from ddp_train.redaction import printable, redact_code
 from ddp_train.run_dir import RunDir, create_json, write_json
 
@@ -205,6 +205,11 @@ def last_words(run_dir: RunDir, pids: Mapping[int, int]) -> dict[int, str]:
 def from_agent(*, pid: int, signal_name: str) -> Failure:
     """Describe the end of an agent, which took its ranks along."""
     return _without_traceback(0, pid, signal_name, f"torchrun's agent (pid {pid}) was ended by {signal_name}; its ranks ended with it")
+
+
+def from_verdict(verdict: str) -> Failure:
+    """Describe that a run gets no further however often it is started again."""
+    return replace(_without_traceback(0, os.getpid(), "NoProgress", verdict.strip()), exit_code=NO_PROGRESS)
 
 
 def load(run_dir: RunDir) -> Failure | None:

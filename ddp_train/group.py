@@ -45,7 +45,8 @@ def main() -> int:
     code = group.serve()
     if code not in STOPPED.values():  # else the agent may start the ranks again, in another number, and some may be gone
         group.part()
-        memory.forget()
+        if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
+            memory.forget()
     # A rank that was stopped and saved has not failed: torchrun must neither restart it nor put its page about failures over our last line.
     return DONE if code in STOPPED.values() else code
 
@@ -99,6 +100,8 @@ class Group:
             progress.forget(job.run_dir)  # somebody has chosen where to go on
         elif verdict := progress.settle(job.run_dir):
             print(verdict, file=sys.stderr, flush=True)
+            failure.from_verdict(verdict).record(job.run_dir)
+            memory.remember(job.run_dir.root)
             return self._refuse(NO_PROGRESS)
         text = job.to_json()
         self._announce({"job": text})

@@ -130,7 +130,7 @@ def test_one_ctrl_c_saves_and_a_second_one_in_the_save_leaves_the_last_good_chec
     time.sleep(0.2)  # two at once would be one
     process.send_signal(signal.SIGINT)
     sent = time.monotonic()
-    assert finish(process, timeout=30).returncode == 130
+    assert finish(process, timeout=30).returncode in (130, -signal.SIGINT)  # to a shell the same; the second when all was done already
     assert time.monotonic() - sent < 2 * busy()
     wait_for(lambda: not our_processes(project.folder), timeout_s=2 * busy())
     done = project.run("resume", "run", f"trainer.max_steps={last_step(run) + 20}")
