@@ -35,7 +35,7 @@ class Slow(nn.Linear):
 def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_stopped(project: Project) -> None:
     """Three ranks, dropout and workers, as in the test of a killed run; the same run is stopped again and again."""
     command = [*TINY_CONVNET, "model.dropout=0.2", "data.num_workers=1", "cluster=cpu", "cluster.processes_per_node=3"]
-    command += ["trainer.max_steps=200", "trainer.max_epochs=null", "trainer.evaluate_every_steps=3", "trainer.log_every_steps=4"]
+    command += ["trainer.max_steps=200", "trainer.max_epochs=null", "trainer.evaluate_every_steps=20", "trainer.log_every_steps=4"]
     whole, stopped = project.folder / "outputs" / "whole", project.folder / "outputs" / "stopped"
     assert project.run(*command, "hydra.run.dir=outputs/whole").returncode == 0
 
@@ -71,6 +71,7 @@ def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_st
     assert json.loads((stopped / "result.json").read_text())["status"] == "completed"
 
 
+@pytest.mark.long
 def test_a_run_whose_walltime_ends_saves_and_ends_by_itself(project: Project) -> None:
     command = [*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "cluster=cpu"]
     started = time.monotonic()

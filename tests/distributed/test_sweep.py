@@ -276,13 +276,14 @@ def test_a_job_sees_nothing_of_the_one_before(project: Project) -> None:
     assert losses(project.folder / "sweep/0") == losses(project.folder / "sweep/2")
 
 
-def test_ten_runs_started_at_once_have_ten_folders_and_ten_results(project: Project) -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.long)])
+def test_runs_started_at_once_have_a_folder_and_a_result_each(project: Project, count: int) -> None:
     short = [*TINY, "trainer.max_steps=2", "cluster=cpu", "cluster.processes_per_node=1"]
-    done = [finish(process, timeout=200) for process in [project.start(*short, f"seed={number}") for number in range(10)]]
-    assert [each.returncode for each in done] == [0] * 10, [each.output for each in done if each.returncode]
-    assert len(project.runs()) == 10
+    done = [finish(process, timeout=200) for process in [project.start(*short, f"seed={number}") for number in range(count)]]
+    assert [each.returncode for each in done] == [0] * count, [each.output for each in done if each.returncode]
+    assert len(project.runs()) == count
     seeds = {yaml.safe_load((run / "config.yaml").read_text())["seed"] for run in project.runs()}
-    assert seeds == set(range(10))
+    assert seeds == set(range(count))
     assert all(json.loads((run / "result.json").read_text())["status"] == "completed" for run in project.runs())
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from contextlib import suppress
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -65,8 +66,9 @@ DEATHS: dict[str, Callable[[], None]] = {each.__name__: each for each in (fail, 
 
 
 def say_when() -> None:
-    """Leave the moment of the fault for the test."""
-    Path("moment").write_text(json.dumps({"time": time.time(), "rank": os.environ["RANK"]}))
+    """Leave the moment of the first fault for the test: a worker of another rank that reads ahead may come to the same sample."""
+    with suppress(FileExistsError), Path("moment").open("x") as file:
+        json.dump({"time": time.time(), "rank": os.environ["RANK"]}, file)
 
 
 class Model(nn.Module):

@@ -54,7 +54,7 @@ def check(project: Project, done: Finished, *, within_s: float) -> dict[str, Any
     report = project.the_run() / "failure.json"
     found: dict[str, Any] = json.loads(report.read_text())
     seconds = report.stat().st_mtime - moment["time"]  # the screen follows at once
-    assert done.returncode == 1, done.output
+    assert done.returncode == (2 if found["error"] == "DataError" else 1), done.output
     assert done.output.count("The run failed: ") == 1, done.output
     screen = done.output[done.output.index("The run failed: ") :]
     print(f"named after {seconds:.2f} s in {sum(map(bool, screen.splitlines()))} lines: {found['message']}")
