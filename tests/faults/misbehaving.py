@@ -8,8 +8,8 @@ import re
 import signal
 import threading
 import time
-from contextlib import suppress
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
