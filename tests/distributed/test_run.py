@@ -40,7 +40,7 @@ def files(run: Path, world_size: int) -> list[str]:
     return sorted("tensorboard/events.*" if name.startswith("tensorboard/") else name for name in names)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("by_torchrun", [False, True])
 def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Project, by_torchrun: bool, world_size: int) -> None:
     if by_torchrun:

@@ -10,6 +10,7 @@ from tests.conftest import TINY, Project, metrics
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.long
 def test_a_weighted_run_that_goes_on_with_other_processes_is_the_run_of_one(project: Project) -> None:
     np.save(project.folder / "weights.npy", np.arange(101) % 10)
     command = [*TINY, "data.num_samples=101", "data.sampling=weighted", "data.sample_weights=weights.npy", "data.micro_batch_size=8"]

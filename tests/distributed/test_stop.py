@@ -50,7 +50,6 @@ def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_st
 
     for number, rank, status, code in (
         (signal.SIGINT, None, "interrupted", 130),
-        (signal.SIGUSR1, None, "preempted", 75),
         (signal.SIGUSR2, 1, "preempted", 75),
     ):
         done, seconds = stop(number, rank=rank)

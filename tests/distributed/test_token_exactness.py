@@ -76,6 +76,7 @@ def test_the_gradient_of_a_step_is_that_of_one_process_with_uneven_and_masked_to
                 assert error < tolerance, (world_size, data, dtype)
 
 
+@pytest.mark.long
 def test_a_padded_run_is_the_same_on_one_and_three_processes(project: Project) -> None:
     root = write_data(project.folder / "tokens", num_empty=7)
     for world_size in (1, 3):

@@ -64,21 +64,19 @@ def check(project: Project, done: Finished, *, within_s: float) -> dict[str, Any
     return found
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"), [("stop", "is stopped"), ("hold_the_interpreters_lock", "misbehaving.py:30 in hold_the_interpreters_lock")]
-)
-def test_a_rank_that_hangs_is_named_with_its_stack_and_ended(project: Project, fault: str, said: str) -> None:
-    done = project.run(*model(fault, rank=1))
+def test_a_rank_that_hangs_is_named_with_its_stack_and_ended(project: Project) -> None:
+    """With Python's lock held for ever no thread of that rank can say anything; the long tests have the other kinds."""
+    done = project.run(*model("hold_the_interpreters_lock", rank=1))
     found = check(project, done, within_s=TIMEOUT_S + 2)
     assert found["error"] == "Hang"
-    assert said in done.output
+    assert re.search(r"in forward, misbehaving.py:\d+ in hold_the_interpreters_lock", done.output)
     (others,) = found["others"]
     assert re.fullmatch(r"ranks 0, 2   in backward, trainer.py:\d+ in _accumulate \(phase step\)", others)
-    if fault != "stop":
-        assert "in hold_the_interpreters_lock\n    re.match(" in done.output
-        assert "in hold_the_interpreters_lock" in (project.the_run() / "logs/stacks_rank_00001.txt").read_text()
+    assert "in hold_the_interpreters_lock\n    re.match(" in done.output
+    assert "in hold_the_interpreters_lock" in (project.the_run() / "logs/stacks_rank_00001.txt").read_text()
 
 
+@pytest.mark.long
 def test_a_run_that_somebody_suspends_goes_on(project: Project) -> None:
     process = project.start(*TINY, "cluster=cpu", "cluster.step_timeout_s=2", "trainer.max_steps=100000", "trainer.max_epochs=null")
     run = wait_for_steps(project, process)
