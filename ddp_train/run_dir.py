@@ -97,8 +97,8 @@ class RunDir:
         """Write config.yaml; one that it replaces (of an attempt under other settings) stays as config.1.yaml, config.2.yaml, ..."""
         if self.config.exists() and self.config.read_text() != text:
             earlier = sum(1 for _ in self.root.glob("config.*.yaml")) + 1
-            self.config.rename(self.root / f"config.{earlier}.yaml")
-        if not self.config.exists():
+            os.link(self.config, self.root / f"config.{earlier}.yaml")  # there is a config.yaml at any time
+        if not self.config.exists() or self.config.read_text() != text:
             write_atomic(self.config, text)
 
     def forget_failure(self) -> None:

@@ -143,6 +143,8 @@ def _wait_for_a_report(job: Job, stop: Stop | None) -> tuple[int, int] | None:
         reaped = reaped or (time.monotonic() if exit_code is None else 0.0)
         if exit_code == 0 or (reaped and time.monotonic() - reaped > _AGENT_ACTS_S):
             return gone
+    if job.run_dir.failure.exists():
+        time.sleep(_AGENT_ACTS_S)  # whoever has written it, the signals' thread of this very process perhaps, has yet to show it
     return None
 
 
