@@ -1,27 +1,24 @@
-"""Weights of files that anybody may have written: tensors and nothing else, checked before a library reads them, and never executed.
+"""Weights of files that anybody may have written: tensors and nothing else, checked before they are read, and never executed.
 
 A file that is refused is not read in another way: there is no fall-back.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import stat
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from ddp_train.checkpoint import tensor_file
 from ddp_train.errors import UserError
 
-_HEADER_BYTES = 16 << 20  # of a safetensors file: 100,000 tensors have about 10 MB
 _ENTRIES = 1_000_000  # tensors in a .pt file
 _ENTRY = re.compile(  # what torch.save writes: the structure, the tensors, and a few words about both
     r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)"
@@ -35,11 +32,14 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: it is no regular file, damaged, or made to deceive.
     """
-    _check_header(path, _regular_size(path))
+    _regular_size(path)
     try:
-        return safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
-        _refuse(path, f"is no sound safetensors file: {error}")
+        with path.open("rb") as file:
+            return tensor_file.read(file.fileno(), str(path))
+    except tensor_file.TensorFileError as error:
+        raise _refusal(error.happened) from None
+    except OSError as error:
+        _refuse(path, error.strerror or str(error))
 
 
 def read_pt(path: Path) -> dict[str, Tensor]:
@@ -69,26 +69,6 @@ def _regular_size(path: Path) -> int:
     if not stat.S_ISREG(facts.st_mode):
         _refuse(path, "is not a regular file")
     return facts.st_size
-
-
-def _check_header(path: Path, num_bytes: int) -> None:
-    """Refuse a header that is too large to parse, or that says two things of one tensor."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(_HEADER_BYTES, num_bytes - 8):
-            _refuse(path, f"says that its header has {length:,} bytes, of {num_bytes:,} in the file and {_HEADER_BYTES:,} allowed")
-        header = file.read(length)
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):
-            _refuse(path, f"describes {next(name for name in names if names.count(name) > 1)!r} twice in its header")
-        return dict(pairs)
-
-    try:
-        json.loads(header, object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
-        _refuse(path, f"has a header that is no JSON: {error}")
 
 
 def _check_archive(path: Path, num_bytes: int) -> None:
@@ -121,9 +101,13 @@ def _is_mapping(value: object) -> bool:
 
 
 def _refuse(path: Path, why: str) -> NoReturn:
-    raise UserError(
+    raise _refusal(f"{path}: {why}")
+
+
+def _refusal(happened: str) -> UserError:
+    return UserError(
         key="init_from",
-        happened=f"{path}: {why}",
+        happened=happened,
         expected="a file of tensors alone, as safetensors or torch.save writes them",
         fix="save the weights as safetensors, where you trust the file: safetensors.torch.save_file(weights, FILE)",
     )

@@ -23,6 +23,7 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "ddp_train/distributed.py",
     "ddp_train/stop.py",
     "ddp_train/rendezvous.py",
+    "ddp_train/checkpoint/board.py",
 )
 _WAITS_FOR_DEVICE = re.compile(r"\.(item|tolist|cpu|to|wait|synchronize)\(|\bfloat\(")
 _READING = (Phase.DATA, Phase.EVALUATION)

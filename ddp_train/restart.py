@@ -39,8 +39,7 @@ def line(run_dir: RunDir, *, size: int, has_failed: bool) -> str:
     restart = f"restart {_count('TORCHELASTIC_RESTART_COUNT')} of {_count('TORCHELASTIC_MAX_RESTARTS')}"
     if is_sweep(run_dir.root):
         return f"{'a process ended' if has_failed else 'the machines have changed'}; {restart} continues the sweep"
-    steps = run_dir.saved_steps()
-    place = f"from step {max(steps)}" if steps else "from the start"
+    place = run_dir.continues()
     found = json.loads(run_dir.failure.read_text()) if run_dir.failure.exists() else None
     if found and LOST not in found["traceback"]:
         message = " ".join(f"{found['error']}: {found['message']}".split())

@@ -89,7 +89,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_dir.predictions, state.step)
     writers = _writers(job, components, state, world)
-    saver, schedule = _saver(job, world, keep), _schedule(job, state, world, stop, keep)
+    saver, schedule = _saver(job, world, keep, pulse), _schedule(job, state, world, stop, keep)
     loop = _loop(job, components, state, world, stop, pulse, writers, saver, schedule)
     inject(tree["debug"]["faults"], pulse, components, world, run_dir)
     stop.can_save()
@@ -110,10 +110,10 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
             writer.close()
         result = _result(status, components, state, loop, seconds=time.monotonic() - started)
         write_json(run_dir.result, result)
-        progress.end(run_dir)
+        progress.end(run_dir, is_saved=not unsaved)
         if not is_done and stop.cause() is WALLTIME:
             print(f"the time is up but for cluster.grace_s={tree['cluster']['grace_s']} s", flush=True)
-        place = checkpoint.place(run_dir.checkpoints) if unsaved else ""
+        place = run_dir.continues() if unsaved else ""
         print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step, unsaved=place), flush=True)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)
@@ -127,7 +127,7 @@ def _writers(job: Job, components: Components, state: TrainState, world: World) 
     return build_writers(tree["metrics"], run_dir=str(job.run_dir.root), config=tree, step=state.step, total_steps=components.total_steps)
 
 
-def _saver(job: Job, world: World, keep: Keep) -> checkpoint.Saver:
+def _saver(job: Job, world: World, keep: Keep, pulse: Pulse) -> checkpoint.Saver:
     """Return what writes the run's checkpoints. Collective."""
     tree = job.config.tree["checkpoint"]
     return checkpoint.Saver(
@@ -136,6 +136,7 @@ def _saver(job: Job, world: World, keep: Keep) -> checkpoint.Saver:
         config_hash=job.config.hash(),
         asynchronous=tree["asynchronous"],
         remove_old=lambda folder: checkpoint.remove_old(folder, keep),
+        moves=lambda: pulse.enter(pulse.phase, pulse.step),
     )
 
 

@@ -67,6 +67,11 @@ class RunDir:
         """Return the steps of the complete checkpoints."""
         return [int(path.parent.name.removeprefix("step_")) for path in self.checkpoints.glob("step_*/COMPLETE")]
 
+    def continues(self) -> str:
+        """Say where the run goes on; the newest checkpoint may yet turn out to be damaged."""
+        steps = self.saved_steps()
+        return f"from step {max(steps)}" if steps else "from the start"
+
     @property
     def attempts(self) -> Path:
         """The failures since the run last got further (`progress`)."""

@@ -16,7 +16,7 @@ A writer of another kind (torch.distributed.checkpoint for sharded models) would
 and `publish`.
 """
 
-from ddp_train.checkpoint.folder import newest_good, place, remove_debris, set_aside_after
+from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_after
 from ddp_train.checkpoint.load import load, read_shared
 from ddp_train.checkpoint.retention import remove_old
 from ddp_train.checkpoint.save import Saver
@@ -27,7 +27,6 @@ __all__ = [
     "Saver",
     "load",
     "newest_good",
-    "place",
     "read_manifest",
     "read_shared",
     "remove_debris",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from threading import Thread
 
 from torch.distributed import DistStoreError, PrefixStore, Store
 
 from ddp_train.distributed import World
 
+POLL_S = 0.002
 _PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out in milliseconds can hold
 
 
@@ -53,6 +55,11 @@ class Board:
             except DistStoreError:
                 if time.monotonic() - started < _PATIENCE.total_seconds() / 2:
                     raise  # not the time-out
+
+    def wait_for(self, thread: Thread) -> None:
+        """Wait, in the main thread, for the threads of the other ranks, through the one of this rank that hears from them."""
+        while thread.is_alive():
+            time.sleep(POLL_S)  # not join: the watch on hangs sees in this rank's stack for whom it waits
 
     def remove(self, key: str) -> None:
         """Take a message away that everyone has read."""

@@ -12,12 +12,6 @@ from ddp_train.checkpoint.verify import verify
 _DEBRIS = (".partial_*", ".removed_*")  # of a process that was killed while it saved, or while it removed
 
 
-def place(folder: Path) -> str:
-    """Say where a run continues."""
-    found = max(folder.glob("step_*"), default=None)
-    return f"from step {int(found.name.removeprefix('step_'))}" if found else "from the start"
-
-
 def newest_good(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint whose files are what its manifest says, and why newer ones were passed over."""
     refused: list[str] = []

@@ -19,10 +19,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from torch.distributed import DistError
-
 from ddp_train.build import Components
-from ddp_train.checkpoint.board import Board
+from ddp_train.checkpoint.board import POLL_S, Board
 from ddp_train.checkpoint.parts import may_be_infinite, own_state, shared_state
 from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.checkpoint.together import Order, write_together
@@ -40,6 +38,7 @@ class Saver:
         config_hash: of the config, for the manifest.
         asynchronous: False: `save` returns when the checkpoint is there, or has failed.
         remove_old: called with the folder when a new one is there, on rank 0, in a thread.
+        moves: called while this rank waits for a disk that is slow, but goes on writing.
     """
 
     def __init__(
@@ -50,15 +49,17 @@ class Saver:
         config_hash: str,
         asynchronous: bool = True,
         remove_old: Callable[[Path], None] = lambda folder: None,
+        moves: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._world = folder, world
-        self._config_hash, self._asynchronous, self._remove_old = config_hash, asynchronous, remove_old
+        self._config_hash, self._asynchronous, self._remove_old, self._moves = config_hash, asynchronous, remove_old, moves
         self._buffer = Buffer(world.device)
         self._nonce: str = world.from_main(secrets.token_hex(4))
         self._board = Board(world, self._nonce)
-        self._count = 0
-        self._thread: Thread | None = None
+        self._count = self._parts_written = 0
+        self._under_way: tuple[Thread, Order] | None = None
         self._problem = ""
+        self._error: Exception | None = None
 
     def save(self, components: Components, state: TrainState, window: WindowSums, *, facts: Mapping[str, Any] | None = None) -> None:
         """Save the run's state. What changes after this returns is not in the checkpoint. Waits for the save before it. Collective.
@@ -82,26 +83,48 @@ class Saver:
             may_be_infinite=may_be_infinite(components.model),
             facts={"config_sha256": self._config_hash, "facts": dict(facts or {})},
             remove_old=self._remove_old,
+            wrote=self._count_part,
         )
-        self._thread = Thread(target=self._write, args=(order,), name="checkpoint", daemon=True)
-        self._thread.start()
+        thread = Thread(target=self._write, args=(order,), name="checkpoint", daemon=True)
+        self._under_way = thread, order
+        thread.start()
         if not self._asynchronous:
             self.finish()
 
     def finish(self) -> str:
-        """Wait for the save that is under way; return what went wrong with the last one, the same on all ranks, or ""."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Wait for the save that is under way; return what went wrong with the last one, the same on all ranks, or "".
+
+        Raises:
+            DistError: the store in which the ranks meet is gone, and with it another rank, or the agent.
+        """
+        if self._under_way is not None:
+            thread, order = self._under_way
+            seen = self._parts_written
+            while not order.is_written.is_set():
+                time.sleep(POLL_S)  # here a rank waits for its own disk; the watch on hangs sees it in the stack
+                if self._parts_written != seen:
+                    seen = self._parts_written
+                    self._moves()
+            self._board.wait_for(thread)
+            self._under_way = None
+        if self._error is not None:
+            raise self._error
         return self._problem
+
+    def _count_part(self) -> None:
+        self._parts_written += 1
 
     def _write(self, order: Order) -> None:
         """Write, and say so when it has failed (a thread)."""
         began = time.monotonic()
         try:
             self._problem = write_together(order, self._board, self._world)
-        except DistError as error:
-            self._problem = f"the store in which the ranks meet is gone: {error}"
+        except Exception as error:
+            logger.exception("the checkpoint of step %d was not saved", order.step)
+            self._error = error  # of the main thread too, which knows what to make of a lost store
+            return
+        finally:
+            order.is_written.set()
         if not self._problem:
             logger.info("the checkpoint of step %d is written, in %.2f s", order.step, time.monotonic() - began)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ _FILE_DTYPES = {  # the format's names; other types are written as bytes
 TORCH_DTYPES = {name: dtype for dtype, name in _FILE_DTYPES.items()}
 """By the format's names."""
 
-_MAX_HEADER = 100_000_000  # bytes, as the format's own library has it
+_MAX_HEADER = 16 << 20  # bytes; 100,000 tensors take about 10 MB
 _CHUNK = 8 << 20  # bytes; written and hashed while they are in the cache
 
 
@@ -58,7 +58,11 @@ class Entry:
 
 
 def make_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> bytes:
-    """Return what stands before the values of tensors that follow each other in this order."""
+    """Return what stands before the values of tensors that follow each other in this order.
+
+    Raises:
+        TensorFileError: there are too many.
+    """
     entries, begin = {}, 0
     for name, dtype, shape in tensors:
         size = math.prod(shape) * dtype.itemsize
@@ -71,11 +75,18 @@ def make_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> 
         begin += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 16)  # so that the values lie as they do in memory
+    if len(text) > _MAX_HEADER:
+        raise TensorFileError(
+            happened=f"{len(entries):,} tensors need a header of {len(text):,} bytes in a file", expected=f"{_MAX_HEADER:,} at most"
+        )
     return len(text).to_bytes(8, "little") + text
 
 
-def write(path: str | os.PathLike[str], header: bytes, values: memoryview) -> str:
+def write(path: str | os.PathLike[str], header: bytes, values: memoryview, *, wrote: Callable[[], None] = lambda: None) -> str:
     """Write a new file, on disk when this returns.
+
+    Args:
+        wrote: called after every 8 MiB.
 
     Returns:
         The file's xxh3-128.
@@ -92,6 +103,7 @@ def write(path: str | os.PathLike[str], header: bytes, values: memoryview) -> st
                 digest.update(chunk)
                 while chunk:
                     chunk = chunk[os.write(descriptor, chunk) :]
+                wrote()
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -110,7 +122,9 @@ def read_header(descriptor: int, name: str) -> dict[str, Entry]:
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if size < 8 or length > min(_MAX_HEADER, size - 8):
-        raise TensorFileError(happened=f"{name}: its header would have {length:,} bytes, in a file of {size:,}")
+        raise TensorFileError(
+            happened=f"{name}: its header would have {length:,} bytes, in a file of {size:,}", expected=f"{_MAX_HEADER:,} at most"
+        )
     try:
         header = json.loads(os.pread(descriptor, length, 8), object_pairs_hook=_without_repeats)
         header.pop("__metadata__", None)
@@ -152,7 +166,10 @@ def read(descriptor: int, name: str) -> dict[str, Tensor]:
     """
     tensors = {}
     for key, entry in read_header(descriptor, name).items():
-        tensors[key] = torch.empty(entry.shape, dtype=entry.dtype)
+        try:
+            tensors[key] = torch.empty(entry.shape, dtype=entry.dtype)
+        except RuntimeError:  # its size is right by a zero, and the rest overflows
+            raise TensorFileError(happened=f"{name}: {key} has a shape that no tensor can have") from None
         read_into(descriptor, entry, tensors[key])
     return tensors
 
@@ -161,6 +178,8 @@ def _entry(value: Mapping[str, Any], start: int) -> Entry:
     shape, (begin, end) = value["shape"], value["data_offsets"]
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in (*shape, begin, end)):
         raise ValueError("a size is no whole number")
+    if value["dtype"] not in TORCH_DTYPES:
+        raise ValueError(f"values of the type {value['dtype']!r} are not known")
     return Entry(TORCH_DTYPES[value["dtype"]], tuple(shape), start + begin, start + end)
 
 

@@ -7,8 +7,9 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from torch.distributed import DistError
@@ -35,6 +36,8 @@ class Order:
     may_be_infinite: Callable[[str], bool]
     facts: Mapping[str, Any]  # for the manifest
     remove_old: Callable[[Path], None]
+    wrote: Callable[[], None]  # called after each part that is written
+    is_written: Event = field(default_factory=Event)  # this rank's part is, or never will be
 
     @property
     def partial(self) -> Path:
@@ -65,6 +68,7 @@ def write_together(order: Order, board: Board, world: World) -> str:
     else:
         report = _write_share(order, world.rank)
     board.put(f"{number}/rank/{world.rank}", json.dumps(asdict(report)))
+    order.is_written.set()
     if world.is_main:
         reports = [_Report(**json.loads(board.get(f"{number}/rank/{rank}"))) for rank in range(world.size)]
         board.put(f"{number}/outcome", _conclude(order, reports))
@@ -78,7 +82,7 @@ def _write_share(order: Order, rank: int) -> _Report:
 
     def write() -> None:
         nonlocal digest
-        digest = tensor_file.write(order.partial / rank_file(rank), snapshot.header, snapshot.values.numpy().data)
+        digest = tensor_file.write(order.partial / rank_file(rank), snapshot.header, snapshot.values.numpy().data, wrote=order.wrote)
 
     if lost := snapshot.not_finite(order.may_be_infinite):
         return _Report(snapshot.num_bytes, problem=f"{lost} is not finite: lost weights must not replace good ones")

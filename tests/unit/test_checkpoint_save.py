@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import DistError, DistNetworkError
 
 from ddp_train import checkpoint
 from ddp_train.build import Components
 from ddp_train.checkpoint import codec, tensor_file
+from ddp_train.checkpoint.board import Board
 from ddp_train.distributed import alone
-from ddp_train.state import TrainState
+from ddp_train.state import TrainState, WindowSums
 from tests.unit.checkpoint_ranks import Ranks
 from tests.unit.parts import components
 from tests.unit.test_checkpoint import assert_same_state, train_to_the_end
@@ -48,10 +51,10 @@ def test_what_changes_after_save_returns_is_not_in_the_checkpoint(
     reached, go = threading.Event(), threading.Event()
     real = tensor_file.write
 
-    def late(*arguments: Any) -> str:
+    def late(*arguments: Any, **options: Any) -> str:
         reached.set()
         go.wait(30)
-        return real(*arguments)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(tensor_file, "write", late)
     before = [tensor.clone() for tensor in tensors_of(trained)]
@@ -74,10 +77,10 @@ def test_what_changes_after_save_returns_is_not_in_the_checkpoint(
 def test_a_second_save_waits_for_the_first(tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch) -> None:
     real, under_way, most = tensor_file.write, [0], [0]
 
-    def counted(*arguments: Any) -> str:
+    def counted(*arguments: Any, **options: Any) -> str:
         under_way[0] += 1
         most.append(under_way[0])
-        digest = real(*arguments)
+        digest = real(*arguments, **options)
         under_way[0] -= 1
         return digest
 
@@ -88,6 +91,42 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path, trained: Components, 
     assert ranks.finish() == ""
     assert most == [0, 1, 1, 1, 1, 1]
     assert all(not checkpoint.verify(tmp_path / f"step_{step:08d}") for step in range(1, 6))
+
+
+def test_who_waits_for_a_slow_disk_moves_as_long_as_the_disk_does(
+    tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = []
+    saver = checkpoint.Saver(tmp_path, alone(), config_hash="abc", moves=lambda: moved.append(1))
+    real = os.write
+
+    def slow(*arguments: Any) -> int:
+        time.sleep(0.02)  # ten times what the main thread waits between two looks
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "write", slow)
+    monkeypatch.setattr(tensor_file, "_CHUNK", 1 << 15)
+    saver.save(trained, TrainState(step=1), WindowSums([0.0], [1.0]))
+    assert saver.finish() == ""
+    num_parts = (tmp_path / "step_00000001/rank_00000.safetensors").stat().st_size >> 15
+    assert num_parts > 5
+    assert len(moved) >= num_parts - 1
+
+
+def test_a_store_that_is_gone_is_no_failed_save(tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the loss of a rank or of the agent, and the rank that learns of it here is not to blame."""
+
+    def gone(*arguments: Any) -> None:
+        raise DistNetworkError("Connection reset by peer")
+
+    ranks = Ranks(tmp_path, trained)
+    assert ranks.save(1) == ""
+    monkeypatch.setattr(Board, "get", gone)
+    ranks.start(2)
+    for saver in ranks.savers:
+        with pytest.raises(DistError, match="reset by peer"):
+            saver.finish()
+    assert checkpoint.newest_good(tmp_path) == (tmp_path / "step_00000001", [])
 
 
 def test_lost_weights_replace_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from ddp_train.watch import patience
 
 WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
 BACKWARD = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/autograd/graph.py", 9, "_engine_run_backward")]
+SAVES = [FrameSummary("/site-packages/ddp_train/checkpoint/save.py", 7, "finish")]
+WAITS_FOR_SAVES = [*SAVES, FrameSummary("/site-packages/ddp_train/checkpoint/board.py", 9, "wait_for")]
 OWN = [FrameSummary("/home/me/model.py", 7, "forward")]
 
 
@@ -35,6 +37,7 @@ def guilty(*ranks: hang.Facts, overdue: list[int] | None = None) -> list[int]:
 def test_a_rank_in_a_collective_is_innocent() -> None:
     assert guilty(facts(0, WAITS), facts(1, OWN), facts(2, BACKWARD)) == [1]
     assert guilty(facts(0, WAITS), facts(1, WAITS), facts(2, BACKWARD)) == []
+    assert guilty(facts(0, WAITS_FOR_SAVES), facts(1, SAVES), facts(2, WAITS_FOR_SAVES)) == [1]
 
 
 def test_what_the_kernel_knows_comes_before_stacks() -> None:
