@@ -15,14 +15,7 @@ from typing import Any, NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
-from ddp_train import (
-    cluster,
-    failure,
-    memory,
-    progress,
-    restart,
-    summary,
-)
+from ddp_train import cluster, failure, memory, progress, restart, summary
 from ddp_train.data.workers import start_server
 from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, open_world
@@ -39,7 +32,7 @@ from ddp_train.watch import Watch, flight_recorder, patience
 
 logger = logging.getLogger(__name__)
 
-_PEER_REPORTS_S = 5.0
+_PEER_REPORTS_S = 3.0  # below what the agents of other machines take to notice that one is gone
 _AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit code 0
 
 
