@@ -178,9 +178,8 @@ def train_step(
     _accumulate(components, micro_batches[-1], world, window, total_weight, guard)
 
     grad_norm = None
-    if (
-        clip_grad_norm is not None or measure_grad_norm or guard.needs_norm
-    ):  # before the optimizer's step, which may use the gradients' memory
+    if clip_grad_norm is not None or measure_grad_norm or guard.needs_norm:
+        # Before the optimizer's step, which may use the gradients' memory.
         components.scaler.unscale_(components.optimizer)
         parameters = [parameter for parameter in components.module.parameters() if parameter.grad is not None]
         grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])

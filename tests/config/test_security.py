@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from ddp_train import app, redaction
-from ddp_train.job import Job
-
-
-def ddp_train(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> tuple[int, list[Job]]:
-    """Run a command line, but none of its jobs."""
-    jobs: list[Job] = []
-
-    def run_job(job: Job) -> int:
-        jobs.append(job)
-        return 0
-
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["ddp-train", *arguments])
-    return app.run(app.Place(run=run_job, slots=lambda folder, count: [])), jobs
+from ddp_train import redaction
+from tests.config.test_config import command_line
 
 
 def written(folder: Path) -> str:
@@ -46,7 +32,7 @@ def test_names_stay_below_outputs(
 ) -> None:
     monkeypatch.setenv("PLACE", "../../..")
     (tmp_path / "a" / "b").mkdir(parents=True)
-    code, jobs = ddp_train(monkeypatch, tmp_path / "a" / "b", *overrides)
+    code, jobs = command_line(monkeypatch, tmp_path / "a" / "b", *overrides)
     assert (code, jobs) == (2, [])
     assert said in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.yaml"))
@@ -59,19 +45,19 @@ def test_a_link_below_outputs_is_not_followed_and_a_typed_folder_is_the_users_ch
     (tmp_path / "scratch").mkdir()
     (tmp_path / "outputs").symlink_to("scratch")  # the user's own
     (tmp_path / "outputs" / "linked").symlink_to(tmp_path / "elsewhere")
-    assert ddp_train(monkeypatch, tmp_path, "name=linked")[0] == 2
+    assert command_line(monkeypatch, tmp_path, "name=linked")[0] == 2
     assert "outputs/linked is a link" in capsys.readouterr().err
     assert not list((tmp_path / "elsewhere").iterdir())
-    code, jobs = ddp_train(monkeypatch, tmp_path, f"hydra.run.dir={tmp_path}/elsewhere/mine")
+    code, jobs = command_line(monkeypatch, tmp_path, f"hydra.run.dir={tmp_path}/elsewhere/mine")
     assert (code, jobs[0].run_dir.root) == (0, tmp_path / "elsewhere" / "mine")
-    assert ddp_train(monkeypatch, tmp_path)[0] == 0
+    assert command_line(monkeypatch, tmp_path)[0] == 0
 
 
 def test_what_others_can_write_is_not_continued(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "outputs" / "run"
-    assert ddp_train(monkeypatch, tmp_path, "hydra.run.dir=outputs/run")[0] == 0
+    assert command_line(monkeypatch, tmp_path, "hydra.run.dir=outputs/run")[0] == 0
     (run / "checkpoints" / "step_00000001").mkdir(parents=True)
     for path, said in (
         (run, "everybody can write"),
@@ -80,20 +66,20 @@ def test_what_others_can_write_is_not_continued(
     ):
         mode = path.stat().st_mode
         path.chmod(mode | 0o002)
-        assert ddp_train(monkeypatch, tmp_path, "resume", "outputs/run")[0] == 2
+        assert command_line(monkeypatch, tmp_path, "resume", "outputs/run")[0] == 2
         assert said in capsys.readouterr().err
-        assert ddp_train(monkeypatch, tmp_path, "hydra.run.dir=outputs/run")[0] == 2
+        assert command_line(monkeypatch, tmp_path, "hydra.run.dir=outputs/run")[0] == 2
         capsys.readouterr()
         path.chmod(mode)
     (run / "config.yaml").rename(tmp_path / "config.yaml")
     (run / "config.yaml").symlink_to(tmp_path / "config.yaml")
-    assert ddp_train(monkeypatch, tmp_path, "resume", "outputs/run")[0] == 2
+    assert command_line(monkeypatch, tmp_path, "resume", "outputs/run")[0] == 2
     assert "is a link" in capsys.readouterr().err
     if os.getuid() == 0:
         (run / "config.yaml").unlink()
         (tmp_path / "config.yaml").rename(run / "config.yaml")
         os.chown(run / "config.yaml", 12345, -1)
-        assert ddp_train(monkeypatch, tmp_path, "resume", "outputs/run")[0] == 2
+        assert command_line(monkeypatch, tmp_path, "resume", "outputs/run")[0] == 2
         assert "belongs to another user (uid 12345)" in capsys.readouterr().err
 
 
@@ -113,7 +99,7 @@ def test_a_secret_that_is_spelled_out_is_refused_without_being_repeated(
 ) -> None:
     monkeypatch.setattr(redaction, "_seen", {})
     monkeypatch.setenv("PLANTED_TOKEN", "tops3cret-value")
-    code, jobs = ddp_train(monkeypatch, tmp_path, *overrides)
+    code, jobs = command_line(monkeypatch, tmp_path, *overrides)
     said = capsys.readouterr()
     assert (code, jobs) == (2, [])
     assert f"${{oc.env:{variable}}}" in said.err
@@ -128,7 +114,7 @@ def test_a_reference_to_a_secret_stays_one_and_the_hash_does_not_know_it(monkeyp
     for number in range(2):
         monkeypatch.setenv("MY_TOKEN", f"tops3cret-{number}")
         monkeypatch.setenv("VALUE", "an-ordinary-one")
-        code, (job,) = ddp_train(monkeypatch, tmp_path, *given, f"hydra.run.dir=outputs/{number}")
+        code, (job,) = command_line(monkeypatch, tmp_path, *given, f"hydra.run.dir=outputs/{number}")
         assert code == 0
         url = "https://${oc.env:MY_TOKEN}@example"
         expected = {"plain": "an-ordinary-one", "api_key": "${oc.env:VALUE}", "url": url, "host": "example", "again": url}
@@ -136,10 +122,10 @@ def test_a_reference_to_a_secret_stays_one_and_the_hash_does_not_know_it(monkeyp
         hashes.add(job.config.hash())
     assert len(hashes) == 1
     assert "tops3cret" not in written(tmp_path) + job.to_json()
-    code, (job,) = ddp_train(monkeypatch, tmp_path, "resume", "outputs/1")
+    code, (job,) = command_line(monkeypatch, tmp_path, "resume", "outputs/1")
     assert (code, job.config.tree["vault"]) == (0, expected)
     monkeypatch.delenv("MY_TOKEN")
-    assert ddp_train(monkeypatch, tmp_path, "resume", "outputs/1")[0] == 2
+    assert command_line(monkeypatch, tmp_path, "resume", "outputs/1")[0] == 2
 
 
 BOMBS = {
@@ -159,12 +145,12 @@ def test_bombs_are_refused_in_a_moment(
     (tmp_path / "conf" / "bomb").mkdir(parents=True)
     (tmp_path / "conf" / "bomb" / "one.yaml").write_text("# @package _global_\n" + BOMBS[bomb])
     started = time.process_time()
-    assert ddp_train(monkeypatch, tmp_path, "--config-dir=conf", "+bomb=one")[0] == 2
+    assert command_line(monkeypatch, tmp_path, "--config-dir=conf", "+bomb=one")[0] == 2
     said = capsys.readouterr().err
     assert "at most 1,000,000 characters, 50 levels and 100,000 values" in said
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(BOMBS[bomb])
-    assert ddp_train(monkeypatch, tmp_path, "resume", "run")[0] == 2
+    assert command_line(monkeypatch, tmp_path, "resume", "run")[0] == 2
     assert time.process_time() - started < 4
     assert not (tmp_path / "outputs").exists()
 
@@ -172,7 +158,7 @@ def test_bombs_are_refused_in_a_moment(
 def test_an_override_that_is_too_deep_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ddp_train(monkeypatch, tmp_path, "+a=" + "[" * 300 + "]" * 300)[0] == 2
+    assert command_line(monkeypatch, tmp_path, "+a=" + "[" * 300 + "]" * 300)[0] == 2
     assert "levels deep" in capsys.readouterr().err
 
 
@@ -190,7 +176,7 @@ def test_an_override_that_is_too_deep_is_refused(
 def test_a_yaml_cannot_call_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     (tmp_path / "conf" / "evil").mkdir(parents=True)
     (tmp_path / "conf" / "evil" / "one.yaml").write_text("# @package _global_\n" + text)
-    code, jobs = ddp_train(monkeypatch, tmp_path, "--config-dir=conf", "+evil=one")
+    code, jobs = command_line(monkeypatch, tmp_path, "--config-dir=conf", "+evil=one")
     assert (code, jobs) == (2, [])
     assert "standard library" in (said := capsys.readouterr().err) or "by its name" in said, said
     assert not (tmp_path / "marker").exists()
