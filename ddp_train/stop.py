@@ -74,7 +74,7 @@ class Stop:
         self._can_save = False
         self._deciding = Lock()  # held by the thread that lets all leave, so that training cannot begin meanwhile
         self._is_leaving = False  # rank 0 only: it lets the others end, and then says that it did
-        self._said = ""
+        self._said: Callable[[], str] | None = None
         self._is_lost = False
         machine = (socket.gethostname(), _pid_namespace(), os.environ.get("GROUP_RANK", "0"))
         self._neighbours = {  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
@@ -129,14 +129,14 @@ class Stop:
             self._agree("save", step + 1)
         return self._save_step == step
 
-    def say(self, doing: str, *, is_lost: bool = False) -> None:
+    def say(self, doing: Callable[[], str], *, is_lost: bool = False) -> None:
         """Answer this, from now on, when another rank asks what this one is doing.
 
         Args:
             is_lost: another rank is gone, and this one only waits to be ended: the next signal ends it.
         """
-        self._said, self._is_lost = doing, is_lost
-        logger.info(failure.was(doing))
+        self._said, self._is_lost = doing, is_lost  # before anything that takes its time: others may be asking already
+        logger.info(failure.was(doing()))
 
     def gone(self) -> tuple[int, int] | None:
         """Return rank and pid of a rank on this machine that has ended, if there is one."""
@@ -209,9 +209,10 @@ class Stop:
         lost = self.gone()
         if lost is not None or self._is_lost:  # the agent ends us after a failure: what remains is a broken collective
             if lost is not None:
-                self.say(self._doing(), is_lost=True)
+                doing = self._doing()
+                self.say(lambda: doing, is_lost=True)
                 if self._report is not None:
-                    self._report(*lost, {self._world.rank: self._doing()} | self.ask_others())
+                    self._report(*lost, {self._world.rank: doing} | self.ask_others())
             _end(128 + number)
         if self._store is None:
             self._on_stop(number)
@@ -276,7 +277,7 @@ class Stop:
         _end(0)  # not a failure: an agent that restarts failed ranks must not restart this one
 
     def _doing(self) -> str:
-        return self._said or failure.describe(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
+        return self._said() if self._said else failure.describe(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
 
     def _connect(self) -> Store:
         assert self._world.store is not None

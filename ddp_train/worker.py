@@ -92,7 +92,6 @@ class Rank:
                 stop.close()
                 return code
             except BaseException as error:  # sys.exit in a component is no way to leave either
-                logger.exception("rank %d failed", self._rank)
                 found = _describe(error, job, state, stop, rank=self._rank)
                 _show(found, job, terminal, seconds=time.monotonic() - started)
                 first = failure.load(job.run_dir) or found  # on another machine there is an agent that knows no other reason
@@ -108,7 +107,8 @@ def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | No
     """Find out who is to blame for an error on this rank, and what the others were doing."""
     is_a_peers = _comes_from_a_peer(error)
     if stop is not None:
-        stop.say(failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
+        stop.say(lambda: failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
+    logger.exception("rank %d failed", rank)
     if is_a_peers:
         error.add_note(f"{restart.LOST}: see the logs of the other ranks.")
         gone = _wait_for_a_report(job, stop)
