@@ -60,7 +60,7 @@ def screens(output: str) -> int:
     [
         ("raise", "ValueError", "the third forward of rank 1"),
         ("SIGKILL", "SIGKILL", "ended by SIGKILL"),
-        ("SIGSEGV", "SIGSEGV", "ended by SIGSEGV"),
+        pytest.param("SIGSEGV", "SIGSEGV", "ended by SIGSEGV", marks=pytest.mark.long),
         ("exit", "EarlyExit", "rank 1 left with exit code 0 after step 2 while the others were still training"),
         ("poison", "NonFiniteLossError", "the training loss is nan"),
     ],
@@ -132,8 +132,8 @@ def missing_file(folder: Path) -> list[str]:
     ("make", "named"),
     [
         (corrupt_idx, "train-images-idx3-ubyte"),
-        (truncated_cifar, "data_batch_3.bin"),
-        (empty_text, "empty.txt"),
+        pytest.param(truncated_cifar, "data_batch_3.bin", marks=pytest.mark.long),
+        pytest.param(empty_text, "empty.txt", marks=pytest.mark.long),
         (missing_file, "nowhere.txt"),
     ],
 )
