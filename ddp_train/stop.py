@@ -73,7 +73,6 @@ class Stop:
         self._world, self._leave, self._report = world, leave, report
         self._can_save = False
         self._deciding = Lock()  # held by the thread that lets all leave, so that training cannot begin meanwhile
-        self._is_leaving = False  # rank 0 only: it lets the others end, and then says that it did
         self._said: Callable[[], str] | None = None
         self._is_lost = False
         machine = (socket.gethostname(), _pid_namespace(), os.environ.get("GROUP_RANK", "0"))
@@ -204,9 +203,9 @@ class Stop:
                 self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self._is_leaving:  # the same signal once more: from an agent and from a member, say
-            return
         lost = self.gone()
+        if lost is not None and self._all_leave():
+            return
         if lost is not None or self._is_lost:  # the agent ends us after a failure: what remains is a broken collective
             if lost is not None:
                 doing = self._doing()
@@ -257,8 +256,8 @@ class Stop:
         if self._can_save:
             self._deciding.release()
             return
-        self._is_leaving = True
         if store is not None:
+            store.set("leaving", "")
             _send(store, "leave")
         else:
             self._go(None)
@@ -275,6 +274,13 @@ class Stop:
         elif store is not None:
             store.set(f"left/{self._world.rank}", "")
         _end(0)  # not a failure: an agent that restarts failed ranks must not restart this one
+
+    def _all_leave(self) -> bool:
+        """Tell whether ranks that are gone have left because rank 0 told all to."""
+        try:
+            return self._store is not None and self._store.check(["leaving"])
+        except DistError:
+            return False
 
     def _doing(self) -> str:
         return self._said() if self._said else failure.describe(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))

@@ -31,6 +31,21 @@ class Slow(nn.Linear):
         time.sleep(60)
 """
 
+BUSY = """
+import os
+
+def late(real, seconds):
+    def function(*arguments):
+        time.sleep(seconds)
+        return real(*arguments)
+    return function
+
+if os.environ.get("RANK") == "0":  # not where the config is checked
+    from ddp_train import stop, worker
+    stop.Stop.gone = late(stop.Stop.gone, 0.3)  # the thread that takes the signal finds the other rank gone,
+    worker._leave_untrained = late(worker._leave_untrained, 0.6)  # and the one that has let it go has not said so yet
+"""
+
 
 def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_stopped(project: Project) -> None:
     """Three ranks, dropout and workers, as in the test of a killed run; the same run is stopped again and again."""
@@ -129,7 +144,7 @@ def test_a_second_ctrl_c_ends_a_run_that_hangs_at_once(project: Project) -> None
 
 
 def test_a_stop_before_training_ends_at_once_and_says_that_nothing_is_saved(project: Project) -> None:
-    project.write("slow.py", SLOW_TO_BUILD)
+    project.write("slow.py", SLOW_TO_BUILD + BUSY)
     process = project.start("model=mlp", "model._target_=slow.Slow", *USE_FRAGILE[1:5], "~model.num_classes")
     wait_for(lambda: (project.folder / "building").exists())
     process.send_signal(signal.SIGTERM)
