@@ -86,6 +86,14 @@ def test_no_header_is_refused_too(tmp_path: Path, content: bytes) -> None:
         read(tmp_path / "bad")
 
 
+def test_more_tensors_than_the_reader_takes_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_file, "_MAX_HEADER", 200)
+    few = [("a", torch.float32, (2,))]
+    assert tensor_file.make_header(few)
+    with pytest.raises(TensorFileError, match=r"10 tensors need a header of \d+ bytes"):
+        tensor_file.make_header([(f"a{number}", torch.float32, (2,)) for number in range(10)])
+
+
 def test_names_that_come_twice_and_endless_nesting_are_refused(tmp_path: Path) -> None:
     for text in (b'{"a": 1, "a": 2}', b"[" * 100_000):
         (tmp_path / "bad").write_bytes(len(text).to_bytes(8, "little") + text)
