@@ -51,3 +51,13 @@ def test_the_first_failure_is_kept_and_an_error_for_the_user_has_no_traceback(tm
     assert "rank 3" in shown
     assert "data.root: files are missing\n  expected: four files\n  fix: put them there" in shown
     assert "Traceback" not in shown
+
+
+def test_of_many_threads_one_creates_a_report_and_it_is_its_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for trial in range(60):
+            path = tmp_path / f"{trial}.json"
+            created = list(pool.map(lambda thread, path=path: run_dir.create_json(path, {"thread": thread}), range(4)))  # type: ignore[misc]
+            assert created.count(True) == 1
+            assert json.loads(path.read_text()) == {"thread": created.index(True)}
+    assert len(list(tmp_path.iterdir())) == 60
