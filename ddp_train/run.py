@@ -92,7 +92,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     saver, schedule = _saver(job, world, keep, pulse), _schedule(job, state, world, stop, keep)
     loop = _loop(job, components, state, world, stop, pulse, writers, saver, schedule)
     inject(tree["debug"]["faults"], pulse, components, world, run_dir)
-    stop.can_save()
+    stop.trains_after(state.steps_taken)
     is_done = train(components, state, world, loop)
     unsaved = saver.finish()
     if unsaved and is_done:

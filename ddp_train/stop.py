@@ -2,15 +2,17 @@
 
 Every rank has two threads while it works on a job. One is woken by a signal whatever the main thread does (Python runs its signal
 handlers only between bytecodes, and a collective is none). The other reads messages, which all ranks get in the same order from the store
-where they met. The main thread looks at two attributes and does nothing else: no collective, no waiting, no request to the store.
+where they met. The main thread takes a lock between two steps and does nothing else: no collective, no request to the store.
 
-    a signal on any rank   "stop 15"   to all; rank 0's main thread sees it after some step s, and sends
-                           "at s+1"    to all; it goes on when every rank has acknowledged that
-                           "leave"     instead, while rank 0 does not train yet: every rank ends at once
-    a checkpoint by time   "save s+1"  to all, by rank 0 after step s, in the same way
-    a failing rank         "ask"       to all: the threads answer what their main threads are doing
+    a signal on any rank   "stop 15"         to all: each thread answers which step its main thread has begun, and lets it begin no other
+                           "agreed stop s"   to all, by the thread that answered last: s is the furthest step that any rank has begun
+                           "leave"           instead, while rank 0 does not train yet: every rank ends at once
+    a checkpoint by time   "save"            to all, by rank 0 when one is due; agreed on in the same way
+    a failing rank         "ask"             to all: the threads answer what their main threads are doing
 
-Why it is the same step: nobody can finish step s+1 before rank 0 takes part in it, and by then all know that it is the last.
+Why it is the same step: no rank has finished step s when it is agreed on, and none begins step s+1 before it knows. Nothing is assumed of
+the steps: ranks may run ahead of each other as far as they like, as they do where collectives only enqueue or come every few steps.
+Why nobody waits for long: only threads answer, which wait for no main thread.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
@@ -68,8 +71,12 @@ class Stop:
         self._at = at if world.is_main else None
         self._signal: signal.Signals | None = None  # what asked for the stop
         self._asked = Event()
+        self._turn = Lock()  # to begin a step; the reading thread keeps it while a step is being agreed on
+        self._begun = 0  # the newest step that the main thread has begun
+        self._open = 0  # steps that are being agreed on
         self._last_step: int | None = None
-        self._save_step: int | None = None  # after which all ranks save a checkpoint
+        self._saves: deque[int] = deque()  # steps after which all ranks save a checkpoint, those to come
+        self._has_asked_to_save = False
         self._world, self._leave, self._report = world, leave, report
         self._can_save = False
         self._deciding = Lock()  # held by the thread that lets all leave, so that training cannot begin meanwhile
@@ -96,8 +103,10 @@ class Stop:
         for thread in self._threads:
             thread.start()
 
-    def can_save(self) -> None:
-        """Say that this rank trains from now on: a stop saves, instead of ending it at once."""
+    def trains_after(self, step: int) -> None:
+        """Say that this rank trains from now on, after so many steps: a stop saves, instead of ending it at once."""
+        with self._turn:
+            self._begun = step + 1
         with self._deciding:
             self._can_save = True
 
@@ -111,22 +120,31 @@ class Stop:
         return self._signal or signal.SIGTERM
 
     def comes_after(self, step: int) -> bool:
-        """Tell whether this step is the last; after each step the same on every rank."""
-        if self.is_asked() and self._last_step is None and self._world.is_main:
-            self._choose(step)
-        return self._last_step is not None and step >= self._last_step
+        """Tell whether this step is the last; after each step the same on every rank. If not, the next one counts as begun."""
+        if self._store is None:
+            return self.is_asked()
+        with self._turn:
+            is_last = self._last_step is not None and step >= self._last_step  # beyond it where that step was taken back
+            if not is_last:
+                self._begun = step + 1
+        return is_last
 
     def saves_after(self, step: int, is_due: bool) -> bool:
-        """Tell whether a checkpoint was agreed on for this step; asked after each step, the same on every rank.
+        """Tell whether a checkpoint was agreed on for this step; asked after each step, and after `comes_after`, the same on every rank.
 
         Args:
-            is_due: rank 0 alone: agree on one for the next step; alone in the world, for this one.
+            is_due: rank 0 alone: agree on a step soon; alone in the world, on this one.
         """
         if self._store is None:
             return is_due
-        if is_due and self._world.is_main and self._save_step != step:
-            self._agree("save", step + 1)
-        return self._save_step == step
+        saves = bool(self._saves) and step >= self._saves[0]
+        if saves:
+            self._saves.popleft()
+            self._has_asked_to_save = False
+        elif is_due and self._world.is_main and not self._has_asked_to_save:
+            self._has_asked_to_save = True
+            _send(self._store, "save")
+        return saves
 
     def say(self, doing: Callable[[], str], *, is_lost: bool = False) -> None:
         """Answer this, from now on, when another rank asks what this one is doing.
@@ -172,20 +190,6 @@ class Stop:
         self._waker.close()
         self._woken.close()
 
-    def _choose(self, step: int) -> None:
-        """Make the next step the last one, on all ranks (rank 0's main thread)."""
-        if self._store is None:
-            self._last_step = step
-            return
-        self._agree("at", step + 1)
-
-    def _agree(self, kind: str, step: int) -> None:
-        """Tell all ranks what comes after a step that none of them can have finished, and wait until they know (rank 0's main thread)."""
-        assert self._store is not None
-        _send(self._store, f"{kind} {step}")
-        known = [f"knows/{kind} {step}/{rank}" for rank in range(self._world.size)]
-        self._store.wait(known, timedelta(seconds=60))  # their threads answer in no time
-
     def _listen(self) -> None:
         """Wait for signals, and on rank 0 for the time to stop (a thread)."""
         while True:
@@ -223,27 +227,47 @@ class Stop:
             _end(128 + number)  # the others are gone
 
     def _read(self, store: Store) -> None:
-        """Read the messages (a thread)."""
-        rank = self._world.rank
-        for position in count(1):
-            try:
-                kind, _, value = _wait_for(store, f"message/{position}").partition(" ")
+        """Read the messages (a thread), and keep the main thread from beginning a step while one is being agreed on."""
+        try:
+            for position in count(1):
+                kind, *values = _wait_for(store, f"message/{position}").split()
                 if kind == "stop":
-                    self._on_stop(signal.Signals(int(value)), store)
-                elif kind == "at":
-                    self._last_step = int(value)
-                    store.set(f"knows/{kind} {value}/{rank}", "")
-                elif kind == "save":
-                    self._save_step = int(value)
-                    store.set(f"knows/{kind} {value}/{rank}", "")
+                    self._on_stop(signal.Signals(int(values[0])), store)
+                if kind in ("stop", "save"):
+                    self._answer(store, kind, place=f"begun/{position}")
+                elif kind == "agreed":
+                    self._agree(values[0], int(values[1]))
                 elif kind == "leave":
                     self._go(store)
                 elif kind == "ask":
-                    store.set(f"doing/{rank}", self._doing())
+                    store.set(f"doing/{self._world.rank}", self._doing())
                 elif kind == "closed":
                     return
-            except DistError:
-                return  # the store is gone, and soon we are too
+        except DistError:
+            return  # the store is gone, and soon we are too
+        finally:
+            if self._open:
+                self._turn.release()  # the main thread finds out by itself
+
+    def _answer(self, store: Store, kind: str, *, place: str) -> None:
+        """Say which step this rank has begun, and let it begin no other before all have said so; whoever is last tells them."""
+        if not self._open:
+            self._turn.acquire()
+        self._open += 1
+        store.set(f"{place}/{self._world.rank}", f"{self._begun}")
+        if store.add(place, 1) == self._world.size:
+            begun = store.multi_get([f"{place}/{rank}" for rank in range(self._world.size)])
+            _send(store, f"agreed {kind} {max(map(int, begun))}")
+
+    def _agree(self, kind: str, step: int) -> None:
+        logger.info("all ranks %s after step %d", kind, step)
+        if kind == "stop":
+            self._last_step = step
+        else:
+            self._saves.append(step)
+        self._open -= 1
+        if not self._open:
+            self._turn.release()
 
     def _on_stop(self, number: signal.Signals, store: Store | None = None) -> None:
         """Tell the main thread, or, where it has nothing to save yet, end all ranks. Rank 0 knows for all of them."""

@@ -1,16 +1,24 @@
-"""Asking one rank to stop; what several ranks do is in tests/distributed/test_stop.py."""
+"""Asking ranks to stop or to save, as threads of this process; real ranks are in tests/distributed/test_stop.py."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import random
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any
 
 import pytest
+import torch
+from torch.distributed import TCPStore
 
-from ddp_train.distributed import alone
+from ddp_train.distributed import World, alone
 from ddp_train.process import STOP_SIGNALS
 from ddp_train.stop import WALLTIME, Stop
 
@@ -20,7 +28,7 @@ def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_closing_puts_e
     before = [signal.getsignal(each) for each in STOP_SIGNALS]
     descriptors = len(os.listdir("/proc/self/fd"))
     stop = Stop(alone())
-    stop.can_save()
+    stop.trains_after(0)
     assert not stop.comes_after(1)
     os.kill(os.getpid(), number)
     assert stop.cause() == number
@@ -35,7 +43,7 @@ def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_closing_puts_e
 
 def test_it_stops_by_itself_when_the_time_is_up() -> None:
     stop = Stop(alone(), at=time.time() + 0.2)
-    stop.can_save()
+    stop.trains_after(0)
     assert not stop.is_asked()
     assert stop.cause() is WALLTIME
     assert stop.comes_after(1)
@@ -44,7 +52,7 @@ def test_it_stops_by_itself_when_the_time_is_up() -> None:
 
 def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
     stop = Stop(alone())
-    stop.can_save()
+    stop.trains_after(0)
     noticed_after_s: list[float] = []
 
     def send() -> None:
@@ -62,3 +70,77 @@ def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
     sending.join()
     stop.close()
     assert noticed_after_s[0] < in_c_s / 2
+
+
+class _Together(World):
+    """One of three ranks that are threads of this process."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+
+@contextmanager
+def _three_ranks(name: str) -> Iterator[list[Stop]]:
+    store = TCPStore("127.0.0.1", 0, is_master=True)
+    worlds = [_Together(rank=rank, size=3, local_rank=rank, local_size=3, device=torch.device("cpu"), store=store) for rank in range(3)]
+    stops = [Stop(world, name=name) for world in reversed(worlds)][::-1]
+    for stop in stops:
+        stop.trains_after(0)
+    yield stops
+    for stop in stops:  # rank 0 first, whose word ends the others' threads; it was made last, and each puts back what it found
+        stop.close()
+
+
+def _train_apart(stops: list[Stop], take_steps: Callable[[Stop, Callable[[], None]], Any]) -> list[Any]:
+    """Let three ranks take steps that do not communicate, rank 0 the slowest; return what each found."""
+    found: list[Any] = [None] * 3
+
+    def run(rank: int) -> None:
+        draw = random.Random(rank)
+        found[rank] = take_steps(stops[rank], lambda: time.sleep(draw.random() * (2e-3 if rank == 0 else 5e-4)))
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.03)
+    if take_steps is _until_the_last:
+        os.kill(os.getpid(), signal.SIGTERM)
+    for thread in threads:
+        thread.join(timeout=20)
+    return found
+
+
+def _until_the_last(stop: Stop, wait: Callable[[], None]) -> int:
+    step = 1
+    while not stop.comes_after(step):
+        wait()
+        step += 1
+    return step
+
+
+def _until_three_saves(stop: Stop, wait: Callable[[], None], save: Callable[[], Any]) -> list[int]:
+    saves: list[int] = []
+    for step in count(1):
+        stop.comes_after(step)
+        if stop.saves_after(step, is_due=True):
+            saves.append(step)
+            save()
+            if len(saves) == 3:
+                break
+        wait()
+    return saves
+
+
+@pytest.mark.parametrize("trial", range(5))
+def test_ranks_that_run_ahead_of_each_other_stop_after_the_same_step(trial: int) -> None:
+    with _three_ranks(f"stop {trial}") as stops:
+        last = _train_apart(stops, _until_the_last)
+    assert last[0] > 1
+    assert last == last[:1] * 3
+
+
+def test_ranks_that_run_ahead_of_each_other_save_after_the_same_steps() -> None:
+    with _three_ranks("save") as stops:
+        saves = _train_apart(stops, partial(_until_three_saves, save=threading.Barrier(3, timeout=5).wait))
+    assert len(saves[0]) == 3
+    assert saves == saves[:1] * 3
