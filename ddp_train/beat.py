@@ -17,6 +17,7 @@ from ddp_train.pulse import Phase, Pulse
 
 _NAME = "ddp_train_beat"
 _LAYOUT = struct.Struct("=dqqq")
+_DEVICE = struct.Struct("=q?")  # behind it
 _PHASES = tuple(Phase)
 _NUMBERS = {phase: number for number, phase in enumerate(_PHASES)}
 _IN_A_STEP = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP, Phase.END)
@@ -31,6 +32,8 @@ class Beat:
     phase: Phase
     step: int  # steps taken before it
     first_step: int  # where this rank began; -1: it has not yet
+    device_step: int = -1  # steps that its device has finished, as last seen: it may have got further; -1: nobody has looked
+    waits_for_device: bool = False  # the host waits right now for its device to finish one more: it has not got further
 
     @property
     def has_taken_a_step(self) -> bool:
@@ -56,13 +59,19 @@ class Heart:
     def follow(self, pulse: Pulse) -> None:
         """Beat with the phases of a job that begins."""
         self._first_step = -1
+        self._see_device(-1, False)
         pulse.listen(self._beat)
+        pulse.listen_to_device(self._see_device)
 
     def _beat(self, phase: Phase, step: int) -> None:
         if self._first_step < 0 and phase is Phase.DATA:
             self._first_step = step
         if self._memory is not None:
             _LAYOUT.pack_into(self._memory, 0, time.monotonic(), step, self._first_step, _NUMBERS[phase])
+
+    def _see_device(self, step: int, is_awaited: bool) -> None:
+        if self._memory is not None:
+            _DEVICE.pack_into(self._memory, _LAYOUT.size, step, is_awaited)
 
 
 class Beats:
@@ -80,5 +89,13 @@ class Beats:
         if self._memory is not None:
             moment, step, first_step, number = _LAYOUT.unpack_from(self._memory)
             if moment >= since:
-                return Beat(time=moment, phase=_PHASES[number], step=step, first_step=first_step)
+                device_step, is_awaited = _DEVICE.unpack_from(self._memory, _LAYOUT.size)
+                return Beat(
+                    time=moment,
+                    phase=_PHASES[number],
+                    step=step,
+                    first_step=first_step,
+                    device_step=device_step,
+                    waits_for_device=is_awaited,
+                )
         return Beat(time=since, phase=Phase.START, step=0, first_step=-1)

@@ -25,6 +25,9 @@ class Phase(StrEnum):
 Listener = Callable[[Phase, int], None]
 """Gets the phase that begins, and the number of steps taken before it."""
 
+DeviceListener = Callable[[int, bool], None]
+"""Gets the number of steps that the device has finished, as last seen, and whether the host waits right now for it to finish one more."""
+
 
 class Pulse:
     """Tells the listeners of one rank what it is at."""
@@ -32,6 +35,7 @@ class Pulse:
     def __init__(self) -> None:
         self.phase, self.step = Phase.START, 0
         self._listeners: list[Listener] = []
+        self._device_listeners: list[DeviceListener] = []
 
     def listen(self, listener: Listener) -> None:
         """Tell `listener` every phase from now on, in the order of these calls; and the present one, at once."""
@@ -43,3 +47,12 @@ class Pulse:
         self.phase, self.step = phase, step
         for listener in self._listeners:
             listener(phase, step)
+
+    def listen_to_device(self, listener: DeviceListener) -> None:
+        """Tell `listener` what is seen of the device from now on; on the CPU that is nothing."""
+        self._device_listeners.append(listener)
+
+    def see_device(self, step: int, *, is_awaited: bool) -> None:
+        """Say how many steps the device has finished, and whether the host waits for one more."""
+        for listener in self._device_listeners:
+            listener(step, is_awaited)

@@ -1,7 +1,8 @@
 """The loop: train, train_step, evaluate.
 
-Ordinary code that is meant to be read and owned. Between two log steps nothing here waits for the device, and no collective runs
-beside DDP's own (one small all-reduce a step, during the first forward, when the objective's weights depend on the batch's content).
+Ordinary code that is meant to be read and owned. Between two log steps nothing here waits for the device, unless that is some steps behind
+(`device_queue.py`), and no collective runs beside DDP's own (one small all-reduce a step, during the first forward, when the objective's
+weights depend on the batch's content).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ddp_train.data.device import copied_ahead, to_device
 from ddp_train.data.loader import EvalLoader, Evaluation
 from ddp_train.data.order import epochs
 from ddp_train.data.reader import MicroBatch
+from ddp_train.device_queue import device_queue
 from ddp_train.distributed import World
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Objective, Predicting
@@ -86,7 +88,7 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
     """Train from `state` to the last step, or until a stop or a rewind."""
     loader = components.train_loader
     components.module.train()
-    window = Window(world.device, state.window)
+    window, queue = Window(world.device, state.window), device_queue(world.device, loop.pulse)
     if state.owes_evaluation or state.step >= components.total_steps:  # or killed between its last step and its result
         if not _evaluate(components, state, world, loop):
             return False  # the checkpoint that we come from owes it, too
@@ -122,6 +124,7 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
         )
         state.step += 1
         state.samples += batch.size
+        queue.after_step(state.step)
         loop.replicas.after(state.step)
         if is_log_step:
             _log(components, state, world, loop, window, grad_norm)

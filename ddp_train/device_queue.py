@@ -1,0 +1,58 @@
+"""How far the host runs ahead of its device, and how far that is known to be.
+
+On a GPU the host only puts work into a queue. Without a bound one rank's host could be many steps ahead of another's, a stop would come
+late, and the batches of all these steps would lie in the device's memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from ddp_train.pulse import Pulse
+
+STEPS_AHEAD = 8
+"""Two would keep the device busy; eight outlast what holds a host up for a moment (a slow batch, a collection of garbage)."""
+
+
+class DeviceQueue:
+    """Does nothing: on the CPU a step that was taken is done."""
+
+    def after_step(self, step: int) -> None:
+        """Say that all work of a step is in the queue; wait while the device has more than `STEPS_AHEAD` steps to finish."""
+
+
+class CudaQueue(DeviceQueue):
+    """Marks the end of each step on the current stream, and waits for the oldest mark where there are too many.
+
+    Args:
+        pulse: is told which step the device has finished, whenever somebody has looked, and while the host waits for the next one.
+    """
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        self._under_way: deque[tuple[int, torch.cuda.Event]] = deque()
+        self._spare = [torch.cuda.Event(blocking=True) for _ in range(STEPS_AHEAD + 1)]  # blocking: the host sleeps while it waits
+
+    def after_step(self, step: int) -> None:
+        event = self._spare.pop()
+        event.record()
+        self._under_way.append((step, event))
+        while self._under_way and self._under_way[0][1].query():
+            self._spare.append(self._under_way.popleft()[1])
+        is_full = len(self._under_way) > STEPS_AHEAD
+        self._tell(step, is_awaited=is_full)
+        if is_full:
+            self._under_way[0][1].synchronize()
+            self._spare.append(self._under_way.popleft()[1])
+            self._tell(step, is_awaited=False)
+
+    def _tell(self, step: int, *, is_awaited: bool) -> None:
+        finished = self._under_way[0][0] - 1 if self._under_way else step
+        self._pulse.see_device(finished, is_awaited=is_awaited)
+
+
+def device_queue(device: torch.device, pulse: Pulse) -> DeviceQueue:
+    """Return the queue of a device, which has nothing in it yet."""
+    return CudaQueue(pulse) if device.type == "cuda" else DeviceQueue()

@@ -1,0 +1,109 @@
+"""The host stays within a few steps of its device, and what is known of the device is told; the GPU is simulated."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from ddp_train import trainer
+from ddp_train.beat import Beats, Heart
+from ddp_train.device_queue import STEPS_AHEAD, DeviceQueue, device_queue
+from ddp_train.distributed import alone
+from ddp_train.pulse import Phase, Pulse
+from ddp_train.state import TrainState
+from ddp_train.trainer import Loop, train
+from tests.unit.parts import components
+
+
+class Gpu:
+    """A device that finishes a step when it is told to, or waited for; events are its `torch.cuda.Event`s."""
+
+    def __init__(self) -> None:
+        self.given = self.finished = 0
+        self.waits = 0
+
+    def event(self, *, blocking: bool) -> Event:
+        assert blocking  # a host that spins would take a core from the loader's workers
+        return Event(self)
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._step = gpu, 0
+
+    def record(self) -> None:
+        self._gpu.given += 1
+        self._step = self._gpu.given
+
+    def query(self) -> bool:
+        return self._gpu.finished >= self._step
+
+    def synchronize(self) -> None:
+        self._gpu.waits += 1
+        self._gpu.finished = max(self._gpu.finished, self._step)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    return gpu
+
+
+def test_the_host_is_never_more_than_a_few_steps_ahead_of_a_slow_device(gpu: Gpu) -> None:
+    queue = device_queue(torch.device("cuda", 0), Pulse())
+    ahead = []
+    for step in range(1, 101):
+        queue.after_step(step)
+        ahead.append(step - gpu.finished)
+    assert max(ahead) == STEPS_AHEAD
+    assert gpu.waits == 100 - STEPS_AHEAD
+
+
+def test_the_host_never_waits_for_a_device_that_keeps_up(gpu: Gpu) -> None:
+    queue = device_queue(torch.device("cuda", 0), Pulse())
+    for step in range(1, 101):
+        gpu.finished = gpu.given
+        queue.after_step(step)
+    assert gpu.waits == 0
+
+
+def test_the_watch_is_told_what_the_device_has_finished_and_that_the_host_waits_for_it(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    heart, pulse, seen = Heart(), Pulse(), []
+    heart.follow(pulse)
+    pulse.enter(Phase.STEP, 40)
+    beats = Beats(os.getpid())
+
+    def look() -> tuple[int, bool]:
+        beat = beats.last(since=0.0)
+        return beat.device_step, beat.waits_for_device
+
+    assert look() == (-1, False)  # nobody has looked
+    queue = device_queue(torch.device("cuda", 0), pulse)
+    for step in range(41, 41 + STEPS_AHEAD):
+        queue.after_step(step)
+    assert look() == (40, False)
+    synchronize = Event.synchronize
+    monkeypatch.setattr(Event, "synchronize", lambda event: (seen.append(look()), synchronize(event))[1])
+    queue.after_step(41 + STEPS_AHEAD)
+    assert seen == [(40, True)]
+    assert look() == (41, False)
+    gpu.finished = gpu.given
+    queue.after_step(42 + STEPS_AHEAD)
+    assert look() == (41 + STEPS_AHEAD, False)
+
+
+def test_the_loop_marks_the_end_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked: list[int] = []
+
+    class Marks(DeviceQueue):
+        def after_step(self, step: int) -> None:
+            marked.append(step)
+
+    assert type(device_queue(torch.device("cpu"), Pulse())) is DeviceQueue
+    monkeypatch.setattr(trainer, "device_queue", lambda device, pulse: Marks())
+    loop = Loop(log_every_steps=10, evaluate_every_steps=None, clip_grad_norm=None, write=lambda record: None, save=lambda window: None)
+    train(components("trainer.max_steps=3"), TrainState(), alone(), loop)
+    assert marked == [1, 2, 3]
