@@ -1,7 +1,7 @@
 """Whether a run that fails and starts again gets anywhere. If it does not, it is not started again: exit code 93.
 
 attempts.json in the run folder has the failures since the run last got further, so that they count however it is started again: by an
-agent, by a scheduler, by a script. `logs/steps_taken` says how far rank 0 was, also when it was killed.
+agent, by a scheduler, by a script. `logs/steps_taken` says how far rank 0 was: exactly after an error, to a second when it was killed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from ddp_train.exit_code import FINAL, NO_PROGRESS
-from ddp_train.pulse import Listener, Phase
+from ddp_train.pulse import Phase
 from ddp_train.run_dir import RunDir, write_json
 
 _RESTARTS = 3  # in a row without progress
+_NOTE_EVERY_S = 1.0
+_FIRST_NOTE_S = 0.05  # after the first step has begun; each wait is twice as long as the one before
 _SHOWN = 100  # characters of an error
 
 
@@ -27,34 +31,80 @@ _SHOWN = 100  # characters of an error
 class _Attempts:
     """What attempts.json holds."""
 
-    furthest: int = 0  # the most steps that any attempt had taken
+    furthest: int = 0  # the most steps that any attempt can have taken
     checkpoint: int = 0  # the newest checkpoint's step
     is_open: bool = False  # an attempt has begun, and nobody has said how it ended
     began: float = 0.0  # when the last one did; seconds since the epoch
     failures: list[str] = field(default_factory=list)  # since the run last got further
 
 
-def begin(run_dir: RunDir) -> Listener:
+class Notes:
+    """Writes into the run folder how many steps the attempt at hand has taken. A listener of rank 0's pulse.
+
+    A thread of its own writes, once a second: the folder may be on a network, where a write in each step would be slower than the step.
+    A kill may so come up to a second after the last note. The file therefore holds two numbers, how far the attempt was at least and
+    how far it can have been at most: a run that always dies at the same step must not look as if it got a little further each time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._taken = self._noted = 0
+        self._most_between_notes = 0
+        self._descriptor: int | None = None
+        self._is_over = Event()
+        self._thread: Thread | None = None
+
+    def __call__(self, phase: Phase, step: int) -> None:
+        """Take note of a phase."""
+        if step > self._taken:  # else a rewind: how far it ever was counts
+            self._taken = step
+        if self._thread is None and phase is not Phase.START:
+            self._noted = step
+            self._thread = Thread(target=self._follow, name="step-notes", daemon=True)
+            self._thread.start()
+        if phase is Phase.END:
+            self.close()
+
+    def note(self) -> None:
+        """Write down how far the attempt is."""
+        taken = self._taken
+        self._most_between_notes = max(self._most_between_notes, taken - self._noted)
+        self._noted = taken
+        # Thrice as many as were ever taken between two notes, for a note that comes late; slow steps are noted one by one.
+        self._write(taken, at_most=taken + 3 * max(0, self._most_between_notes - 1))
+
+    def close(self) -> None:
+        """Write down the last step, and end the thread."""
+        if self._thread is None or self._is_over.is_set():
+            return
+        self._is_over.set()
+        self._thread.join()
+        self._write(self._taken, at_most=self._taken)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def _follow(self) -> None:
+        wait_s = _FIRST_NOTE_S
+        while not self._is_over.wait(wait_s):
+            if self._taken != self._noted:
+                self.note()
+            wait_s = min(2 * wait_s, _NOTE_EVERY_S)
+
+    def _write(self, taken: int, *, at_most: int) -> None:
+        with suppress(OSError):  # a full disk: the attempt will say so itself
+            if self._descriptor is None:
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            os.pwrite(self._descriptor, f"{taken:<20}{at_most:<20}\n".encode(), 0)  # always as long: no rest of an earlier one
+
+
+def begin(run_dir: RunDir) -> Notes:
     """Note that an attempt begins, and return what notes the steps that it takes (rank 0)."""
     with suppress(OSError):  # a full disk: the attempt will say so itself
         attempts = _load(run_dir)
         attempts.is_open, attempts.began = True, time.time()
         write_json(run_dir.attempts, asdict(attempts))
         run_dir.steps_taken.unlink(missing_ok=True)
-    descriptor: int | None = None
-
-    def note(phase: Phase, step: int) -> None:
-        nonlocal descriptor
-        with suppress(OSError):
-            if phase is Phase.STEP:
-                if descriptor is None:
-                    descriptor = os.open(run_dir.steps_taken, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
-                os.pwrite(descriptor, b"%d" % step, 0)  # a microsecond or two
-            elif phase is Phase.END and descriptor is not None:
-                os.close(descriptor)
-                descriptor = None
-
-    return note
+    return Notes(run_dir.steps_taken)
 
 
 def end(run_dir: RunDir, *, is_saved: bool = True) -> None:
@@ -94,11 +144,12 @@ def settle(run_dir: RunDir, *, has_failed: bool = False) -> str:
     if report.get("exit_code") in FINAL:  # nobody starts it again, but a person who has mended it
         end(run_dir, is_saved=False)
         return ""
-    steps_taken, checkpoint = _steps_taken(run_dir), max(run_dir.saved_steps(), default=0)
+    (steps_taken, at_most), checkpoint = _steps_taken(run_dir), max(run_dir.saved_steps(), default=0)
     if steps_taken > attempts.furthest or checkpoint > attempts.checkpoint:
         attempts.failures.clear()
-    attempts.furthest, attempts.checkpoint = max(attempts.furthest, steps_taken), checkpoint
-    attempts.failures.append(f"after step {steps_taken}: {_what_happened(report)}")
+    attempts.furthest, attempts.checkpoint = max(attempts.furthest, at_most), checkpoint
+    where = f"step {steps_taken}" if at_most == steps_taken else f"step {steps_taken} to {at_most}"
+    attempts.failures.append(f"after {where}: {_what_happened(report)}")
     if len(attempts.failures) <= _RESTARTS:
         with suppress(OSError):  # a full disk
             write_json(run_dir.attempts, asdict(attempts))
@@ -143,11 +194,13 @@ def _what_happened(report: Mapping[str, Any]) -> str:
     return f"rank {report['rank']} on {report['host']}, {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}"
 
 
-def _steps_taken(run_dir: RunDir) -> int:
+def _steps_taken(run_dir: RunDir) -> tuple[int, int]:
+    """Return how many steps the last attempt has taken at least, and at most."""
     try:
-        return int(run_dir.steps_taken.read_text())
+        at_least, at_most = run_dir.steps_taken.read_text().split()
+        return int(at_least), int(at_most)
     except (OSError, ValueError):
-        return 0
+        return 0, 0
 
 
 def _load(run_dir: RunDir) -> _Attempts:

@@ -79,7 +79,7 @@ class RunDir:
 
     @property
     def steps_taken(self) -> Path:
-        """How many steps the attempt at hand has taken, written after each (`progress`)."""
+        """How many steps the attempt at hand has taken, at least and at most (`progress`)."""
         return self.logs / "steps_taken"
 
     @property

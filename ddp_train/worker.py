@@ -64,6 +64,7 @@ class Rank:
             state = TrainState()
             started = time.monotonic()
             stop: Stop | None = None
+            notes: progress.Notes | None = None
             try:
                 tree, pulse = job.config.tree, Pulse()
                 device = resolve_device(tree["cluster"]["device"])
@@ -86,12 +87,15 @@ class Rank:
                     at=None if job.in_sweep else _stops_at(tree["cluster"]),  # a sweep stops as a whole
                 )
                 if self._world.is_main:
-                    pulse.listen(progress.begin(job.run_dir))
+                    notes = progress.begin(job.run_dir)
+                    pulse.listen(notes)
                 code = run_job(job, self._world, state, stop, pulse)
                 self._watch.end()
                 stop.close()
                 return code
             except BaseException as error:  # sys.exit in a component is no way to leave either
+                if notes is not None:
+                    notes.close()
                 found = _describe(error, job, state, stop, rank=self._rank)
                 _show(found, job, terminal, seconds=time.monotonic() - started)
                 first = failure.load(job.run_dir) or found  # on another machine there is an agent that knows no other reason

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from ddp_train import failure, progress
 from ddp_train.errors import DataError
 from ddp_train.pulse import Phase
 from ddp_train.run_dir import RunDir
+from tests.conftest import wait_for
+
+
+@pytest.fixture(autouse=True)
+def the_clock_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_FIRST_NOTE_S", 60.0)
 
 
 def attempt(run_dir: RunDir, *, steps: int, saves: int | None = None, reports: bool = True, error: Exception | None = None) -> None:
     """Take steps, save, and fail."""
     run_dir.forget_failure()
     run_dir.logs.mkdir(exist_ok=True)
-    note = progress.begin(run_dir)
+    notes = progress.begin(run_dir)
     for step in range(steps + 1):
-        note(Phase.STEP, step)
-    note(Phase.END, steps)
+        notes(Phase.STEP, step)
+    notes.close()
     if saves is not None:
         folder = run_dir.checkpoints / f"step_{saves:08d}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,3 +73,65 @@ def test_neither_a_good_end_nor_what_the_user_has_to_mend_counts(tmp_path: Path)
         progress.end(run_dir, is_saved=False)  # stopped before its first step
         assert progress.settle(run_dir) == ""
     assert not run_dir.attempts.exists()
+
+
+def killed(run_dir: RunDir, *, steps: int, noted_at: Sequence[int]) -> None:
+    """Take steps, with a note after some of them, and end without a word."""
+    run_dir.logs.mkdir(exist_ok=True)
+    notes = progress.begin(run_dir)
+    for step in range(steps + 1):
+        notes(Phase.STEP, step)
+        if step in noted_at:
+            notes.note()
+    notes._is_over.set()  # its thread is gone, too
+
+
+def test_the_folder_is_written_to_by_the_clock_not_by_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, pwrite = [], os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: written.append(data) or pwrite(descriptor, data, offset))
+    run_dir = RunDir(tmp_path)
+    attempt(run_dir, steps=5000, reports=False)
+    assert len(written) == 1  # the last one, as it ends
+    assert progress.settle(run_dir) == ""
+    assert json.loads(run_dir.attempts.read_text())["furthest"] == 5000
+    monkeypatch.setattr(progress, "_FIRST_NOTE_S", 0.001)
+    notes = progress.begin(run_dir)
+    notes(Phase.STEP, 1)
+    notes(Phase.STEP, 2)
+    wait_for(lambda: run_dir.steps_taken.exists() and run_dir.steps_taken.read_text().split()[0] == "2")
+    notes(Phase.END, 2)
+    assert run_dir.steps_taken.read_text().split() == ["2", "2"]
+
+
+def test_a_rewind_leaves_how_far_it_was(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    killed(run_dir, steps=0, noted_at=())
+    notes = progress.begin(run_dir)
+    for step in (998, 999, 1000, 7, 8):
+        notes(Phase.STEP, step)
+    notes.close()
+    assert run_dir.steps_taken.read_text().split() == ["1000", "1000"]
+
+
+def test_a_kill_at_the_same_step_is_no_progress_whenever_the_last_note_was(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    verdicts = []
+    for late in (80, 50, 20, 1):  # each note is nearer to the step that kills it than the one before
+        killed(run_dir, steps=1000, noted_at=range(1000 - late, 0, -100))
+        verdicts.append(progress.settle(run_dir))
+    assert verdicts[:3] == ["", "", ""]
+    assert "never got beyond step" in verdicts[3] and "after step 920 to 1217: everything ended" in verdicts[3]
+
+
+def test_a_killed_run_that_gets_some_seconds_further_makes_progress(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for number in range(6):
+        killed(run_dir, steps=1000 + 500 * number, noted_at=range(50, 4000, 100))
+        assert progress.settle(run_dir) == ""
+
+
+def test_slow_steps_are_counted_one_by_one_also_after_a_kill(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for number in range(6):
+        killed(run_dir, steps=3 + number, noted_at=range(100))
+        assert progress.settle(run_dir) == ""
