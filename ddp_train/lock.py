@@ -2,8 +2,8 @@
 
 The lock (flock on the folder itself) is the truth on one machine: it ends with the last process that has it, however that ends, so a dead
 holder never needs clearing away. `.holder.json` says who has it. On a file system that several machines share the lock may be of one
-machine alone (NFS without locking, Lustre with localflock); there the holder refreshes its file, and another machine waits until it has
-not been refreshed for three intervals.
+machine alone (NFS without locking, Lustre with localflock); there the holder's file is refreshed (`lease.py`), and another machine waits
+until it has not been refreshed for three intervals.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import json
 import os
 import shlex
 import socket
+import struct
+import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ HOLDER = ".holder.json"
 _STALE_AFTER = 3  # intervals without a refresh
 _SHARED = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "glusterfs", "fuse", "virtiofs", "orangefs")
 _SHOWN = 120  # characters of a command
+_FLOCK = "hhqqi0q"  # struct flock of Linux: type, whence, start, length (0: to the end), pid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class _Held:
     folder: Path
     descriptor: int
     owner: int  # the process that took it; those forked from it have copies of the descriptor
-    ended: threading.Event
+    lease: subprocess.Popen[bytes] | None  # where other machines may see the folder
 
 
 _held: list[_Held] = []
@@ -83,18 +85,21 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
             expected="one run per folder",
             fix=f"wait for it{lease}, or choose another folder",
         )
-    ended = threading.Event()
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # a file system without such locks, or not Linux: `is_held` goes by the holder's file
+        _record_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
     _write(folder)
-    if _is_shared(folder):
-        threading.Thread(target=_refresh, args=(folder / HOLDER, ended), name="lease", daemon=True).start()
-    _held.append(_Held(folder, descriptor, os.getpid(), ended))
+    _held.append(_Held(folder, descriptor, os.getpid(), _lease(folder / HOLDER) if _is_shared(folder) else None))
 
 
 def is_held(folder: Path) -> bool:
-    """Tell whether somebody is working in a folder."""
+    """Tell whether somebody is working in a folder, without taking it for a moment: a run that starts just then must not find it taken."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return not _lock(descriptor, folder) or _is_leased(folder)
+        return _record_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK or _is_leased(folder)
+    except (OSError, AttributeError):
+        return _is_alive(_read(folder)) or _is_leased(folder)
     finally:
         os.close(descriptor)
 
@@ -103,8 +108,15 @@ def release() -> None:
     """Give up every folder that this process holds. A forked process gives up its copies alone."""
     while _held:
         held = _held.pop()
-        if held.owner == os.getpid():
-            held.ended.set()
+        is_owner, lease = held.owner == os.getpid(), held.lease
+        if lease is not None and lease.stdin is not None:
+            lease.stdin.close()
+            if is_owner:
+                lease.kill()
+                lease.wait()
+            else:
+                lease.returncode = 0  # the owner's child, which is not ours to wait for
+        if is_owner:
             with contextlib.suppress(OSError):
                 (held.folder / HOLDER).unlink()
         os.close(held.descriptor)
@@ -118,6 +130,34 @@ def _lock(descriptor: int, folder: Path) -> bool:
     except OSError:  # a file system without locks: the lease of a process that runs here is as good as a lock
         return not _is_alive(_read(folder))
     return True
+
+
+def _record_lock(descriptor: int, command: int, kind: int) -> int:
+    """Set a lock of the other kind that the kernel has, or look who has set one; return what it answers (F_UNLCK: nobody).
+
+    flock can only be looked at by taking it. This lock, beside it, excludes nobody and can be looked at (fcntl(2), open file description
+    locks); it is forked and ends as flock's does.
+
+    Raises:
+        OSError: the file system has no such locks.
+    """
+    answer: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)))[0]
+    return answer
+
+
+def _lease(file: Path) -> subprocess.Popen[bytes] | None:
+    """Start the process that refreshes the holder's file."""
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ddp_train.lease", str(file), str(REFRESH_S)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a terminal and an agent signal the holder's whole group
+        )
+    except OSError as error:
+        print(f"another machine may take {file.parent}: {file.name} is not refreshed ({error.strerror})", file=sys.stderr)
+        return None
 
 
 def _is_leased(folder: Path) -> bool:
@@ -158,12 +198,6 @@ def _read(folder: Path) -> Holder | None:
         return Holder(**json.loads((folder / HOLDER).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _refresh(file: Path, ended: threading.Event) -> None:
-    while not ended.wait(REFRESH_S):
-        with contextlib.suppress(OSError):
-            os.utime(file)  # the time of the file server, not ours
 
 
 def _is_on_this_machine(holder: Holder | None) -> bool:

@@ -6,13 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ddp_train import lock
 from ddp_train.errors import ConfigError
+from ddp_train.process import is_alive
+from tests.conftest import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +26,9 @@ def release() -> Iterator[None]:
     lock.release()
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
-    code = f"import pathlib, ddp_train.lock as lock\nlock.hold(pathlib.Path({str(folder)!r}), key='k'); print('held', flush=True); input()"
+def holder(folder: Path, *, before: str = "", after: str = "input()") -> subprocess.Popen[str]:
+    lines = ["import os, pathlib, sys, ddp_train.lock as lock", before, f"lock.hold(pathlib.Path({str(folder)!r}), key='k')"]
+    code = "\n".join([*lines, "print('held', flush=True)", after])
     started = subprocess.Popen([sys.executable, "-c", code, "some", "job"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None and started.stdout.readline() == "held\n"
     return started
@@ -59,17 +65,53 @@ def test_a_machine_that_the_lock_does_not_reach_is_refused_while_the_lease_is_fr
     lock.hold(tmp_path, key="resume")
 
 
+def test_looking_who_holds_a_folder_never_makes_a_start_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_is_shared", lambda folder: False)
+    starts_are_over = threading.Event()
+
+    def look() -> set[bool]:
+        found = set()
+        while not starts_are_over.is_set():
+            found.add(lock.is_held(tmp_path))
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        looks = pool.submit(look)
+        try:
+            for _ in range(400):
+                lock.hold(tmp_path, key="k")
+                lock.release()
+        finally:
+            starts_are_over.set()
+    assert looks.result()
+
+
 def test_a_lease_is_refreshed_where_other_machines_see_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_is_shared", lambda folder: True)
     monkeypatch.setattr(lock, "REFRESH_S", 0.05)
+    tasks = set(os.listdir("/proc/self/task"))
     lock.hold(tmp_path, key="k")
+    assert set(os.listdir("/proc/self/task")) <= tasks  # a thread would be alive when an agent is forked
     file = tmp_path / lock.HOLDER
     os.utime(file, (0, 0))
-    for _ in range(200):
-        if file.stat().st_mtime > 0:
-            break
-        lock.time.sleep(0.02)
-    assert file.stat().st_mtime > 0
+    wait_for(lambda: file.stat().st_mtime > 0)
+    lock.release()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_lease_lasts_as_long_as_an_agent_that_was_forked_from_a_killed_holder(tmp_path: Path) -> None:
+    shared = "lock._is_shared = lambda folder: True"
+    first = holder(tmp_path, before=shared, after="os.fork() or print(lock._held[0].lease.pid, flush=True); sys.stdin.read()")
+    assert first.stdin is not None and first.stdout is not None
+    lease = int(first.stdout.readline())
+    first.kill()
+    first.wait()
+    time.sleep(0.1)
+    assert is_alive(lease)
+    assert lock.is_held(tmp_path)
+    first.stdin.close()
+    wait_for(lambda: not is_alive(lease) and not lock.is_held(tmp_path))
+    first.stdout.close()
 
 
 def test_without_locks_a_live_process_of_this_machine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
