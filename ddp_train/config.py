@@ -7,10 +7,10 @@ Every `_target_` is imported and its arguments bound against its signature, so t
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +41,7 @@ from ddp_train.rules import (
 )
 from ddp_train.run_dir import sha256
 from ddp_train.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, FaultConfig, LoaderConfig, RootConfig
+from ddp_train.spelling import nearest, override, removal
 from ddp_train.target import check_target
 
 
@@ -93,7 +94,8 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors += _unknown_hydra_names(hydra)
     with _secrets_sealed():
         tree = {"metrics": {}, **_unmarked(_resolve(config, "", errors))}
-    errors += _unknown_root_names(tree)
+    errors += _unknown_root_names(tree, hydra)
+    errors += _targets_in_extra(tree)
     errors += [_spelled_out(key, name) for key, value in _leaves(tree) if (name := redaction.spelled_out(key, value))]
     sections = {name: _typed(schema, tree.get(name) or {}, name, errors) for name, schema in SECTIONS.items()}
     data: dict[str, Any] = tree["data"] if isinstance(tree.get("data"), dict) else {}
@@ -156,7 +158,7 @@ def section(composed: DictConfig, name: str) -> dict[str, Any]:
 
 
 _WITHOUT_EFFECT_ON_RESULTS = (
-    *("name", "resume", "allowed_targets", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
+    *("name", "resume", "allowed_targets", "extra", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
     *("trainer.grad_accum_steps", "trainer.log_every_steps", "trainer.evaluate_every_steps", "trainer.check_replicas_every_steps"),
     *("data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
 )
@@ -175,15 +177,6 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 def identity(tree: Mapping[str, Any]) -> str:
     """Return the hash of everything that changes the results: two runs with the same one compute the same."""
     return sha256(json.dumps(sorted((key, value) for key, value in _leaves(tree) if _changes_results(key)), default=str))
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the valid name most like the given one, or "" when none is close."""
-    names = list(names)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if not close and "." in name:  # the right name in the wrong section
-        close = [other for other in names if other.rpartition(".")[2] == name.rpartition(".")[2]][:1]
-    return close[0] if close else ""
 
 
 def keys(config: Mapping[str, Any]) -> list[str]:
@@ -272,7 +265,7 @@ def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in fields:
-            errors.append(_unknown(key, [f"{prefix}{other}" for other in fields]))
+            errors.append(unknown(key, [f"{prefix}{other}" for other in fields], value))
             continue
         try:
             typed[name] = value
@@ -308,18 +301,84 @@ def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> list[ConfigEr
     return []
 
 
-def _unknown(key: str, valid: Iterable[str]) -> ConfigError:
+def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
+    """Say that nobody knows a key, and what to type instead: the nearest one, or none."""
+    valid, section = list(valid), key.rpartition(".")[0]
     close = nearest(key, valid)
-    return ConfigError(key=key, happened="is not a key of this configuration", fix=f"did you mean {close}?" if close else "")
+    return ConfigError(
+        key=key,
+        happened="is not a key of this configuration",
+        expected="" if close else f"one of {', '.join(other for other in valid if other.rpartition('.')[0] == section)}",
+        fix=f"did you mean {override(close, value)}?" if close else f"remove it: {removal(key, value)}",
+    )
 
 
-def _unknown_root_names(tree: Mapping[str, Any]) -> list[ConfigError]:
-    """Find misspelt sections. Other names are the user's own, for `${...}`; a YAML adds them without Hydra's asking."""
+def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> list[ConfigError]:
+    """Find what stands at the top and nobody reads. A YAML adds such names without Hydra's asking."""
     known = [*SECTIONS, *TARGETS, "metrics", *ROOT_KEYS]
+    valid = [*known, *keys({name: tree[name] for name in known if name in tree})]
+    typed = texts(hydra.overrides.task) if hydra is not None else []
+    options: dict[str, Any] = dict(hydra.runtime.choices) if hydra is not None else {}
+    errors = []
+    for name, value in tree.items():
+        if name in known:
+            continue
+        option = options.get(name)
+        if name == "experiment" and option and isinstance(value, Mapping):
+            errors.append(_without_package(str(option), value, hydra))
+            continue
+        advice = [_instead(text, valid) for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
+        if any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
+            expected = f"a part of a run: {', '.join(TARGETS)} or metrics.NAME; nobody makes another one"
+            close = nearest(name, known)
+            advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]
+        else:
+            expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, stand below extra"
+            if option:
+                advice = [override(f"{name}@extra.{name}", option, sign="+")]
+            elif not advice:
+                close = nearest(name, valid)
+                advice = [f"did you mean {close}?" if close else f"in your YAML, put it below extra; {removal(name, value)} leaves it out"]
+        errors.append(
+            ConfigError(key=name, happened="is no part of a configuration, and nothing reads it", expected=expected, fix=" ".join(advice))
+        )
+    return errors
+
+
+def _instead(typed: str, valid: Iterable[str]) -> str:
+    """Return what to type for an override of a name that nothing reads."""
+    key, equals, value = typed.lstrip("+").partition("=")
+    close = nearest(key, valid)
+    if close in (*SECTIONS, *TARGETS) and not value.isidentifier():
+        close = ""  # what a group is set to is the name of an option
+    return f"did you mean {shlex.quote(close + equals + value)}?" if close else shlex.quote(f"+extra.{key}{equals}{value}")
+
+
+def _without_package(option: str, landed: Mapping[str, Any], hydra: DictConfig | None) -> ConfigError:
+    """Say why an experiment has no effect: without its first line Hydra puts what it holds below the name of its group."""
+    folders = [source.path for source in hydra.runtime.config_sources if source.schema == "file"] if hydra is not None else []
+    files = [path for folder in folders if (path := Path(folder) / "experiment" / f"{option}.yaml").exists()]
+    file = str(files[0]) if files else f"experiment/{option}.yaml"
+    return ConfigError(
+        key="experiment",
+        happened=f"{file} lacks the line `# @package _global_`: its keys landed below `experiment.`, where nothing reads them"
+        f" ({', '.join(map(str, landed))})",
+        expected="`# @package _global_` as its first line",
+        fix=f"sed -i '1i # @package _global_' {shlex.quote(file)}",
+    )
+
+
+def _targets_in_extra(tree: Mapping[str, Any]) -> list[ConfigError]:
+    extra = tree.get("extra")
     return [
-        _unknown(name, known)
-        for name, value in tree.items()
-        if isinstance(value, Mapping) and name not in known and difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        ConfigError(
+            key=key,
+            happened="has a _target_, and nothing below extra is made",
+            expected=f"values; what is made stands below {', '.join(TARGETS)} or metrics",
+            fix=removal(key, node),
+        )
+        for key, node in nodes({"extra": extra} if isinstance(extra, Mapping) else {})
+        if isinstance(node, Mapping) and "_target_" in node
     ]
 
 
@@ -334,7 +393,9 @@ def _unknown_hydra_names(hydra: DictConfig) -> list[ConfigError]:
         node = OmegaConf.select(hydra, section.rstrip(".")) if section else hydra
         given = [str(name) for name in node] if isinstance(node, DictConfig) else []
         errors += [
-            _unknown(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known]) for name in given if name not in known
+            unknown(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known], OmegaConf.select(node, name))
+            for name in given
+            if name not in known
         ]
     return errors
 

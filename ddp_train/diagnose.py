@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import config
 from ddp_train.errors import ConfigError
+from ddp_train.spelling import nearest
 
 
 def explain(error: Exception, arguments: list[str], conf: Path) -> str:
@@ -127,7 +128,7 @@ def _wrong_options(override: Override, options: list[str]) -> list[ConfigError]:
     for choice in chosen:
         if choice in options or choice in ("null", "None"):
             continue
-        close = config.nearest(choice, options)
+        close = nearest(choice, options)
         errors.append(
             ConfigError(
                 key=override.key_or_group,
@@ -140,7 +141,7 @@ def _wrong_options(override: Override, options: list[str]) -> list[ConfigError]:
 
 
 def _unknown(key: str, valid: list[str]) -> ConfigError:
-    close = config.nearest(key, valid)
+    close = nearest(key, valid)
     return ConfigError(
         key=key,
         happened="is not a key of this configuration",

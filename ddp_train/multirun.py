@@ -31,6 +31,7 @@ from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
 from ddp_train.launch.sweep import Policy, Schedule
 from ddp_train.run_dir import RunDir
+from ddp_train.spelling import nearest
 from ddp_train.sweep_dir import COMPLETED, FAILED, Sweep, SweepJob
 
 MakeSlots = Callable[[Path, int], Sequence[Slot]]
@@ -356,7 +357,7 @@ def _copy_yaml(path: str, copied: Path) -> str:
 
 def _no_such_metric(sweep: Sweep, metric: str, job: SweepJob) -> ConfigError:
     known = sweep.run_dir(job).read_result().get("metrics", {}).get("last", {})
-    close = config.nearest(metric, known)
+    close = nearest(metric, known)
     return ConfigError(
         key="sweep.metric",
         happened=f"job {job.number} has no metric {metric!r}",

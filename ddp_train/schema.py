@@ -21,6 +21,7 @@ class RootConfig:
     init_from_keys: dict[str, str] = field(default_factory=dict)
     init_from_strict: bool = True
     allowed_targets: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -130,7 +130,7 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["model._target_=no_such_package.Model"], "model._target_", "no module 'no_such_package'"),
         (["+model.widht=3", "~model.width"], "model.widht", "did you mean model.width?"),
         (["~model.num_classes"], "model.num_classes", "needs this argument"),
-        (["+trainer.max_stepz=3"], "trainer.max_stepz", "did you mean trainer.max_steps?"),
+        (["+trainer.max_stepz=3"], "trainer.max_stepz", "did you mean trainer.max_steps=3?"),
         (
             ["trainer.global_batch_size=64", "trainer.grad_accum_steps=4", "cluster=cpu"],
             "trainer.global_batch_size",
@@ -163,7 +163,7 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["+cluster.env.NCCL_ALGO=[Ring,Tree]"], "cluster.env.NCCL_ALGO", "text, a number"),
         (["data.on_device=true", "data.num_workers=2"], "data.num_workers", "leaves nothing to read"),
         (["strategy.static_graph=true", "trainer.grad_accum_steps=2", "cluster=cpu"], "strategy.static_graph", "2 micro-batches"),
-        (["debug=faults", "debug.faults=[{knd:kill}]"], "debug.faults.0.knd", "did you mean debug.faults.0.kind?"),
+        (["debug=faults", "debug.faults=[{knd:kill}]"], "debug.faults.0.knd", "did you mean debug.faults.0.kind=kill?"),
         (["debug=faults", "debug.faults=[{},{kind:kil}]"], "debug.faults.1.kind", "debug.faults.1.kind=kill"),
         (["debug=faults", "debug.faults=[{rank:2}]", "cluster=cpu"], "debug.faults.0.rank", "0 to 1"),
         (["debug=faults", "debug.faults=[{attempt:-1}]"], "debug.faults.0.attempt", "or every"),
@@ -351,8 +351,8 @@ def test_a_metric_that_no_job_has_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     "overrides",
     [
         ["data=mnist", "data.root=${hydra:runtime.cwd}/x"],
-        ["+models=3", "+seeds=[1,2]"],
-        ["+lookup={1:2}"],
+        ["+extra.models=3", "+extra.seeds=[1,2]"],
+        ["+extra.lookup={1:2}"],
         ["objective._target_=torch.nn.functional.cross_entropy", "+objective._partial_=true", "~objective.label_smoothing"],
         ["~data.eval"],
         ["~metrics"],
@@ -384,9 +384,9 @@ def test_hydras_own_options_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     (tmp_path / "my_conf" / "model").mkdir(parents=True)
     (tmp_path / "my_conf" / "model" / "wide.yaml").write_text("defaults: [mlp]\nwidth: 999\n")
     for arguments in (["--config-dir=my_conf"], [f"hydra.searchpath=[file://{tmp_path}/my_conf]"]):
-        _, jobs = command_line(monkeypatch, tmp_path, *arguments, "model=wide", "+anything.of.mine=3")
+        _, jobs = command_line(monkeypatch, tmp_path, *arguments, "model=wide", "+extra.of.mine=3")
         assert jobs[0].config.tree["model"]["width"] == 999
-        assert jobs[0].config.tree["anything"] == {"of": {"mine": 3}}
+        assert jobs[0].config.tree["extra"] == {"of": {"mine": 3}}
     (tmp_path / "my_conf" / "other.yaml").write_text("defaults: [config, _self_]\nseed: 77\n")
     _, jobs = command_line(monkeypatch, tmp_path, "--config-dir=my_conf", "--config-name=other")
     assert jobs[0].config.tree["seed"] == 77

@@ -1,0 +1,57 @@
+"""How overrides are written, and which valid name a wrong one is most like. What is advised here can be pasted. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+_PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*")
+"""Text that Hydra's parser takes without quotes."""
+
+_WORDS = ("null", "true", "false", "nan", "inf")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the valid name most like the given one, or "" when none is close.
+
+    Of dotted names the last part counts, first among those of the same section: all names of a section are alike by their beginning.
+    """
+    names = list(dict.fromkeys(names))
+    section, _, last = name.rpartition(".")
+    beside = {_last(other): other for other in reversed(names) if other.rpartition(".")[0] == section}
+    meant = [part for part in reversed(beside) if part.endswith(f"_{last}")] or get_close_matches(last, beside, n=1, cutoff=0.6)
+    if meant:
+        return beside[meant[0]]
+    elsewhere = [other for other in names if _last(other) == last] or [other for other in names if _last(other).endswith(f"_{last}")]
+    return elsewhere[0] if elsewhere else next(iter(get_close_matches(name, names, n=1, cutoff=0.8)), "")
+
+
+def override(key: str, value: Any, *, sign: str = "") -> str:
+    """Return an override as it is typed in a shell."""
+    return shlex.quote(f"{sign}{key}={text_of(value)}")
+
+
+def removal(key: str, value: Any) -> str:
+    """Return what removes a key. Hydra does not find one that is null."""
+    return f"{key}=0 {shlex.quote(f'~{key}')}" if value is None else shlex.quote(f"~{key}")
+
+
+def text_of(value: Any) -> str:
+    """Return a value as Hydra's parser reads it back."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{text_of(key)}:{text_of(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(text_of(item) for item in value) + "]"
+    if isinstance(value, str) and (not _PLAIN.fullmatch(value) or value.lower() in _WORDS):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return str(value)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
