@@ -11,8 +11,9 @@ READY  := $(VENV)/.ready
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
 
+# As many tests at a time as there are cores, up to eight. For a few of them `make test ARGS="-n0 -k NAME"` is faster.
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadgroup $(ARGS)
 
 faults: $(READY)
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -104,5 +104,6 @@ def test_a_weight_that_drifts_on_one_rank_ends_the_run_and_is_named(project: Pro
     # 12 is no multiple of 8: it is found before it can be saved
     assert "a corrupted replica, found after step 12: rank 1 on " in done.output, done.output
     assert "differs from the others in head.weight" in done.output
+    assert done.output.count("The run failed: ") == 1, done.output  # though all ranks fail at once
     run = project.folder / "outputs" / "drifted"
     assert sorted(path.name for path in (run / "checkpoints").glob("step_*")) == ["step_00000006", "step_00000009"]

@@ -62,7 +62,7 @@ def screens(output: str) -> int:
         ("SIGKILL", "SIGKILL", "ended by SIGKILL"),
         pytest.param("SIGSEGV", "SIGSEGV", "ended by SIGSEGV", marks=pytest.mark.long),
         ("exit", "EarlyExit", "rank 1 left with exit code 0 after step 2 while the others were still training"),
-        ("poison", "NonFiniteLossError", "the training loss is nan"),
+        pytest.param("poison", "NonFiniteLossError", "the training loss is nan", marks=pytest.mark.long),
     ],
 )
 def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fault: str, error: str, said: str) -> None:
@@ -131,7 +131,7 @@ def missing_file(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (corrupt_idx, "train-images-idx3-ubyte"),
+        pytest.param(corrupt_idx, "train-images-idx3-ubyte", marks=pytest.mark.long),
         pytest.param(truncated_cifar, "data_batch_3.bin", marks=pytest.mark.long),
         pytest.param(empty_text, "empty.txt", marks=pytest.mark.long),
         (missing_file, "nowhere.txt"),
@@ -159,7 +159,7 @@ KILLED = {"launcher": -9, "agent": 1, "rank 0": 1}
 """Who is killed with -9 -> the exit code of the launcher."""
 
 
-@pytest.mark.parametrize("name", KILLED)
+@pytest.mark.parametrize("name", ["launcher", "agent", pytest.param("rank 0", marks=pytest.mark.long)])
 def test_whoever_is_killed_nothing_is_left(project: Project, name: str) -> None:
     """The fixture sees to the same after a normal end, an exception and a stop, in all other tests."""
     process = project.start(*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "cluster=cpu", "data.num_workers=1")

@@ -276,8 +276,9 @@ def test_a_job_sees_nothing_of_the_one_before(project: Project) -> None:
     assert losses(project.folder / "sweep/0") == losses(project.folder / "sweep/2")
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.long)])
-def test_runs_started_at_once_have_a_folder_and_a_result_each(project: Project, count: int) -> None:
+@pytest.mark.long
+def test_runs_started_at_once_have_a_folder_and_a_result_each(project: Project) -> None:
+    count = 10
     short = [*TINY, "trainer.max_steps=2", "cluster=cpu", "cluster.processes_per_node=1"]
     done = [finish(process, timeout=200) for process in [project.start(*short, f"seed={number}") for number in range(count)]]
     assert [each.returncode for each in done] == [0] * count, [each.output for each in done if each.returncode]

@@ -61,6 +61,7 @@ def test_images_are_about_standardised_and_classes_balanced():
     assert labels.bincount().tolist() == [400] * 10
 
 
+@pytest.mark.long
 def test_a_convnet_learns_the_classes_but_not_at_once():
     torch.manual_seed(0)
     model = nn.Sequential(
