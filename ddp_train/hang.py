@@ -1,11 +1,11 @@
 """Who is to blame when ranks stand still: what the kernel, the beats and the stacks of one node's ranks say, weighed in that order.
 
-A rank that waits in a collective waits for somebody else. Pure functions: the watch (`watch_process.py`) gathers the facts.
+A rank that waits in a collective waits for somebody else. On a GPU it is the device that does, and the host stands still wherever it has
+to do with its device. Pure functions: the watch (`watch_process.py`) gathers the facts.
 """
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from collections.abc import Sequence
@@ -16,16 +16,17 @@ from ddp_train import failure
 from ddp_train.beat import Beat
 from ddp_train.pulse import Phase
 
+_BACKWARD = "torch/autograd/graph.py"
 _WAITS = (  # where the innermost frame of a rank is that waits for others; in backward, DDP reduces the gradients
     "torch/distributed/",
     "torch/nn/parallel/",
-    "torch/autograd/graph.py",
+    _BACKWARD,
     "ddp_train/distributed.py",
     "ddp_train/stop.py",
     "ddp_train/rendezvous.py",
     "ddp_train/checkpoint/board.py",
 )
-_WAITS_FOR_DEVICE = re.compile(r"\.(item|tolist|cpu|to|wait|synchronize)\(|\bfloat\(")
+_USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
 STOPPED = ("T", "t")
 IN_KERNEL = "D"
@@ -53,11 +54,14 @@ class Facts:
     frames: Sequence[FrameSummary]  # of its main thread, outermost first; empty where it gave no answer
     workers: Sequence[Worker] = ()
     uses_device: bool = False  # a GPU, for which the host waits in other places
+    is_in_native_code: bool = False  # its main thread does not come back to Python: it may wait for its GPU in there
 
     def doing(self) -> str:
         """Say in a few words where it is."""
         if self.state in STOPPED:
             return "stopped"
+        if self.beat.waits_for_device:
+            return "waits for its GPU"
         return failure.describe(self.frames) or ("in the kernel" if self.state == IN_KERNEL else "gave no answer")
 
 
@@ -74,7 +78,7 @@ class Blame:
 def blame(ranks: Sequence[Facts], overdue: Sequence[int]) -> list[Blame]:
     """Return who of `overdue` is to blame; nobody when each of them may be waiting for somebody else."""
     late = [facts for facts in ranks if facts.rank in overdue]
-    for judge in (_in_kernel, _with_stuck_worker, _behind, _elsewhere):
+    for judge in (_in_kernel, _with_stuck_worker, _behind, _elsewhere, _owes_its_device_work, _with_stuck_device):
         if found := [each for facts in late if (each := judge(facts, ranks)) is not None]:
             return found
     return []
@@ -82,6 +86,14 @@ def blame(ranks: Sequence[Facts], overdue: Sequence[int]) -> list[Blame]:
 
 def blame_anybody(ranks: Sequence[Facts]) -> Blame:
     """Pick a rank where all seem to wait: one of the few that wait in another place than most, or the first that stood still."""
+    if all(_waits_for_device(facts) for facts in ranks):  # in whatever line: each has given its device what it could
+        last = min(ranks, key=lambda facts: facts.beat.progress)
+        return Blame(
+            facts=last,
+            why="waits for its GPU, as all ranks do; no host is to blame",
+            fix="torchfrtrace on logs/flight_recorder_rank_*: who has not begun the others' collective; nvidia-smi and dmesg (Xid) there",
+            frames=last.frames,
+        )
     places: dict[object, list[Facts]] = {}
     for facts in ranks:
         places.setdefault((facts.beat.progress, facts.doing()), []).append(facts)
@@ -157,7 +169,7 @@ def _in_kernel(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
 
 
 def _with_stuck_worker(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
-    if facts.beat.phase not in _READING or _waits(facts) or not facts.workers:
+    if facts.beat.phase not in _READING or _waits(facts) or _waits_for_device(facts) or not facts.workers:
         return None
     halted = [worker for worker in facts.workers if worker.state in (*STOPPED, IN_KERNEL)]
     busy = [worker for worker in facts.workers if worker.reads]
@@ -173,7 +185,7 @@ def _with_stuck_worker(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
 def _behind(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
     """Blame a rank that has not come as far as others that have no reason to wait for anybody else."""
     furthest = max(each.beat.progress for each in ranks)
-    if facts.beat.progress == furthest or _waits(facts):
+    if facts.beat.progress == furthest or _waits(facts) or _waits_for_device(facts):
         return None
     return Blame(facts=facts, why="is behind the others", fix=_fix(facts), frames=facts.frames)
 
@@ -184,14 +196,40 @@ def _elsewhere(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
     return Blame(facts=facts, why="hangs", fix=_fix(facts), frames=facts.frames)
 
 
+def _owes_its_device_work(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
+    """Blame a host in native code that has not given its device all of the step in which other devices stand and wait for it."""
+    stand_in = max((each.beat.device_step for each in ranks if each.beat.waits_for_device), default=-1)
+    is_in_backward = len(facts.frames) > 0 and _BACKWARD in facts.frames[-1].filename  # perhaps in Python code of autograd's thread
+    if (_waits(facts) and not is_in_backward) or facts.beat.step > stand_in:
+        return None
+    why = f"has not given its GPU all of step {stand_in + 1}, in which the others' wait"
+    return Blame(facts=facts, why=why, fix=_fix(facts), frames=facts.frames)
+
+
+def _with_stuck_device(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
+    """Blame a rank whose device has not finished a step that another device has finished."""
+    beat = facts.beat
+    if not beat.waits_for_device or beat.device_step >= max(each.beat.device_step for each in ranks):
+        return None
+    return Blame(
+        facts=facts,
+        why=f"waits for its GPU, which stands still in step {beat.device_step + 1}; others have finished that step",
+        fix="a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine",
+        frames=facts.frames,
+    )
+
+
 def _waits(facts: Facts) -> bool:
     """Tell whether a rank waits for others, as far as its stack shows."""
     return len(facts.frames) > 0 and any(part in facts.frames[-1].filename for part in _WAITS)
 
 
 def _waits_for_device(facts: Facts) -> bool:
-    """Tell whether a rank waits for its GPU, where a collective may be that waits for others."""
-    return facts.uses_device and len(facts.frames) > 0 and _WAITS_FOR_DEVICE.search(facts.frames[-1].line or "") is not None
+    """Tell whether a rank may be waiting for its device, which may be waiting for others.
+
+    While it does, it is inside native code, in any line that gives the device work or reads a result. Python code that hangs is not.
+    """
+    return facts.uses_device and facts.beat.phase in _USES_DEVICE and (facts.beat.waits_for_device or facts.is_in_native_code)
 
 
 def _fix(facts: Facts) -> str:

@@ -1,4 +1,4 @@
-"""Python stacks of a process that is stuck, and a line about what it was doing: others ask for them.
+"""Python stacks of a process that is stuck, a line about what it was doing, and whether Python itself still runs: others ask for them.
 
 faulthandler writes the stacks from inside the handler of a signal, in C: also while somebody holds the interpreter's lock for ever, and in
 a deadlock. A process that is stopped, or waits inside the kernel, cannot answer.
@@ -18,7 +18,8 @@ from traceback import FrameSummary
 from ddp_train import memory_file
 
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
-_STACKS, _NOTE = "ddp_train_stacks", "ddp_train_note"
+_SIGNAL_TO_PYTHON = _SIGNAL + 1
+_STACKS, _NOTE, _ANSWERS = "ddp_train_stacks", "ddp_train_note", "ddp_train_answers"
 _NOTE_BYTES = 200
 _POLL_S = 0.05
 _THREAD = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
@@ -26,9 +27,11 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def answer() -> None:
-    """Let others ask for this process's stacks. Called once, in its main thread."""
+    """Let others ask for this process's stacks, and whether its main thread runs Python. Called once, in that thread."""
     if memory_file.IS_SUPPORTED:
         faulthandler.register(_SIGNAL, file=memory_file.create(_STACKS), all_threads=True)
+        answers = memory_file.create(_ANSWERS)
+        signal.signal(_SIGNAL_TO_PYTHON, lambda number, frame: os.write(answers, b"."))
 
 
 class Note:
@@ -58,7 +61,7 @@ def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
     """Return the stacks of all threads as faulthandler writes them, by pid; processes that cannot answer are left out."""
     files, sizes = {}, {}
     for pid in pids:
-        if _answers(pid) and (descriptor := memory_file.open_of(pid, _STACKS)) is not None:
+        if _catches(pid, _SIGNAL) and (descriptor := memory_file.open_of(pid, _STACKS)) is not None:
             files[pid], sizes[pid] = descriptor, [os.fstat(descriptor).st_size]
             os.kill(pid, _SIGNAL)
     deadline = time.monotonic() + within_s
@@ -75,6 +78,26 @@ def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
     return found
 
 
+def in_native_code(pids: Iterable[int], *, within_s: float = 1.0) -> set[int]:
+    """Return the processes whose main thread is inside native code that does not return: a kernel launch, a read of a GPU, a collective.
+
+    Python runs its signal handlers between bytecodes, and where it waits itself: for a lock, a socket, the end of a sleep. Who can tell
+    nothing of this is left out.
+    """
+    files = {pid: file for pid in pids if _catches(pid, _SIGNAL_TO_PYTHON) and (file := memory_file.open_of(pid, _ANSWERS)) is not None}
+    sizes = {pid: os.fstat(file).st_size for pid, file in files.items()}
+    for pid in files:
+        os.kill(pid, _SIGNAL_TO_PYTHON)
+    deadline = time.monotonic() + within_s
+    silent = set(files)
+    while silent and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        silent = {pid for pid in silent if os.fstat(files[pid]).st_size == sizes[pid]}
+    for file in files.values():
+        os.close(file)
+    return silent
+
+
 def main_thread(text: str) -> list[FrameSummary]:
     """Return the frames of the main thread, outermost first."""
     threads = [part for part in re.split(r"(?m)^(?=(?:Current thread|Thread) 0x)", text) if _THREAD.match(part)]
@@ -85,10 +108,10 @@ def main_thread(text: str) -> list[FrameSummary]:
     return [FrameSummary(file, int(line), name) for file, line, name in reversed(_FRAME.findall(chosen))]
 
 
-def _answers(pid: int) -> bool:
+def _catches(pid: int, number: int) -> bool:
     """Tell whether a process has registered: the signal would end any other."""
     try:
         caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
         return False
-    return caught is not None and bool(int(caught[1], 16) >> (_SIGNAL - 1) & 1)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)

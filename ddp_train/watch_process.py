@@ -109,8 +109,10 @@ class _Job:
         gives_up = waits_elsewhere and all(still[rank] > OTHER_NODES * self._limit(beats[rank]) for rank in overdue)
         if not gives_up and all(self._looked_at.get(rank) == beats[rank].time for rank in overdue):
             return
-        texts = stacks.ask([pid for pid in pids.values() if state_of(pid) not in hang.STOPPED])
-        ranks = [self._facts(rank, pid, beats[rank], still[rank], texts.get(pid, "")) for rank, pid in pids.items()]
+        running = [pid for pid in pids.values() if state_of(pid) not in hang.STOPPED]
+        texts = stacks.ask(running)
+        native = stacks.in_native_code(running) if self._orders.uses_device else set()
+        ranks = [self._facts(rank, pid, beats[rank], still[rank], texts.get(pid, ""), pid in native) for rank, pid in pids.items()]
         blamed = hang.blame(ranks, overdue)
         if not blamed and len(overdue) == len(pids) and not waits_elsewhere:
             blamed = [hang.blame_anybody(ranks)]
@@ -132,7 +134,7 @@ class _Job:
             states.append(state_of(_parent(pids[0])))
         return all(state in hang.STOPPED for state in states)
 
-    def _facts(self, rank: int, pid: int, beat: Beat, still_s: float, text: str) -> hang.Facts:
+    def _facts(self, rank: int, pid: int, beat: Beat, still_s: float, text: str, is_in_native_code: bool) -> hang.Facts:
         workers = []
         for child in descendants(pid):
             state, note = state_of(child), stacks.note_of(child)
@@ -148,6 +150,7 @@ class _Job:
             frames=stacks.main_thread(text),
             workers=workers,
             uses_device=self._orders.uses_device,
+            is_in_native_code=is_in_native_code,
         )
 
     def _end(self, blamed: Sequence[hang.Blame], ranks: Sequence[hang.Facts], texts: dict[int, str]) -> None:

@@ -6,8 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from traceback import FrameSummary
+
+import pytest
 
 from ddp_train import hang, stacks
 from ddp_train.beat import Beat, Beats, Heart
@@ -48,6 +51,127 @@ def test_what_the_kernel_knows_comes_before_stacks() -> None:
 def test_who_runs_ahead_on_a_gpu_and_waits_for_it_is_innocent() -> None:
     ahead = {"step": 7, "uses_device": True}
     assert guilty(facts(0, OWN, **ahead), facts(1, OWN, step=5, uses_device=True), facts(2, OWN, **ahead)) == [1]
+
+
+GPT = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/home/me/gpt.py", 88, "forward")]
+DEEPER = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/nn/modules/linear.py", 125, "forward")]
+READ = [FrameSummary("/site-packages/ddp_train/trainer.py", 300, "_log"), FrameSummary("/site-packages/ddp_train/window.py", 70, "sums")]
+BOUND = [FrameSummary("/site-packages/ddp_train/device_queue.py", 45, "after_step"), FrameSummary("/venv/torch/cuda/streams.py", 9, "wait")]
+MUON = [FrameSummary("/site-packages/ddp_train/trainer.py", 185, "train_step"), FrameSummary("/home/me/muon.py", 60, "orthogonalize")]
+SNAPSHOT = [FrameSummary("/site-packages/ddp_train/checkpoint/snapshot.py", 91, "take")]
+SCORE = [FrameSummary("/site-packages/ddp_train/trainer.py", 235, "evaluate"), FrameSummary("/home/me/objective.py", 12, "score")]
+DATA_SET = [FrameSummary("/site-packages/ddp_train/data/reader.py", 50, "read"), FrameSummary("/home/me/data.py", 20, "__getitem__")]
+
+
+def native(
+    rank: int, frames: list[FrameSummary], *, step: int = 5, phase: Phase = Phase.STEP, finished: int = 4, ends: bool = True
+) -> hang.Facts:
+    """Return what is known of a rank on a GPU whose main thread is inside native code: a launch, a read, a library of the user's.
+
+    Args:
+        finished: steps that its device has finished, as last seen.
+        ends: False: while the host waits for its device to finish one more, so that the number is exact.
+    """
+    beat = Beat(time=float(rank), phase=phase, step=step, first_step=0, device_step=finished, waits_for_device=not ends)
+    return hang.Facts(rank=rank, pid=100 + rank, state="R", beat=beat, still_s=4.0, frames=frames, uses_device=True, is_in_native_code=True)
+
+
+def bound(rank: int, *, step: int = 12, finished: int = 4) -> hang.Facts:
+    """Return a rank whose host is as far ahead of its device as it may be."""
+    return native(rank, BOUND, step=step, finished=finished, ends=False)
+
+
+def python(rank: int, frames: list[FrameSummary], **others: object) -> hang.Facts:
+    """Return what is known of a rank on a GPU whose main thread runs Python, or waits where Python waits."""
+    return facts(rank, frames, uses_device=True, **others)  # type: ignore[arg-type]
+
+
+GPUS = {
+    "rank 5 in its data, the others in launches, reads and at the bound: it alone is not at its device": (
+        [
+            native(0, READ),
+            *(native(rank, GPT, step=7) for rank in (1, 2, 3)),
+            bound(4),
+            python(5, DATA_SET, phase=Phase.DATA),
+            native(6, DEEPER),
+            native(7, BACKWARD),
+        ],
+        [5],
+    ),
+    "on the other node: each host here has given its device all that it could": (
+        [bound(0), native(1, GPT, step=6), native(2, READ), native(3, BACKWARD)],
+        [],
+    ),
+    "all ranks deep in launches, which no host is to blame for": ([native(rank, GPT) for rank in range(4)], []),
+    "a device in a kernel of its own that the others' have finished": (
+        [bound(0, finished=5), bound(1, finished=4), bound(2, finished=5)],
+        [1],
+    ),
+    "a device in a kernel before the all-reduce that the others' wait in: no host can tell which": ([bound(rank) for rank in range(3)], []),
+    "a host that is steps behind, though all devices stand in the same step": ([bound(0), bound(1), native(2, GPT, step=6)], []),
+    "the same, and a rank that has not even begun the step": (
+        [bound(0), native(2, GPT, step=6), python(1, DATA_SET, step=4, phase=Phase.DATA)],
+        [1],
+    ),
+    "in Python code of the objective": ([native(0, BACKWARD), python(1, SCORE), native(2, READ)], [1]),
+    "in a native library of the objective: the others' devices stand in the step that its host has not given": (
+        [bound(0), native(1, SCORE, step=4), bound(2)],
+        [1],
+    ),
+    "in a backward of the user's own, in autograd's thread": ([bound(0), native(1, BACKWARD, step=4), bound(2)], [1]),
+    "a loader worker": (
+        [
+            native(0, GPT),
+            native(1, BACKWARD),
+            python(2, DATA_SET, phase=Phase.DATA, workers=[hang.Worker(pid=7, state="S", reads="samples 3 to 5")]),
+        ],
+        [2],
+    ),
+    "a worker that reads ahead, of a rank that waits for its device in an evaluation": (
+        [
+            replace(native(0, SCORE, phase=Phase.EVALUATION), workers=[hang.Worker(pid=7, state="S", reads="samples 3 to 5")]),
+            python(1, OWN, phase=Phase.EVALUATION),
+        ],
+        [1],
+    ),
+    "a deep GPT whose ranks stand in launches of different layers": (
+        [native(0, GPT), native(1, DEEPER), native(2, [*GPT, FrameSummary("/home/me/gpt.py", 130, "attend")])],
+        [],
+    ),
+    "Muon's step, in whose many launches all stand but one": ([native(0, MUON), native(1, MUON), python(2, OWN, phase=Phase.STEP)], [2]),
+    "an evaluation on unequal shards: ranks that are through wait for the sums, one hangs in a transform": (
+        [native(0, READ, phase=Phase.EVALUATION), native(1, READ, phase=Phase.EVALUATION), python(2, DATA_SET, phase=Phase.EVALUATION)],
+        [2],
+    ),
+    "a save that waits for the device, whose work waits for a rank that still computes": (
+        [native(0, SNAPSHOT, phase=Phase.SAVE), native(1, SNAPSHOT, phase=Phase.SAVE), python(2, OWN, phase=Phase.STEP, step=4)],
+        [2],
+    ),
+    "a save that waits for its own disk": (
+        [facts(0, WAITS_FOR_SAVES, phase=Phase.SAVE, uses_device=True), python(1, SAVES, phase=Phase.SAVE)],
+        [1],
+    ),
+}
+"""What hangs -> what is known of the ranks of this node, and who is to blame."""
+
+
+@pytest.mark.parametrize("what", GPUS)
+def test_on_gpus_hosts_that_wait_for_their_devices_are_innocent(what: str) -> None:
+    ranks, expected = GPUS[what]
+    assert guilty(*ranks) == expected
+
+
+def test_where_all_wait_for_their_gpus_no_host_is_accused() -> None:
+    found = hang.blame_anybody([native(0, GPT, step=7), native(1, DEEPER, step=7), native(2, BACKWARD, step=6)])
+    assert found.facts.rank == 2
+    assert found.why == "waits for its GPU, as all ranks do; no host is to blame"
+    assert "flight_recorder" in found.fix
+    assert bound(0).doing() == "waits for its GPU"
+
+
+def test_an_evaluation_that_others_are_still_at_is_no_hang_of_those_that_are_through() -> None:
+    through, at_it = native(0, READ, phase=Phase.EVALUATION), python(1, DATA_SET, phase=Phase.EVALUATION)
+    assert guilty(through, at_it, overdue=[0]) == []
 
 
 def test_only_ranks_whose_time_is_over_are_blamed() -> None:
@@ -91,6 +215,7 @@ linger()
         frames = stacks.main_thread(stacks.ask([process.pid])[process.pid])
         assert [frame.name for frame in frames] == ["<module>", "linger"]
         assert stacks.note_of(process.pid) == "the samples 3 to 5"
+        assert stacks.in_native_code([process.pid]) == set()  # a sleep is Python's own
         process.send_signal(signal.SIGKILL)
         while state_of(process.pid) != "Z":
             time.sleep(0.01)
@@ -98,9 +223,28 @@ linger()
     assert state_of(process.pid) == ""
 
 
+def test_a_main_thread_inside_native_code_is_told_from_one_that_runs_python() -> None:
+    code = """
+import ctypes
+from ddp_train import stacks
+stacks.answer()
+lock = ctypes.create_string_buffer(64)
+print("ready", flush=True)
+for _ in range(2):
+    ctypes.CDLL(None).pthread_mutex_lock(lock)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert stacks.in_native_code([process.pid], within_s=0.3) == {process.pid}
+        assert process.poll() is None
+        process.kill()
+
+
 def test_a_process_that_has_not_registered_is_not_asked() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         assert stacks.ask([process.pid], within_s=0.1) == {}
+        assert stacks.in_native_code([process.pid], within_s=0.1) == set()
         assert process.poll() is None  # the signal would have ended it
         process.kill()
 
