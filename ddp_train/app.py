@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,22 +29,35 @@ from ddp_train.boundary import check_below, check_pattern, require_own
 from ddp_train.checkpoint_policy import is_checkpoint
 from ddp_train.config import section
 from ddp_train.errors import ConfigError
-from ddp_train.exit_code import DONE, INTERRUPTED, WRONG_INPUT
+from ddp_train.exit_code import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from ddp_train.frozen import frozen_job, run_of, saved_config
 from ddp_train.job import Job
-from ddp_train.lock import hold, is_held
+from ddp_train.launch.slot import Slot
+from ddp_train.lock import held, hold, is_held
 from ddp_train.multirun import MakeSlots, Multirun
 from ddp_train.run_dir import RunDir, claim_given, claim_new, let_go
 from ddp_train.sweep_dir import RUNNING, Sweep, is_sweep, sweep_of
 from ddp_train.target import locate
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Place:
     """Where jobs run: on this machine, or in the group of ranks that torchrun started."""
 
     run: Callable[[Job], int]  # one job, to its end; returns the exit code
     slots: MakeSlots  # for the jobs of a sweep
+    has_begun: bool = False  # it has been given work: what goes wrong from now on is no mistake of the command line
+
+    def begin(self, job: Job) -> int:
+        """Run one job to its end and return the exit code."""
+        self.has_begun = True
+        return self.run(job)
+
+    def begin_sweep(self, folder: Path, count: int) -> Sequence[Slot]:
+        """Return the slots for the jobs of a sweep, which are run at once."""
+        made = self.slots(folder, count)
+        self.has_begun = True
+        return made
 
 
 CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if path.is_dir())
@@ -64,16 +78,16 @@ def run(place: Place) -> int:
     Hydra's own interface stays as it is: --help, --cfg, --info, tab completion, -m with any sweeper.
     """
     if sys.argv[1:2] == ["prepare"]:
-        return _report(lambda: _prepare(sys.argv[2:]))
+        return _report(lambda: _prepare(sys.argv[2:]), place)
     guard.install()
     sys.argv[1:] = _options_first(sys.argv[1:])
     match sys.argv[1:2]:
         case ["resume"]:
-            return _report(lambda: _resume(sys.argv[2:], place))
+            return _report(lambda: _resume(sys.argv[2:], place), place)
         case ["runs"]:
-            return _report(lambda: _show(sys.argv[2:]))
+            return _report(lambda: _show(sys.argv[2:]), place)
         case _:
-            return _report(lambda: _compose(place))
+            return _report(lambda: _compose(place), place)
 
 
 def _options_first(arguments: list[str]) -> list[str]:
@@ -111,14 +125,14 @@ class _Command:
             )
         job = _job(composed, HydraConfig.get())
         job.run_dir.record_config(job.config.yaml())
-        self._exit_code = self._place.run(job)
+        self._exit_code = self._place.begin(job)
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
         """Run jobs that a sweeper asks for."""
         if self._multirun is None:
             root = Path(base.hydra.sweep.dir)
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
-            self._multirun = Multirun(sweep, section(base, "sweep"), self._place.slots, _check)
+            self._multirun = Multirun(sweep, section(base, "sweep"), self._place.begin_sweep, _check)
             self._multirun.take_up(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
         return self._multirun.launch(context, base, job_overrides)
 
@@ -134,7 +148,7 @@ class _Command:
 
 def resume(folder: Path, place: Place) -> int:
     """Continue the run or the sweep that an earlier attempt of this group of ranks has left (under torchrun)."""
-    return _report(lambda: _resume([str(folder)], place, is_restart=True))
+    return _report(lambda: _resume([str(folder)], place, is_restart=True), place)
 
 
 class Checked(Callback):
@@ -296,7 +310,7 @@ def _resume(arguments: list[str], place: Place, *, is_restart: bool = False) -> 
     _refuse_other_machines(job, path)
     job.run_dir.forget_failure()
     job.run_dir.record_config(job.config.yaml())
-    return place.run(job)
+    return place.begin(job)
 
 
 def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, is_restart: bool) -> int:
@@ -316,7 +330,7 @@ def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, is_restar
         raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
     first = frozen_job(configs[0], overrides)
     _refuse_other_machines(first, folder)
-    multirun = Multirun(sweep, first.config.tree["sweep"], place.slots, _check)
+    multirun = Multirun(sweep, first.config.tree["sweep"], place.begin_sweep, _check)
     try:
         multirun.take_up(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
     finally:
@@ -368,7 +382,7 @@ def _full_hydra_errors() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def _report(command: Callable[[], int]) -> int:
+def _report(command: Callable[[], int], place: Place) -> int:
     """Turn every way in which a command ends into its exit code, and say what the user can mend."""
     try:
         config.check_overrides(sys.argv[1:])
@@ -376,20 +390,28 @@ def _report(command: Callable[[], int]) -> int:
     except SystemExit as error:  # ours, a sweep's that ends here, or Hydra's own
         if not isinstance(error, _Exit) or error.error is None:
             return error.code if isinstance(error.code, int) else DONE
-        _say(error.error)
+        return _say(error.error, place)
     except (ConfigError, config.ConfigErrors, HydraException, OmegaConfBaseException, ValueError, OSError) as error:
-        _say(error)
+        return _say(error, place)
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
         let_go()
-    return WRONG_INPUT
 
 
-def _say(error: Exception) -> None:
-    if isinstance(error, OSError) and not isinstance(error, HydraException):  # Hydra's missing file is both
-        error = ConfigError(happened=str(error))
-    if isinstance(error, ConfigError):
-        error = config.ConfigErrors([error])
-    known = isinstance(error, config.ConfigErrors)
-    print(error if known else diagnose.explain(error, sys.argv[1:], CONF), file=sys.stderr)
+def _say(error: Exception, place: Place) -> int:
+    """Show what ended the command, and return the exit code: whether anything had begun decides both."""
+    is_file_error = isinstance(error, OSError) and not isinstance(error, HydraException)  # Hydra's missing file is both
+    if isinstance(error, ConfigError) or (is_file_error and not place.has_begun):
+        error = config.ConfigErrors([error if isinstance(error, ConfigError) else ConfigError(happened=str(error))])
+    if isinstance(error, config.ConfigErrors):
+        print(error.text(has_begun=place.has_begun), file=sys.stderr)
+        return WRONG_INPUT
+    if not place.has_begun:
+        print(diagnose.explain(error, sys.argv[1:], CONF), file=sys.stderr)
+        return WRONG_INPUT
+    if not is_file_error:
+        traceback.print_exception(error)
+    folders = ", ".join(RunDir(folder).shown() for folder in held())
+    print(f"\n{folders} cannot go on: {error}\n`ddp-train resume {folders}` continues it when that is mended", file=sys.stderr)
+    return FAILED

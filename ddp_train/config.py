@@ -53,9 +53,18 @@ class ConfigErrors(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
+        return self.text(has_begun=False)
+
+    def text(self, *, has_begun: bool) -> str:
+        """Return what is shown.
+
+        Args:
+            has_begun: jobs before this one have run.
+        """
         count = len(self.errors)
         title = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
-        return "\n\n".join([f"{title}; nothing was started.", *(str(error) for error in self.errors)])
+        started = "no other job was started" if has_begun else "nothing was started"
+        return "\n\n".join([f"{title}; {started}.", *(str(error) for error in self.errors)])
 
 
 @dataclass(frozen=True, kw_only=True)

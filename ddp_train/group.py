@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ class Group:
             progress.forget(job.run_dir)  # somebody has chosen where to go on
         elif verdict := progress.settle(job.run_dir):
             print(verdict, file=sys.stderr, flush=True)
-            failure.from_verdict(verdict).record(job.run_dir)
+            with suppress(OSError):  # a full disk: it has been said
+                failure.from_verdict(verdict).record(job.run_dir)
             memory.remember(job.run_dir.root)
             return self._refuse(NO_PROGRESS)
         text = job.to_json()

@@ -104,6 +104,11 @@ def is_held(folder: Path) -> bool:
         os.close(descriptor)
 
 
+def held() -> list[Path]:
+    """Return the folders that this process holds."""
+    return [each.folder for each in _held]
+
+
 def release() -> None:
     """Give up every folder that this process holds. A forked process gives up its copies alone."""
     while _held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 from ddp_train import devices, progress
 from ddp_train.cluster import ALONE, environment_of, max_restarts
@@ -45,5 +46,6 @@ def run(job: Job) -> int:
         )
         print(f"stopped at once; `ddp-train resume {job.run_dir.shown()}` {continues}", file=sys.stderr)
     if code != 0 and not result:  # no rank and no agent was left to say it
-        write_json(job.run_dir.result, {"status": {INTERRUPTED: "interrupted", TERMINATED: "preempted"}.get(code, "failed")})
+        with suppress(OSError):  # a full disk, say, which may be the very reason: the exit code says it as well
+            write_json(job.run_dir.result, {"status": {INTERRUPTED: "interrupted", TERMINATED: "preempted"}.get(code, "failed")})
     return code

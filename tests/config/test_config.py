@@ -297,6 +297,34 @@ def test_a_stop_ends_a_sweep_and_resuming_runs_the_rest(monkeypatch: pytest.Monk
     assert sorted(path.name for path in (tmp_path / "s").iterdir() if path.is_dir()) == ["0", "1", "2", "3", "4"]
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("a sampler's")])
+@pytest.mark.parametrize("arguments", [["hydra.run.dir=there"], ["-m", "seed=1,2", "hydra.sweep.dir=there"]])
+def test_an_error_after_the_start_is_not_called_a_mistake_of_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], error: Exception
+) -> None:
+    def break_off(*given: object) -> int:
+        raise error
+
+    slot = FakeSlot({}, [])
+    monkeypatch.setattr(slot, "poll", break_off)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ddp-train", "cluster=cpu", *arguments])
+    assert app.run(app.Place(run=break_off, slots=lambda folder, count: [slot])) == 1
+    shown = capsys.readouterr().err
+    assert str(error) in shown and "`ddp-train resume there` continues it" in shown
+    assert "nothing was started" not in shown
+    assert ("Traceback" in shown) == isinstance(error, ValueError)
+
+
+def test_before_the_start_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(app, "claim_given", full)
+    assert command_line(monkeypatch, tmp_path, "cluster=cpu", "hydra.run.dir=there") == (2, [])
+    assert "nothing was started" in capsys.readouterr().err
+
+
 def test_slots_are_filled_as_they_become_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, seen = sweep(monkeypatch, tmp_path, "-m", "seed=1,2,3", "cluster=cpu", "sweep.parallel_jobs=2")
     assert code == 0

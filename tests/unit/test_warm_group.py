@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from ddp_train import failure
 from ddp_train.exit_code import INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.launch import warm_group
@@ -17,7 +19,10 @@ from ddp_train.run_dir import RunDir
 from tests.unit.parts import checked
 
 
-def test_killing_a_group_that_has_not_read_its_job_yet_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[warm_group.WarmSlot]:
+    """Give a slot with a job, which lies in the socket of a member that reads nothing."""
+
     def start_agent_that_reads_nothing(arguments: list[str], *, environment: Mapping[str, str]) -> int:
         def be_agent() -> int:
             with socket.socket(socket.AF_UNIX) as launcher:
@@ -30,7 +35,24 @@ def test_killing_a_group_that_has_not_read_its_job_yet_is_an_interruption(tmp_pa
     monkeypatch.setattr(warm_group, "start_agent", start_agent_that_reads_nothing)
     slot = warm_group.WarmSlot(tmp_path / "agent.log")
     slot.start(Job(config=checked(), run_dir=RunDir(tmp_path), command=[], overrides=[], in_sweep=True), fresh=False)
-    assert slot.poll(10) is None  # the member is there, and the job lies in its socket
+    assert slot.poll(10) is None
+    yield slot
+    slot.end()
+
+
+def test_killing_a_group_that_has_not_read_its_job_yet_is_an_interruption(slot: warm_group.WarmSlot) -> None:
     slot.kill()
     assert slot.poll(10) == INTERRUPTED
-    slot.end()
+
+
+def test_a_full_disk_costs_the_report_of_a_killed_group_and_not_the_sweep(
+    slot: warm_group.WarmSlot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> bool:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(failure, "create_json", full)
+    assert slot._group is not None
+    slot._group.signal(signal.SIGKILL)  # somebody else's
+    assert slot.poll(10) == 128 + signal.SIGKILL
+    assert not (tmp_path / "failure.json").exists()
