@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 def parameter_groups(model: nn.Module, weight_decay: float | None) -> list[dict[str, Any]]:
     """Sort a model's parameters into those that are decayed, with two or more dimensions, and the biases and norm weights that are not.
 
-    Frozen parameters are left out; tied ones come once. A group that would be empty is left out.
+    Frozen parameters are left out; tied ones come once. A group that would be empty is left out, and without decay there is one: a fused
+    optimizer has a kernel for each.
 
     Args:
         model: after the strategy has prepared it.
@@ -164,6 +165,8 @@ class MuonAdamW(torch.optim.Optimizer):
 def _split_by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
     others = [parameter for parameter in parameters if parameter.ndim < 2]
+    if weight_decay == 0:
+        return [{"params": decayed + others, "weight_decay": 0.0}]  # in the order of two groups: a checkpoint knows them by their places
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ddp_train.checkpoint.parts import class_of
 
 _CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
+_LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")  # state that has a parameter's shape
 
 
 def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
@@ -31,9 +32,28 @@ def compare_optimizer(optimizer: Optimizer, shared: Mapping[str, Any]) -> list[s
     """Return in what the optimizer is another one."""
     if class_of(optimizer) != shared["optimizer_class"]:
         return [f"the optimizer was {shared['optimizer_class']}, and is {class_of(optimizer)}"]
+    groups = regrouped(optimizer, shared["optimizer"])
     mine = [len(group["params"]) for group in optimizer.param_groups]
-    theirs = [len(group["params"]) for group in shared["optimizer"]["param_groups"]]
-    return [] if mine == theirs else [f"the optimizer's groups had {theirs} parameters, and have {mine}"]
+    theirs = [len(group["params"]) for group in groups]
+    if mine != theirs:
+        return [f"the optimizer's groups had {theirs} parameters, and have {mine}"]
+    return [] if _is_in_order(optimizer, groups, shared["optimizer"]["state"]) else ["the optimizer had the parameters in another order"]
+
+
+def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimizer's saved state, cut as the optimizer's are.
+
+    Without weight decay there is one group where there are two otherwise (`optimizer.parameter_groups`), of the same parameters in the same
+    order. Groups that differ in more come back as they are.
+    """
+    numbers = [(number, group) for group in saved["param_groups"] for number in group["params"]]
+    groups: list[dict[str, Any]] = []
+    for mine in optimizer.param_groups:
+        part, numbers = numbers[: len(mine["params"])], numbers[len(mine["params"]) :]
+        if not part or part[0][1].keys() != mine.keys() or any(_rest(group) != _rest(part[0][1]) for _, group in part):
+            return list(saved["param_groups"])
+        groups.append({**part[0][1], "params": [number for number, _ in part]})
+    return list(saved["param_groups"]) if numbers else groups
 
 
 def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
@@ -42,6 +62,7 @@ def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
     Returns:
         A line for each such difference.
     """
+    saved = {**saved, "param_groups": regrouped(optimizer, saved)}
     differences, groups = [], optimizer.param_groups
     configured = [{key: group[key] for key in _CONFIGURED if key in group} for group in groups]
     for number, (wanted, group) in enumerate(zip(configured, saved["param_groups"], strict=True)):
@@ -66,6 +87,23 @@ def with_versions(tensors: Mapping[str, Any], versions: Mapping[str, Any]) -> Or
     state = OrderedDict(tensors)
     state._metadata = versions  # type: ignore[attr-defined]  # where torch looks for them
     return state
+
+
+def _rest(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the two groups of one optimizer have in common."""
+    return {key: value for key, value in group.items() if key not in ("params", "weight_decay")}
+
+
+def _is_in_order(optimizer: Optimizer, groups: list[dict[str, Any]], state: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Tell whether the saved state fits the parameters one by one: it knows them by their places alone."""
+    numbers = chain.from_iterable(group["params"] for group in groups)
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    return all(
+        value.shape == parameter.shape
+        for number, parameter in zip(numbers, parameters, strict=True)
+        for key, value in state.get(number, {}).items()
+        if key in _LIKE_PARAMETERS and isinstance(value, Tensor)
+    )
 
 
 def _kind(tensor: Tensor) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 import xxhash
 
 from ddp_train import checkpoint
@@ -273,3 +274,23 @@ def test_a_weight_decay_changed_on_resuming_counts_and_is_said(tmp_path: Path, c
     checkpoint.load(path, changed, TrainState(), alone())
     assert [group["weight_decay"] for group in changed.optimizer.param_groups] == [0.7, 0.0]
     assert "optimizer group 0: weight_decay is 0.7 as configured; the checkpoint had 0.1" in capsys.readouterr().out
+
+
+def test_a_weight_decay_that_is_switched_on_or_off_keeps_every_parameters_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def moments(parts: Components) -> dict[str, Tensor]:
+        return {name: parts.optimizer.state[parameter]["exp_avg"] for name, parameter in parts.model.named_parameters()}
+
+    base = ["trainer.max_steps=3", "scheduler=step", "scheduler._target_=torch.optim.lr_scheduler.StepLR"]
+    for before, after in (("0.1", "0.0"), ("0.0", "0.1")):
+        trained = components(*base, f"optimizer.weight_decay={before}")
+        train_to_the_end(trained)
+        path = saved(tmp_path / after, 1, trained)
+        changed = components(*base, f"optimizer.weight_decay={after}")
+        checkpoint.load(path, changed, TrainState(), alone())
+        for name, value in moments(trained).items():
+            assert torch.equal(value, moments(changed)[name]), name
+        assert f"weight_decay is {float(after)} as configured; the checkpoint had {float(before)}" in capsys.readouterr().out
+        train_to_the_end(changed)
+    path = saved(tmp_path / "other", 1, trained)  # one group, in another order than that of an optimizer that does not know of decay
+    with pytest.raises(UserError, match="had the parameters in another order"):
+        checkpoint.load(path, components(*base, "~optimizer.weight_decay"), TrainState(), alone())

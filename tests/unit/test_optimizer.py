@@ -82,6 +82,12 @@ def test_an_optimizer_without_weight_decay_gets_one_group_without_the_argument()
     assert len(group["params"]) == 8
 
 
+def test_without_decay_all_parameters_share_one_group_and_one_kernel() -> None:
+    (group,) = parameter_groups(tiny(), 0.0)
+    assert (group["weight_decay"], len(group["params"])) == (0.0, 8)
+    assert len(muon(tiny(), adamw_weight_decay=0.0).param_groups) == 2
+
+
 def test_no_group_is_empty() -> None:
     assert len(parameter_groups(nn.Linear(2, 2, bias=False), 0.1)) == 1
     with pytest.raises(ConfigError, match="no parameter is to be trained"):
