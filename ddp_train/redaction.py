@@ -31,6 +31,7 @@ _ASSIGNED = re.compile(
 )
 _REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _seen: dict[str, str] = {}  # value -> variable; kept when a variable is removed from the environment
+_scanned: dict[bytes, bytes] = {}  # the environment when it was last looked through
 
 
 def is_secret_key(key: str) -> bool:
@@ -131,6 +132,12 @@ def _words(name: str) -> list[str]:
 
 def _secrets() -> Mapping[str, str]:
     """Return the values that the environment has, or had, under names of secrets, and the passwords of URLs in it."""
+    global _scanned
+    # Asked for every text that is written. What lies behind os.environ is compared in microseconds; reading through it decodes everything.
+    environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+    if environment == _scanned:
+        return _seen
+    _scanned = dict(environment)
     for name, value in os.environ.items():
         if len(value) < _SHORTEST or value in _seen:
             continue

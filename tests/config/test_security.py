@@ -98,6 +98,7 @@ def test_a_secret_that_is_spelled_out_is_refused_without_being_repeated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], variable: str
 ) -> None:
     monkeypatch.setattr(redaction, "_seen", {})
+    monkeypatch.setattr(redaction, "_scanned", {})
     monkeypatch.setenv("PLANTED_TOKEN", "tops3cret-value")
     code, jobs = command_line(monkeypatch, tmp_path, *overrides)
     said = capsys.readouterr()
@@ -108,6 +109,7 @@ def test_a_secret_that_is_spelled_out_is_refused_without_being_repeated(
 
 def test_a_reference_to_a_secret_stays_one_and_the_hash_does_not_know_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(redaction, "_seen", {})
+    monkeypatch.setattr(redaction, "_scanned", {})
     given = ["+vault.plain='${oc.env:VALUE}'", "+vault.api_key='${oc.env:VALUE}'", "+vault.url='https://${oc.env:MY_TOKEN}@${vault.host}'"]
     given += ["+vault.host=example", "+vault.again='${vault.url}'"]
     hashes = set()

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 import xxhash
+from torch import Tensor
 
 from ddp_train import checkpoint
 from ddp_train.build import Components

@@ -14,6 +14,7 @@ SECRET = "s3cr3t'\"value\\1"
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_seen", {})
+    monkeypatch.setattr(redaction, "_scanned", {})
     monkeypatch.setenv("UNIT_API_KEY", SECRET)
     monkeypatch.setenv("UNIT_DATABASE", "postgres://me:pa55word@host/x")
     monkeypatch.setenv("UNIT_KEY_FILE", "/")  # a path, and short
@@ -45,6 +46,17 @@ def test_a_secret_that_left_the_environment_is_still_hidden(monkeypatch: pytest.
     redaction.redact("")
     monkeypatch.delenv("UNIT_API_KEY")
     assert redaction.redact(SECRET) == "***"
+
+
+def test_the_environment_is_looked_through_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, is_secret = [], redaction.is_secret_variable
+    monkeypatch.setattr(redaction, "is_secret_variable", lambda name: looked.append(name) or is_secret(name))
+    record = {"split": "train", "samples_per_s": 1.0, "note": SECRET}
+    for _ in range(3):
+        assert redaction.redact_all(record)["note"] == "***"
+    assert looked.count("PATH") == 1
+    monkeypatch.setenv("UNIT_API_KEY", "another_s3cr3t")
+    assert redaction.redact("another_s3cr3t and " + SECRET) == "*** and ***"
 
 
 def test_a_reference_is_no_secret_and_is_revealed_where_it_is_needed() -> None:
