@@ -15,8 +15,8 @@ from ddp_train.build import Components
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.compare import compare_model, compare_optimizer, load_optimizer, with_versions
 from ddp_train.checkpoint.parts import parts
-from ddp_train.checkpoint.share import Piece, divide, whole
-from ddp_train.checkpoint.snapshot import OWN, SHARED
+from ddp_train.checkpoint.share import Piece, whole
+from ddp_train.checkpoint.snapshot import OWN, SHARED, divide_shared
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest
 from ddp_train.distributed import World
 from ddp_train.errors import UserError
@@ -59,7 +59,7 @@ def read_shared(checkpoint: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         files = [_File(checkpoint, rank, stack) for rank in range(size)]
         plain = files[0].plain(SHARED)
-        shares = divide(_leaves(plain), size)
+        shares = divide_shared(_leaves(plain), size)
         return _decode(plain, [(files[rank], piece) for rank, share in enumerate(shares) for piece in share])
 
 

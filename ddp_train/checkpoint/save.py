@@ -64,6 +64,9 @@ class Saver:
     def save(self, components: Components, state: TrainState, window: WindowSums, *, facts: Mapping[str, Any] | None = None) -> None:
         """Save the run's state. What changes after this returns is not in the checkpoint. Waits for the save before it. Collective.
 
+        All ranks take rank 0's buffers first: each has its own BatchNorm averages, of which every rank would write a share. So a rank goes
+        on with what the checkpoint holds. Under DDP nothing else would come of it: its next step begins with rank 0's buffers anyway.
+
         Args:
             facts: more for the manifest (metrics, say), the same on all ranks.
 
@@ -71,6 +74,7 @@ class Saver:
             StateError: a checkpoint cannot hold the state.
         """
         self.finish()
+        self._world.copy_from_main(components.model.buffers())
         shared, own = shared_state(components, state), own_state(components, state, window, self._world)
         snapshot = self._buffer.take(shared, own, rank=self._world.rank, size=self._world.size)
         self._count += 1

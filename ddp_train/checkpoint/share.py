@@ -1,11 +1,12 @@
-"""Who writes what: the tensors that all ranks have, laid end to end and cut into one stretch of bytes for each rank.
+"""Who writes what: the large tensors that all ranks have, laid end to end and cut into one stretch of bytes for each rank.
 
-A tensor on a cut is written in pieces. Every rank, and every reader, computes the same from the tensors' names, types and shapes.
+A tensor on a cut is written in pieces. Every rank, and every reader, computes the same from the tensors' names, types and shapes. What
+nothing holds alike on all ranks, rank 0 writes alone: the shares of two states would make a third that no rank ever had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -45,13 +46,18 @@ class Piece:
         return (self.stop - self.start) * self.dtype.itemsize
 
 
-def divide(leaves: Iterable[Leaf], size: int) -> list[list[Piece]]:
-    """Return the pieces of each of `size` ranks, about as many bytes for each; those of large types first, so that all are aligned."""
-    ordered = sorted(leaves, key=lambda leaf: -leaf.dtype.itemsize)
+def divide(leaves: Iterable[Leaf], size: int, *, is_alike: Callable[[Leaf], bool] = lambda leaf: True) -> list[list[Piece]]:
+    """Return the pieces of each of `size` ranks, about as many bytes for each; those of large types first, so that all are aligned.
+
+    Args:
+        is_alike: tells of a tensor whether all ranks have the same; rank 0 gets the others.
+    """
+    leaves = list(leaves)
+    ordered = sorted(filter(is_alike, leaves), key=lambda leaf: -leaf.dtype.itemsize)
     total = sum(leaf.num_bytes for leaf in ordered)
     ends = [-(-total * (rank + 1) // size // _ALIGNMENT) * _ALIGNMENT for rank in range(size)]
     shares: list[list[Piece]] = [[] for _ in range(size)]
-    shares[0] += whole(leaf for leaf in ordered if not leaf.numel)
+    shares[0] += whole(leaf for leaf in leaves if not (is_alike(leaf) and leaf.numel))
     position = rank = 0
     for leaf in ordered:
         start = 0

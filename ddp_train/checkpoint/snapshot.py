@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
+from ddp_train.checkpoint.codec import Leaf
 from ddp_train.checkpoint.share import Piece, divide, whole
 
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of the plain parts."""
+
+_ALIKE = tuple(f"{SHARED}.{part}." for part in ("model", "optimizer"))
+"""Whose tensors are the same on all ranks: the strategy keeps the weights so, and with them the optimizer; `Saver` the buffers."""
+
+
+def divide_shared(leaves: Iterable[Leaf], size: int) -> list[list[Piece]]:
+    """Return which pieces of the shared state each of `size` ranks writes."""
+    return divide(leaves, size, is_alike=lambda leaf: leaf.name.startswith(_ALIKE))
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,14 @@ class Snapshot:
     header: bytes
     values: Tensor  # uint8, on the CPU
     places: list[tuple[Piece, Tensor]]  # each with its view of `values`
+    shared: list[Leaf]  # the tensors that all ranks have, written by whomever
+
+    def layout(self) -> dict[str, str]:
+        """Return a hash of the names, types and shapes in each part of the shared state: by them the ranks divide it."""
+        hashes: defaultdict[str, xxhash.xxh3_128] = defaultdict(xxhash.xxh3_128)
+        for leaf in self.shared:
+            hashes[leaf.name.split(".")[1]].update(repr(leaf).encode())
+        return {part: each.hexdigest() for part, each in hashes.items()}
 
     @property
     def num_bytes(self) -> int:
@@ -65,7 +84,8 @@ class Buffer:
         """
         shared_plain, tensors = codec.encode(shared, SHARED)
         own_plain, own_tensors = codec.encode(own, OWN)
-        pieces = divide((codec.leaf_of(*item) for item in tensors.items()), size)[rank]
+        leaves = [codec.leaf_of(*item) for item in tensors.items()]
+        pieces = divide_shared(leaves, size)[rank]
         pieces += whole(codec.leaf_of(*item) for item in own_tensors.items())
         plain = {OWN: own_plain} | ({SHARED: shared_plain} if rank == 0 else {})
         texts = {name: torch.frombuffer(bytearray(json.dumps(part).encode()), dtype=torch.uint8) for name, part in plain.items()}
@@ -81,7 +101,7 @@ class Buffer:
                 _copy(tensors, places)
             self._stream.synchronize()
         header = tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces])
-        return Snapshot(header, self._memory[: sum(piece.num_bytes for piece in pieces)], places)
+        return Snapshot(header, self._memory[: sum(piece.num_bytes for piece in pieces)], places, leaves)
 
     def _place(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
         total = sum(piece.num_bytes for piece in pieces)

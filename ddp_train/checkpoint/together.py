@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
@@ -52,6 +52,7 @@ class _Report:
     xxh3_128: str = ""
     problem: str = ""
     needs_room: bool = False  # whether the problem is the disk's
+    layout: dict[str, str] = field(default_factory=dict)  # of the shared state, by part
 
 
 def write_together(order: Order, board: Board, world: World) -> str:
@@ -87,12 +88,13 @@ def _write_share(order: Order, rank: int) -> _Report:
     if lost := snapshot.not_finite(order.may_be_infinite):
         return _Report(snapshot.num_bytes, problem=f"{lost} is not finite: lost weights must not replace good ones")
     problem = _attempt(write)
-    return _Report(snapshot.num_bytes, digest, problem, needs_room=bool(problem))
+    return _Report(snapshot.num_bytes, digest, problem, needs_room=bool(problem), layout=snapshot.layout())
 
 
 def _conclude(order: Order, reports: list[_Report]) -> str:
     """Publish the checkpoint if all ranks have written their files, else remove them; return what went wrong (rank 0)."""
     problems = [f"rank {rank}: {report.problem}" for rank, report in enumerate(reports) if report.problem]
+    problems = problems or _other_tensors(reports)
     needs_room = any(report.needs_room for report in reports)
     if not problems:
         files = {rank_file(rank): {"bytes": report.bytes, "xxh3_128": report.xxh3_128} for rank, report in enumerate(reports)}
@@ -107,6 +109,15 @@ def _conclude(order: Order, reports: list[_Report]) -> str:
     if needs_room:
         problems.append(f"It needs {_megabytes(sum(report.bytes for report in reports))}, {_free(order.folder)} are free")
     return ". ".join(problems)
+
+
+def _other_tensors(reports: Sequence[_Report]) -> list[str]:
+    """Return what the ranks do not have alike: each has divided its own state, and the shares would not fit together."""
+    first, *others = (report.layout for report in reports)
+    different = {
+        rank: ", ".join(part for part in sorted(first | each) if first.get(part) != each.get(part)) for rank, each in enumerate(others, 1)
+    }
+    return [f"rank {rank}: it has other tensors than rank 0 in {names}" for rank, names in different.items() if names]
 
 
 def _attempt(action: Callable[[], None]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY, TINY_CONVNET, Project, finish, metrics, wait_for
+from tests.conftest import FEW, TINY, TINY_CONVNET, Project, finish, metrics, wait_for
 
 pytestmark = pytest.mark.distributed
 
@@ -43,11 +43,28 @@ def test_the_same_global_batch_gives_the_same_run_on_one_two_and_four_processes(
             assert theirs.get("accuracy") == mine.get("accuracy")  # counts: equal to the bit
 
 
-def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped(project: Project) -> None:
-    """Three ranks, because two cannot show a difference in the order of a sum; dropout and workers, because they have state."""
-    command = [*TINY_CONVNET, "model.dropout=0.2", "data.num_workers=1", "cluster=cpu"]
+NORMED = """
+from torch import nn
+
+class Normed(nn.Sequential):
+    def __init__(self, image_shape, num_classes):
+        width = image_shape[0] * image_shape[1] * image_shape[2]
+        hidden = [layer for _ in range(3) for layer in (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2))]
+        super().__init__(nn.Flatten(), *hidden, nn.Linear(width, num_classes))
+"""
+
+
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.long)])
+def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped(project: Project, ranks: int) -> None:
+    """Three ranks, because two cannot show a difference in the order of a sum; dropout, workers and batch norm, because they have state."""
+    command = [*FEW, "data.num_workers=1", "cluster=cpu"]
+    if ranks == 3:
+        project.write("parts.py", NORMED)
+        command += ["model._target_=parts.Normed", "~model.width", "~model.dropout"]
+    else:
+        command += ["model=mini_resnet", "model.width=4"]
     command += [
-        "cluster.processes_per_node=3",
+        f"cluster.processes_per_node={ranks}",
         "trainer.max_steps=60",
         "trainer.max_epochs=null",
         "checkpoint.every_steps=7",
@@ -74,7 +91,7 @@ def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped(project: Proje
 
     hydras = (stopped / ".hydra/hydra.yaml").stat().st_mtime_ns
     (stopped / "result.json").unlink()  # as if killed after the last step: what is missing is made up for
-    again = project.run("resume", "outputs/stopped", torchrun=["--standalone", "--nproc-per-node=3"])
+    again = project.run("resume", "outputs/stopped", torchrun=["--standalone", f"--nproc-per-node={ranks}"])
     assert again.returncode == 0, again.output
     assert (stopped / ".hydra/hydra.yaml").stat().st_mtime_ns == hydras
     assert json.loads((stopped / "result.json").read_text())["step"] == 60

@@ -74,6 +74,43 @@ def test_what_changes_after_save_returns_is_not_in_the_checkpoint(
     assert_same_state(other, trained)
 
 
+@pytest.mark.parametrize("size", [3, 4])
+def test_all_shares_are_of_rank_0s_buffers_and_every_rank_goes_on_with_them(tmp_path: Path, size: int) -> None:
+    """Each rank has BatchNorm averages of its own after a step, and writes a share of them."""
+    each = [untrained() for _ in range(size)]
+    for rank, parts in enumerate(each):
+        for buffer in parts.model.buffers():
+            buffer.fill_(rank + 1)
+    ranks = Ranks(tmp_path, each, size=size)
+    assert ranks.save(1) == ""
+    files = [path.read_bytes() for path in sorted((tmp_path / "step_00000001").glob("rank_*"))]
+    assert sum(b"running_mean" in content for content in files) > 1  # they are spread over the shares
+    loaded = untrained()
+    checkpoint.load(tmp_path / "step_00000001", loaded, TrainState(), alone())
+    for parts in [loaded, *each]:
+        assert all((buffer == 1).all() for buffer in parts.model.buffers())
+
+
+def test_what_nothing_keeps_alike_is_rank_0s_alone(tmp_path: Path) -> None:
+    each = [untrained() for _ in range(3)]
+    for rank, parts in enumerate(each):
+        for name in ("scheduler", "scaler"):
+            part, plain = getattr(parts, name), getattr(parts, name).state_dict()
+            part.state_dict = lambda rank=rank, plain=plain: {**plain, "table": torch.full((1000,), float(rank)), "number": rank}
+    assert Ranks(tmp_path, each).save(1) == ""
+    state = checkpoint.read_shared(tmp_path / "step_00000001")
+    for name in ("scheduler", "scaler"):
+        assert (state[name]["table"] == 0).all()
+        assert state[name]["number"] == 0
+
+
+def test_ranks_whose_shares_do_not_fit_together_are_named_and_nothing_is_published(tmp_path: Path) -> None:
+    each = [untrained() for _ in range(3)]
+    each[2].optimizer.state[next(each[2].model.parameters())]["extra"] = torch.zeros(5)
+    assert "rank 2: it has other tensors than rank 0 in optimizer" in Ranks(tmp_path, each).save(1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_second_save_waits_for_the_first(tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch) -> None:
     real, under_way, most = tensor_file.write, [0], [0]
 
