@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -174,15 +174,18 @@ def processes_given(cluster: Mapping[str, Any], environment: Mapping[str, str]) 
     return int(processes) if str(processes).isdigit() else None
 
 
-def environment_of(cluster: Mapping[str, Any], *, deterministic: bool = False) -> dict[str, str]:
+def environment_of(cluster: Mapping[str, Any], *, deterministic: bool = False, given: Container[str] = ()) -> dict[str, str]:
     """Return `cluster.env` as text: what the ranks' processes find in their environment, whatever it was before.
 
     A number is written as it is, true and false as 1 and 0; null leaves the variable as the user's environment has it.
 
     Args:
-        deterministic: add what cuBLAS needs to give the same bits each time; it reads that when it starts.
+        deterministic: add what cuBLAS and NCCL need to give the same bits each time. cuBLAS reads it once in a process, when CUDA starts,
+            NCCL when the process group opens. Its NVLS adds in an order that differs from call to call.
+        given: the variables that the environment has; one that chooses NCCL's algorithms is left alone.
     """
-    return ({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if deterministic else {}) | {
+    ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS"} if deterministic else {}
+    return {name: value for name, value in ours.items() if name != "NCCL_ALGO" or name not in given} | {
         str(name): str(int(value)) if isinstance(value, bool) else str(reveal(value))
         for name, value in (cluster["env"] or {}).items()
         if value is not None

@@ -178,12 +178,12 @@ class Leader:
         self._member, self._store = member, store
         self._number = self._generation = 0
         self._needs_new_ranks = False
-        self._environment: object = None
+        self._environment: list[Any] = []  # what a process or its process group takes over once, when it starts
 
     def start(self, job: Job, *, fresh: bool) -> None:
         """Announce a job and begin this rank's part of it."""
-        cluster = job.config.tree["cluster"]
-        environment = tuple(cluster.get(key) for key in ("device", "env", "start_timeout_s", "step_timeout_s"))
+        tree = job.config.tree
+        environment = [tree["deterministic"], *(tree["cluster"].get(key) for key in ("device", "env", "start_timeout_s", "step_timeout_s"))]
         if fresh or self._needs_new_ranks or environment != self._environment:
             self._generation += 1
         self._needs_new_ranks, self._environment = False, environment

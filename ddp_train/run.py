@@ -40,7 +40,7 @@ from ddp_train.redaction import redact_all
 from ddp_train.replica import FingerprintCheck, ReplicaCheck
 from ddp_train.rewind import rewind
 from ddp_train.run_dir import RunDir, write_json
-from ddp_train.state import TrainState, be_deterministic, seed_all
+from ddp_train.state import TrainState, seed_all
 from ddp_train.step_guard import SkippingGuard, StepGuard
 from ddp_train.stop import WALLTIME, Stop
 from ddp_train.trainer import Loop, Record, settle, train
@@ -65,8 +65,6 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     environment.record(job, world)
     if world.is_main:
         print(summary.opening(job, world), flush=True)
-    if tree["deterministic"]:
-        be_deterministic()
     components = build(tree, job.config.batch, world)
     keep = _keep(tree["checkpoint"], components)
     if not _resume(job, components, state, world) and tree["init_from"] is not None:

@@ -89,7 +89,8 @@ def seed_all(seed: int, *, rank: int | None = None) -> None:
 def be_deterministic() -> None:
     """Let torch use only algorithms that give the same bits each time; an operation that has none raises a RuntimeError.
 
-    cuBLAS needs CUBLAS_WORKSPACE_CONFIG besides, in the environment before CUDA starts (`cluster.environment_of`).
+    To be called before the process group opens: torch looks at this when it sets up NCCL. cuBLAS and NCCL need something in the environment
+    besides (`cluster.environment_of`).
     """
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False  # which measures, and then chooses

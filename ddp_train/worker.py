@@ -26,7 +26,7 @@ from ddp_train.process import exit_code_of
 from ddp_train.pulse import Pulse
 from ddp_train.run import run_job, status_of
 from ddp_train.run_dir import RunDir, write_json
-from ddp_train.state import TrainState
+from ddp_train.state import TrainState, be_deterministic
 from ddp_train.stop import Stop
 from ddp_train.watch import Watch, flight_recorder, patience
 
@@ -69,8 +69,10 @@ class Rank:
                 tree, pulse = job.config.tree, Pulse()
                 device = resolve_device(tree["cluster"]["device"])
                 self._watch.begin(job, pulse, uses_device=device == "cuda", terminal=terminal)
-                # Of ranks that a user's torchrun started, and before CUDA is.
-                os.environ.update(cluster.environment_of(tree["cluster"], deterministic=tree["deterministic"]))
+                # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
+                os.environ.update(cluster.environment_of(tree["cluster"], deterministic=tree["deterministic"], given=os.environ))
+                if tree["deterministic"]:
+                    be_deterministic()
                 os.environ.update(flight_recorder(job.run_dir) if device == "cuda" else {})
                 if job.config.tree["data"]["num_workers"]:
                     start_server()

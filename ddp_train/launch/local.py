@@ -30,9 +30,7 @@ def run(job: Job) -> int:
     before = job.run_dir.read_result()
     code = run_agent(
         [*arguments, "-m", "ddp_train"],
-        environment=rank_environment(processes, cluster["threads_per_process"])
-        | environment_of(cluster, deterministic=job.config.tree["deterministic"])
-        | {JOB_VARIABLE: job.to_json()},
+        environment=rank_environment(processes, cluster["threads_per_process"]) | environment_of(cluster) | {JOB_VARIABLE: job.to_json()},
     )
     result = job.run_dir.read_result()
     if result.get("status") in STOPPED:  # rank 0 has said so, and how to continue

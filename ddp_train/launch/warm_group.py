@@ -52,7 +52,7 @@ class WarmSlot:
         cluster = job.config.tree["cluster"]
         processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
         environment = rank_environment(processes * self._slots, cluster["threads_per_process"])
-        environment |= environment_of(cluster, deterministic=job.config.tree["deterministic"])
+        environment |= environment_of(cluster)
         if self._slots > 1 and devices.resolve_device(cluster["device"]) == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices.gpu_share(self._number, self._slots)[:processes])
         if self._group is None or not self._group.can_serve() or (processes, environment) != (self._processes, self._environment):

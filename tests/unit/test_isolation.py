@@ -38,7 +38,10 @@ def test_a_deterministic_job_refuses_what_is_not_and_leaves_the_next_one_as_it_w
     torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
 
 
-def test_what_the_user_says_of_cublas_wins() -> None:
-    environment = environment_of({"env": {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}}, deterministic=True)
-    assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+def test_what_the_user_says_of_cublas_and_nccl_wins() -> None:
+    assert environment_of({"env": {}}, deterministic=True) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS"}
+    environment = environment_of({"env": {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}}, deterministic=True)
+    assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}
+    environment = environment_of({"env": {}}, deterministic=True, given={"NCCL_ALGO": "Tree", "CUBLAS_WORKSPACE_CONFIG": ":0:0"})
+    assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     assert environment_of({"env": {}}) == {}

@@ -1,0 +1,38 @@
+"""Who leads a sweep's ranks decides which of them serve the next job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import HashStore
+
+from ddp_train.job import Job
+from ddp_train.member import Announcement, Leader
+from ddp_train.run_dir import RunDir
+from tests.unit.parts import checked
+
+
+class Member:
+    """Takes jobs, and runs none."""
+
+    def __init__(self) -> None:
+        self.generations: list[int] = []
+
+    def start(self, announced: Announcement) -> None:
+        self.generations.append(announced.generation)
+
+
+def test_ranks_are_renewed_when_what_a_process_reads_once_changes(tmp_path: Path) -> None:
+    member: Any = Member()
+    leader = Leader(member, HashStore())
+    for overrides in (
+        ["seed=1"],
+        ["seed=2"],
+        ["deterministic=true"],
+        ["deterministic=true", "seed=2"],
+        [],
+        ["+cluster.env.NCCL_ALGO=Ring"],
+    ):
+        leader.start(Job(config=checked(*overrides), run_dir=RunDir(tmp_path), command=[], overrides=[], in_sweep=True), fresh=False)
+    assert member.generations == [1, 1, 2, 2, 3, 4]
