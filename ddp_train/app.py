@@ -30,7 +30,7 @@ from ddp_train.checkpoint_policy import is_checkpoint
 from ddp_train.config import section
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import DONE, FAILED, INTERRUPTED, WRONG_INPUT
-from ddp_train.frozen import frozen_job, run_of, saved_config
+from ddp_train.frozen import changes, frozen_job, record, run_of
 from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
 from ddp_train.lock import held, hold, is_held
@@ -124,7 +124,7 @@ class _Command:
                 key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs"
             )
         job = _job(composed, HydraConfig.get())
-        job.run_dir.record_config(job.config.yaml())
+        record(job.run_dir, job.config)
         self._exit_code = self._place.begin(job)
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
@@ -275,7 +275,7 @@ def _continue(folder: Path, checked: config.RunConfig, *, key: str) -> Path:
     """Take the folder of a run, refusing to continue it under a configuration that would give other results than its own."""
     hold(folder, key=key)
     require_own(folder, key=key)
-    changed = config.differences(checked.tree, saved_config(folder))
+    changed = changes(checked, folder)
     if changed:
         raise ConfigError(
             key=key,
@@ -309,7 +309,7 @@ def _resume(arguments: list[str], place: Place, *, is_restart: bool = False) -> 
     job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if is_checkpoint(path) else None)
     _refuse_other_machines(job, path)
     job.run_dir.forget_failure()
-    job.run_dir.record_config(job.config.yaml())
+    record(job.run_dir, job.config)
     return place.begin(job)
 
 

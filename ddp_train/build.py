@@ -1,14 +1,15 @@
 """Turn `_target_` nodes into components, in dependency order: data, model, objective, optimizer, scheduler.
 
 The only module that instantiates. What only the run knows is filled in here: arguments that are `auto` take the data's facts (model,
-objective), the number of steps (scheduler) or the run's folder (metrics) by their names; the optimizer gets the parameters.
+objective), the number of steps (scheduler) or the run's folder (metrics) by their names (auto.py); the optimizer gets the parameters.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import hydra.utils
@@ -18,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from ddp_train import auto
 from ddp_train.amp import Amp
 from ddp_train.config import nodes
 from ddp_train.data.dataset import as_source
@@ -33,8 +35,9 @@ from ddp_train.optimizer import parameter_groups
 from ddp_train.redaction import reveal
 from ddp_train.rules import BatchIdentity
 from ddp_train.schema import LOADER_KEYS
+from ddp_train.spelling import removal
 from ddp_train.state import seed_all
-from ddp_train.target import AUTO, accepts, locate, refusal
+from ddp_train.target import accepts, locate, refusal
 
 
 @dataclass(kw_only=True)
@@ -52,6 +55,7 @@ class Components:
     train_loader: Loader
     eval_loader: Evaluation | None
     total_steps: int
+    answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
 
 
 def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Components:
@@ -69,20 +73,22 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     facts = train_source.facts
     if eval_source is not None:
         _require_same_facts(facts, eval_source.facts)
+    answers = auto.answer({name: tree[name] for name in auto.BY_DATA}, facts)
     if data["on_device"]:
         for source in (train_source, eval_source):
             _place(source, world)
     train_loader = _train_loader(train_source, tree, batch, world)
     eval_loader = _eval_loader(eval_source, data, world) if eval_source is not None else None
     total_steps = _total_steps(trainer, train_loader.order.steps_per_epoch)
+    answers |= auto.answer({"scheduler": tree["scheduler"]}, {"total_steps": total_steps})
 
     seed_all(tree["seed"])  # the same initial weights on every rank, and for every number of ranks
-    model = instantiate(tree["model"], key="model", facts=facts)
+    model = instantiate(tree["model"], key="model", answers=answers)
     if not isinstance(model, nn.Module):
         raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
-    objective = instantiate(tree["objective"], key="objective", facts=facts)
+    objective = instantiate(tree["objective"], key="objective", answers=answers)
     if isinstance(objective, nn.Module):  # a loss with weights of its own
         objective = objective.to(world.device)
     objective = as_objective(objective)
@@ -91,7 +97,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     strategy: Strategy = instantiate(tree["strategy"], key="strategy")
     module = strategy.prepare(model, world.device, world.size)
     optimizer = _optimizer(tree["optimizer"], model)
-    scheduler = instantiate(tree["scheduler"], key="scheduler", facts={"total_steps": total_steps}, first=optimizer)
+    scheduler = instantiate(tree["scheduler"], key="scheduler", answers=answers, first=optimizer)
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(key="scheduler._target_", happened="ReduceLROnPlateau follows a metric", expected="a schedule of steps")
     amp: Amp = instantiate(tree["amp"], key="amp")
@@ -109,34 +115,39 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
         train_loader=train_loader,
         eval_loader=eval_loader,
         total_steps=total_steps,
+        answers=answers,
     )
 
 
 def build_writers(nodes: Mapping[str, Any], **run_facts: Any) -> list[MetricWriter]:
     """Build the metric writers of rank 0. An argument that is `auto` takes the run's fact of the same name."""
-    return [instantiate(node, key=f"metrics.{name}", facts=run_facts) for name, node in nodes.items() if node]
+    answers = auto.answer({"metrics": nodes}, run_facts)
+    return [instantiate(node, key=f"metrics.{name}", answers=answers) for name, node in nodes.items() if node]
 
 
-def instantiate(node: Mapping[str, Any], *, key: str, facts: Mapping[str, Any] | None = None, first: Any = None) -> Any:
+def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any] | None = None, first: Any = None) -> Any:
     """Create what a node names, after completing it with what only the run knows.
 
     Args:
         key: the node's config key, for errors.
-        facts: values for the arguments that are `auto`; without one, the argument's own default is used.
+        answers: values for the arguments that are `auto`, by their keys.
         first: a first positional argument (parameters, a model, an optimizer).
 
     Raises:
         UserError: its class raised; the message has the config key.
     """
-    automatic = [name for name, value in node.items() if value == AUTO and facts is not None]
-    filled = {name: facts[name] for name in automatic if facts and name in facts}
-    given = {name: value for name, value in node.items() if name not in automatic}
+    answers = answers or {}
+    filled = {
+        name: answers[f"{key}.{name}"] for name in node if f"{key}.{name}" in answers
+    }  # as they are, whatever Hydra would make of them
+    given = {name: auto.put(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
     try:
         make = hydra.utils.instantiate({"_convert_": "all", **reveal(given), "_partial_": True})
     except KeyError as error:
         raise ConfigError(key=key, happened=f"the environment variable {error} is not set here", fix=f"export {error}=...") from None
     except HydraException as error:  # of a node inside this one: its cause says more than Hydra's words around it
         cause = error.__cause__ or error
+        _refuse_unexpected(cause, node, key)
         cause.add_note(f"config key: {key}")
         raise cause from None
     if node.get("_partial_") and first is None:
@@ -148,8 +159,18 @@ def instantiate(node: Mapping[str, Any], *, key: str, facts: Mapping[str, Any] |
     except Exception as error:
         if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
             raise ConfigError(key=key, happened=f"{node['_target_']}: {error}") from None  # the call itself did not fit
+        _refuse_unexpected(error, node, key)
         error.add_note(f"config key: {key}")
         raise
+
+
+def _refuse_unexpected(error: BaseException, node: Mapping[str, Any], key: str) -> None:
+    """Refuse an argument that a class passed on (`**kwargs`) to something that does not take it."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
+    for at, value in nodes({key: node}) if found else ():
+        if found and at.endswith(f".{found[1]}"):
+            fix = f"remove it: {removal(at, value)}"
+            raise ConfigError(key=at, happened=f"is passed on to something that does not take it: {error}", fix=fix) from error
 
 
 def _refuse_tools(tree: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from ddp_train import guard, policy, redaction
+from ddp_train import auto, guard, policy, redaction
 from ddp_train.errors import ConfigError
 from ddp_train.rules import (
     BatchIdentity,
@@ -74,17 +74,27 @@ class RunConfig:
     tree: dict[str, Any]
     batch: BatchIdentity
 
-    def yaml(self) -> str:
-        """Return config.yaml."""
-        return self._yaml
+    def yaml(self, answers: Mapping[str, Any] | None = None) -> str:
+        """Return config.yaml.
+
+        Args:
+            answers: what its `auto`s have come to, by their keys; the file has them in their places, and lists the keys under `auto`.
+        """
+        if not answers:
+            return self._yaml
+        return OmegaConf.to_yaml(OmegaConf.create({**auto.put(self.tree, "", answers), ANSWERED: list(answers)}))
 
     @cached_property
     def _yaml(self) -> str:
         return OmegaConf.to_yaml(OmegaConf.create(self.tree))
 
     def hash(self) -> str:
-        """Return the sha256 of config.yaml."""
+        """Return the sha256 of what was composed: the same on all ranks and in all attempts, whatever the `auto`s come to."""
         return sha256(self.yaml())
+
+
+ANSWERED = "auto"
+"""Where config.yaml lists the keys that were `auto`."""
 
 
 def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
@@ -117,6 +127,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     errors += policy.check_allowed(allowed)
     for node, key in _target_nodes(tree):
         errors += check_target(node, key, allowed=allowed)
+    errors += auto.check({**tree, "data": {key: value for key, value in data.items() if key not in LOADER_KEYS or key == "eval"}}, _MADE)
     errors += [_missing_section(name) for name in TARGETS if name not in tree]
     batch = None
     if not any(_concerns_batch(error.key) for error in errors):
@@ -166,6 +177,7 @@ def section(composed: DictConfig, name: str) -> dict[str, Any]:
     return typed
 
 
+_MADE = (*TARGETS, "metrics")
 _WITHOUT_EFFECT_ON_RESULTS = (
     *("name", "resume", "allowed_targets", "extra", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
     *("trainer.grad_accum_steps", "trainer.log_every_steps", "trainer.evaluate_every_steps", "trainer.check_replicas_every_steps"),

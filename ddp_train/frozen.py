@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from ddp_train import config, diagnose
+from ddp_train import auto, config, diagnose
 from ddp_train.boundary import require_own
 from ddp_train.checkpoint_policy import is_name, require_candidates
+from ddp_train.config import RunConfig
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
-from ddp_train.run_dir import RunDir
+from ddp_train.run_dir import RunDir, write_atomic
+from ddp_train.target import AUTO
 
 
 def frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None) -> Job:
@@ -51,11 +54,51 @@ def run_of(path: Path) -> Path:
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
-    """Return the config.yaml of a run folder."""
+    """Return what the config.yaml of a run folder was composed as: with its `auto`s."""
+    saved, answered = _read(folder)
+    return {str(name): value for name, value in auto.take(saved, "", answered).items()}
+
+
+def changes(checked: RunConfig, folder: Path) -> list[str]:
+    """Name what differs from the config of a run that is to be continued. An `auto` equals what it came to, in either of them."""
+    saved, _ = _read(folder)
+    return config.differences(auto.put(checked.tree, "", _answers(checked, folder)), saved)
+
+
+def record(run_dir: RunDir, checked: RunConfig) -> None:
+    """Write config.yaml, with the answers that the run's `auto`s had before, if any; `record_answers` compares them."""
+    run_dir.record_config(checked.yaml(_answers(checked, run_dir.root)))
+
+
+def record_answers(run_dir: RunDir, checked: RunConfig, answers: Mapping[str, Any]) -> None:
+    """Complete config.yaml with what the `auto`s came to, now that the data is there (rank 0).
+
+    Raises:
+        ConfigError: the data says something else than when the run began.
+    """
+    found = {key: auto.plain(value) for key, value in answers.items()}
+    written, text = run_dir.config.read_text(), checked.yaml(found)
+    if f"\n{config.ANSWERED}:" in written:  # there are answers of before
+        auto.refuse_changed(found, _answers(checked, run_dir.root))
+    if written != text:
+        write_atomic(run_dir.config, text)  # nothing but answers differs: it replaces no other config
+
+
+def _answers(checked: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return what a run's config.yaml has for the `auto`s of a config; {} when there is none yet."""
+    if not (folder / "config.yaml").exists():
+        return {}
+    values = dict(config.nodes(_read(folder)[0]))
+    return {key: values[key] for key in auto.keys(checked.tree) if key in values and values[key] != AUTO}
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what config.yaml holds, and the keys in it that were `auto`."""
     try:
         saved = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     except Exception as error:  # OSError, or what the YAML parser raises
         raise ConfigError(key="resume", happened=f"{folder}/config.yaml cannot be read: {error}") from None
     if not isinstance(saved, dict) or not saved:
         raise ConfigError(key="resume", happened=f"{folder}/config.yaml holds no configuration")
-    return {str(name): value for name, value in saved.items()}
+    answered = saved.pop(config.ANSWERED, None)
+    return {str(name): value for name, value in saved.items()}, answered if isinstance(answered, list) else []

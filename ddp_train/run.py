@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train import (
+    auto,
     checkpoint,
     checkpoint_policy,
     checkpoint_probe,
     environment,
+    frozen,
     init_from,
     memory,
     predictions,
@@ -66,6 +68,8 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     if world.is_main:
         print(summary.opening(job, world), flush=True)
     components = build(tree, job.config.batch, world)
+    if world.is_main:
+        frozen.record_answers(run_dir, job.config, components.answers)
     keep = _keep(tree["checkpoint"], components)
     if not _resume(job, components, state, world) and tree["init_from"] is not None:
         lines = init_from.load(
@@ -122,7 +126,8 @@ def _writers(job: Job, components: Components, state: TrainState, world: World) 
     if not world.is_main:
         return []
     tree = job.config.tree
-    return build_writers(tree["metrics"], run_dir=str(job.run_dir.root), config=tree, step=state.step, total_steps=components.total_steps)
+    config = auto.put(tree, "", {key: auto.plain(value) for key, value in components.answers.items()})
+    return build_writers(tree["metrics"], run_dir=str(job.run_dir.root), config=config, step=state.step, total_steps=components.total_steps)
 
 
 def _saver(job: Job, world: World, keep: Keep, pulse: Pulse) -> checkpoint.Saver:

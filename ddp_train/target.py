@@ -18,7 +18,7 @@ from ddp_train import policy
 from ddp_train.errors import ConfigError
 
 AUTO = "auto"
-"""Stands for a value that only the run knows (build.py fills it in)."""
+"""Stands for a value that only the data or the run knows (auto.py)."""
 
 DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 """What Hydra's instantiate reads itself."""
@@ -111,7 +111,7 @@ def _check_arguments(
     for name in required:
         if parameters[name].default is inspect.Parameter.empty and name not in given:
             errors.append(ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}=VALUE"))
-    hints = _hints(target)
+    hints = hints_of(target)
     for name, value in given.items():
         is_default = name in parameters and value == parameters[name].default
         if name in hints and not is_default and not _fits(value, hints[name]):
@@ -127,11 +127,17 @@ def _check_arguments(
     return errors
 
 
-def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types that a callable's arguments are annotated with; {} where they cannot be read."""
     try:
         return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     except Exception:  # names that exist only for type checkers, and worse: then types are not checked
         return {}
+
+
+def admits_text(hint: Any) -> bool:
+    """Tell whether a hint speaks of text."""
+    return any(member is str or AUTO in typing.get_args(member) for member in _members(hint))
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -135,6 +135,7 @@ def missing_file(folder: Path) -> list[str]:
         pytest.param(truncated_cifar, "data_batch_3.bin", marks=pytest.mark.long),
         pytest.param(empty_text, "empty.txt", marks=pytest.mark.long),
         (missing_file, "nowhere.txt"),
+        pytest.param(lambda folder: ["model=gpt"], "image_shape=[3,16,16], num_classes=10", marks=pytest.mark.long),  # not text
     ],
 )
 def test_bad_data_is_named_without_a_traceback(project: Project, make: object, named: str) -> None:

@@ -57,7 +57,9 @@ def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Proje
     environment = json.loads((run / "environment.json").read_text())
     assert (environment["world_size"], len(environment["ranks"])) == (world_size, world_size)
     assert f"global batch {32 * world_size} = micro-batch 32 x {world_size} ranks x accumulation 1" in done.stdout
-    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["global_batch_size"] == 32 * world_size
+    written = yaml.safe_load((run / "config.yaml").read_text())
+    assert written["trainer"]["global_batch_size"] == 32 * world_size
+    assert (written["model"]["num_classes"], written["scheduler"]["total_steps"]) == (10, 4)  # what `auto` came to
     assert "Done: 4 steps" in done.stdout
     assert done.stdout.count("  ddp-train ") + done.stdout.count("/ddp-train ") >= 2  # commands to try next
 

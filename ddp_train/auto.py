@@ -1,0 +1,175 @@
+"""Arguments that are `auto`: who answers them, and what they came to. Imports no torch; docs/decisions/0005-auto.md says why it is so.
+
+An `auto` takes the fact of its argument's name, also in nodes inside a node: of the data in model and objective, of the run in scheduler
+and metrics. One without a fact is null where that is the argument's own default (the class can do without), and else an error.
+Answers are kept by their dotted keys, `model.num_classes`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ddp_train.errors import ConfigError
+from ddp_train.spelling import nearest, override, text_of
+from ddp_train.target import AUTO, DIRECTIVES, admits_text, hints_of, locate
+
+BY_DATA = ("model", "objective")
+BY_RUN = {"scheduler": ("total_steps",), "metrics": ("run_dir", "config", "step", "total_steps")}
+
+_ALSO_CALLED = {"num_labels": "num_classes"}  # by transformers
+_TEXT = ("vocab_size", "context_length")
+_SHOWN = 200  # characters of a fact
+_NOT_KNOWN = object()
+
+
+def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> list[ConfigError]:
+    """Return an error for every `auto` that nothing can answer, as far as can be told before the data is there.
+
+    Args:
+        sections: those whose nodes are made.
+    """
+    errors = []
+    for section in sections:
+        for key, name, owner in _autos(tree.get(section), section, "", None):
+            if section in BY_DATA and name:
+                continue
+            default = _default(owner, name)
+            if name in BY_RUN.get(section, ()) or (default is None and section in BY_RUN) or _is_auto(default) or _takes_text(owner, name):
+                continue
+            expected = "a value; auto takes facts of the data in model and objective, " + " and ".join(
+                f"of the run in {other} ({', '.join(names)})" for other, names in BY_RUN.items()
+            )
+            happened = "is auto, and nothing answers it" + ("" if name else ": in a list it has no name")
+            errors.append(ConfigError(key=key, happened=happened, expected=expected, fix=_with_value(key, default)))
+    return errors
+
+
+def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what every `auto` below the given sections comes to.
+
+    Raises:
+        ConfigError: naming all that the facts do not answer.
+    """
+    answers: dict[str, Any] = {}
+    left: dict[str, str] = {}
+    for section, node in tree.items():
+        for key, name, owner in _autos(node, section, "", None):
+            fact = name if name in facts else _ALSO_CALLED.get(name, name)
+            if fact in facts:
+                answers[key] = facts[fact]
+            elif _default(owner, name) is None:
+                answers[key] = None
+            else:
+                left[key] = name
+    if left:
+        raise _unanswered(left, facts)
+    return answers
+
+
+def put(value: Any, key: str, answers: Mapping[str, Any]) -> Any:
+    """Return a part of a configuration with answers in the place of its `auto`s."""
+    return _map(value, key, lambda at, found: answers.get(at, found) if _is_auto(found) else found)
+
+
+def take(value: Any, key: str, keys: list[str]) -> Any:
+    """Return a part of a configuration with `auto` in the place of answers."""
+    return _map(value, key, lambda at, found: AUTO if at in keys else found)
+
+
+def keys(tree: Mapping[str, Any]) -> list[str]:
+    """Return the keys of every `auto` whose answer belongs to the experiment; the metrics' are of one attempt."""
+    return [key for section in (*BY_DATA, "scheduler") for key, _, _ in _autos(tree.get(section), section, "", None)]
+
+
+def plain(value: Any) -> Any:
+    """Return a fact as config.yaml can hold it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if hasattr(value, "tolist"):  # of numpy and torch
+        return value.tolist()
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else str(value)
+
+
+def refuse_changed(answers: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Refuse to continue a run with data that answers otherwise than it did. The run's own facts may change: `trainer.max_steps`.
+
+    Raises:
+        ConfigError: naming the first one.
+    """
+    for key, value in answers.items():
+        if key.split(".")[0] in BY_DATA and key in before and before[key] != value:
+            raise ConfigError(
+                key=key,
+                happened=f"is auto: the data said {_shown(before[key])} when the run began, and says {_shown(value)} now",
+                expected="the data that the run began with",
+                fix=f"{override(key, before[key])}, if the run is to go on with it",
+            )
+
+
+def _unanswered(left: Mapping[str, str], facts: Mapping[str, Any]) -> ConfigError:
+    said = ", ".join(f"{name}={_shown(value)}" for name, value in facts.items())
+    values = {key: nearest(name, facts) for key, name in left.items()}
+    typed = " ".join(override(key, plain(facts[near])) if near else f"{key}=VALUE" for key, near in values.items())
+    is_text = not {*left.values()}.isdisjoint(_TEXT)
+    return ConfigError(
+        key=", ".join(left),
+        happened=f"{'is' if len(left) == 1 else 'are'} auto, and the data does not say {'it' if len(left) == 1 else 'them'}",
+        expected=f"a fact of the data; it has {said}" if said else "a fact of the data; it has none (`facts` of a data set: docs/data.md)",
+        fix=typed + (", or text: data=char_text objective=language_modeling" if is_text else ""),
+    )
+
+
+def _with_value(key: str, default: Any) -> str:
+    is_plain = default is None or isinstance(default, (bool, int, float, str, list, tuple))
+    return override(key, plain(default)) if is_plain else f"{key}=VALUE"
+
+
+def _shown(value: Any) -> str:
+    text = text_of(plain(value))
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _autos(value: Any, key: str, name: str, owner: Mapping[str, Any] | None) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
+    """Yield the key of every `auto`, its argument's name ("" for an item of a list), and the node whose argument it is, if any."""
+    if isinstance(value, Mapping):
+        for part, inner in value.items():
+            if part not in DIRECTIVES or part == "_args_":
+                yield from _autos(inner, f"{key}.{part}", str(part), value if "_target_" in value else None)
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _autos(inner, f"{key}.{place}", "", None)
+    elif _is_auto(value):
+        yield key, name, owner
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == AUTO  # an array would compare its items
+
+
+def _default(owner: Mapping[str, Any] | None, name: str) -> Any:
+    """Return the default of a node's argument; `_NOT_KNOWN` where it has none."""
+    try:
+        parameter = inspect.signature(locate(str(owner["_target_"]))).parameters.get(name) if owner is not None else None
+    except Exception:  # what cannot be imported, or has no signature, is told elsewhere
+        return _NOT_KNOWN
+    return _NOT_KNOWN if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
+
+
+def _takes_text(owner: Mapping[str, Any] | None, name: str) -> bool:
+    try:
+        return owner is not None and admits_text(hints_of(locate(str(owner["_target_"]))).get(name))
+    except Exception:  # as above
+        return False
+
+
+def _map(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
+    found = change(key, value)
+    if found is not value:
+        return found
+    if isinstance(value, Mapping):
+        return {part: _map(inner, f"{key}.{part}" if key else str(part), change) for part, inner in value.items()}
+    return [_map(inner, f"{key}.{place}", change) for place, inner in enumerate(value)] if isinstance(value, list) else value

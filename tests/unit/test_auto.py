@@ -1,0 +1,161 @@
+"""Arguments that are `auto`: answered by the data or the run, or refused; what they came to stands in config.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+from ddp_train import auto, config, frozen
+from ddp_train.errors import ConfigError
+from ddp_train.run_dir import RunDir
+from tests.unit.parts import checked, components
+
+
+class Plain(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Ten classes, and not a word about them."""
+
+    def __init__(self, num_samples: int = 64) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.zeros(3, 16, 16), index % 10
+
+
+class Settings:
+    def __init__(self, num_labels: int = 2) -> None:
+        self.num_labels = num_labels
+
+
+class Configured(nn.Module):
+    """Takes any name, as torchvision's functions do, and a settings object, as transformers' models do."""
+
+    def __init__(self, config: Settings | None = None, sizes: list[Any] | None = None, **kwargs: Any) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, config.num_labels if config else kwargs.get("num_classes", 1000))
+        self.config, self.sizes = config, sizes
+
+
+OWN_DATA = ["~data", "+data._target_=tests.unit.test_auto.Plain", "+data.eval.num_samples=10", "~metrics.tensorboard"]
+OWN_MODEL = ["~model", "+model._target_=tests.unit.test_auto.Configured"]
+
+
+def refused(*overrides: str, base: list[str]) -> ConfigError:
+    with pytest.raises(ConfigError) as raised:
+        components(*overrides, base=base)
+    return raised.value
+
+
+def test_an_auto_that_the_data_does_not_answer_is_refused_with_what_it_has() -> None:
+    error = refused("+model.num_classes=auto", base=[*OWN_DATA, *OWN_MODEL])
+    assert str(error) == (
+        "model.num_classes: is auto, and the data does not say it\n"
+        "  expected: a fact of the data; it has none (`facts` of a data set: docs/data.md)\n"
+        "  fix: model.num_classes=VALUE"
+    )
+    assert error.exit_code == 2
+    parts = components("+model.num_classes=10", base=[*OWN_DATA, *OWN_MODEL])
+    assert parts.model.head.out_features == 10  # type: ignore[union-attr]
+
+
+def test_all_that_the_data_does_not_answer_is_told_at_once() -> None:
+    error = refused("model=gpt", base=[])
+    assert error.key == "model.vocab_size, model.context_length"
+    assert "it has image_shape=[3,16,16], num_classes=10" in error.expected
+    assert error.fix == "model.vocab_size=VALUE model.context_length=VALUE, or text: data=char_text objective=language_modeling"
+
+
+def test_a_fact_of_a_similar_name_is_advised_with_its_value() -> None:
+    own = [*OWN_MODEL, "~metrics.tensorboard"]
+    error = refused("+model.num_clases=auto", base=own)
+    assert error.fix == "model.num_clases=10"
+    components("+model.num_clases=10", base=own)
+
+
+def test_an_auto_inside_a_node_is_answered_too() -> None:
+    nested = ["+model.config._target_=tests.unit.test_auto.Settings", "+model.config.num_labels=auto", "+model.sizes=[{num_classes:auto}]"]
+    parts = components(base=[*OWN_MODEL, *nested, "~metrics.tensorboard"])
+    assert parts.model.config.num_labels == 10  # type: ignore[union-attr]
+    assert parts.model.sizes == [{"num_classes": 10}]
+    wanted = {"model.config.num_labels": 10, "model.sizes.0.num_classes": 10, "scheduler.total_steps": parts.total_steps}
+    assert {key: parts.answers[key] for key in wanted} == wanted
+
+
+def test_without_a_fact_an_argument_that_can_do_without_is_null() -> None:
+    facts = {"vocab_size": 256, "context_length": 8}
+    node = {"_target_": "ddp_train.objective.language_modeling.LanguageModeling", "ignore_index": "auto"}
+    assert auto.answer({"objective": node}, facts) == {"objective.ignore_index": None}
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "said", "fix"),
+    [
+        ("optimizer.lr=auto", "optimizer.lr", "facts of the data in model and objective", "optimizer.lr=0.001"),
+        ("scheduler.warmup_steps=auto", "scheduler.warmup_steps", "of the run in scheduler (total_steps)", "scheduler.warmup_steps=0"),
+        ("data.image_size=auto", "data.image_size", "facts of the data in model and objective", "data.image_size=16"),
+        ("strategy.bucket_cap_mb=auto", "strategy.bucket_cap_mb", "of the run in", "strategy.bucket_cap_mb=25"),
+        ("model.image_shape=[auto,16,16]", "model.image_shape.0", "a value", "VALUE"),
+    ],
+)
+def test_what_nothing_can_answer_is_refused_before_anything_starts(override: str, key: str, said: str, fix: str) -> None:
+    with pytest.raises(config.ConfigErrors) as raised:
+        checked(override, base=[])
+    (error,) = raised.value.errors
+    assert (error.key, said in error.expected, fix in error.fix) == (key, True, True), str(error)
+    if "VALUE" not in error.fix:
+        checked(error.fix, base=[])
+
+
+def record(folder: Path, run: config.RunConfig, answers: Mapping[str, Any]) -> dict[str, Any]:
+    """Begin a run in a folder, up to the point where its data is there; return config.yaml."""
+    frozen.record(RunDir(folder), run)
+    frozen.record_answers(RunDir(folder), run, answers)
+    written: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
+    return written
+
+
+def test_config_yaml_has_what_they_came_to_and_a_resumed_run_the_same_hash(tmp_path: Path) -> None:
+    run = checked()
+    answers = {"model.image_shape": (3, 16, 16), "model.num_classes": torch.tensor(10), "scheduler.total_steps": 20}
+    written = record(tmp_path, run, answers)
+    assert (written["model"]["image_shape"], written["model"]["num_classes"]) == ([3, 16, 16], 10)
+    assert (written["scheduler"]["total_steps"], written["metrics"]["jsonl"]["step"]) == (20, "auto")
+    assert written["auto"] == list(answers)
+    again = frozen.frozen_job(tmp_path, []).config
+    assert (again.tree, again.hash()) == (run.tree, run.hash())
+    assert record(tmp_path, again, answers) == written
+    longer = record(tmp_path, frozen.frozen_job(tmp_path, ["trainer.max_steps=40"]).config, {**answers, "scheduler.total_steps": 40})
+    assert longer["scheduler"]["total_steps"] == 40  # the run's own facts follow what was typed
+    assert len(list(tmp_path.glob("config.*.yaml"))) == 1  # of the attempt with fewer steps
+
+
+def test_data_that_answers_otherwise_when_a_run_goes_on_is_refused(tmp_path: Path) -> None:
+    run = checked()
+    record(tmp_path, run, {"model.num_classes": 10})
+    with pytest.raises(ConfigError, match=r"said 10 when the run began, and says 11 now") as raised:
+        record(tmp_path, frozen.frozen_job(tmp_path, []).config, {"model.num_classes": 11})
+    advised = raised.value.fix.partition(",")[0]
+    assert advised == "model.num_classes=10"
+    kept = record(tmp_path, frozen.frozen_job(tmp_path, [advised]).config, {})
+    assert (kept["model"]["num_classes"], "auto" in kept) == (10, False)
+
+
+def test_an_auto_equals_what_it_came_to_and_nothing_else(tmp_path: Path) -> None:
+    run = checked()
+    record(tmp_path, run, {"model.num_classes": 10, "model.image_shape": [3, 16, 16]})
+    assert frozen.changes(checked(), tmp_path) == []
+    assert frozen.changes(checked("model.num_classes=10"), tmp_path) == []
+    assert frozen.changes(checked("model.num_classes=11"), tmp_path) == ["model.num_classes: 10 -> 11"]
+    typed = tmp_path / "typed"
+    record(typed, checked("model.num_classes=10"), {})
+    assert frozen.changes(run, typed) == []  # until the data is there
+    with pytest.raises(ConfigError, match="says 12 now"):
+        record(typed, run, {"model.num_classes": 12})
