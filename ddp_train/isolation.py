@@ -14,6 +14,8 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,10 @@ _FLAGS: tuple[tuple[Any, str], ...] = (
     (torch.backends.cuda.matmul, "allow_tf32"),
     (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
     (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+)
+_PRECISIONS = (  # (backend, operation) of `torch.backends.fp32_precision` and its kin, the general ones before those that follow them
+    ("generic", "all"),
+    *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")),
 )
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -64,8 +70,10 @@ class Baseline:
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)
-        self._settings = [(put, get()) for get, put in _SETTINGS]
-        self._flags = [(owner, name, getattr(owner, name)) for owner, name in _FLAGS]
+        self._settings = [(put, value) for get, put in _SETTINGS for value in _asked(get)]
+        self._flags = [(owner, name, value) for owner, name in _FLAGS for value in _asked(partial(getattr, owner, name))]
+        self._precisions = _take_precisions()
+        _set_precisions(self._precisions)
         # Not SIGCHLD, which torch's DataLoader sets once in a process's life.
         self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals() if number != signal.SIGCHLD}
         self._modules = set(sys.modules)
@@ -77,8 +85,8 @@ class Baseline:
         for put, value in self._settings:
             put(value)
         for owner, name, value in self._flags:
-            if getattr(owner, name) != value:
-                setattr(owner, name, value)
+            setattr(owner, name, value)  # without looking: where the job mixed torch's older and newer ways, looking raises
+        _set_precisions(self._precisions)  # last: the older ways set them too, and more than was set before
         for number, handler in self._handlers.items():
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
@@ -96,6 +104,28 @@ class Baseline:
             file = getattr(module, "__file__", None) or ""
             if name not in self._modules and file.endswith(".py") and not file.startswith(_INSTALLED):
                 del sys.modules[name]
+
+
+def _asked(get: Callable[[], Any]) -> list[Any]:
+    """Return a setting, alone; nothing where torch does not answer, because its precision was set in the newer way only (`_PRECISIONS`)."""
+    with suppress(RuntimeError):
+        return [get()]
+    return []
+
+
+def _take_precisions() -> list[str]:
+    """Return what each of `_PRECISIONS` has of its own, and take it away: one that has nothing answers with a more general one's."""
+    found = []
+    for backend, operation in _PRECISIONS:
+        found.append(torch._C._get_fp32_precision_getter(backend, operation))
+        torch._C._set_fp32_precision_setter(backend, operation, "none")
+    return found
+
+
+def _set_precisions(values: list[str]) -> None:
+    """Set `_PRECISIONS`. Not through torch.backends: `mkldnn.fp32_precision` sets the general one (torch 2.13)."""
+    for (backend, operation), value in zip(_PRECISIONS, values, strict=True):
+        torch._C._set_fp32_precision_setter(backend, operation, value)
 
 
 def _set_hooks(found: list[dict[Any, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from operator import attrgetter
 
 import pytest
 import torch
@@ -36,6 +37,56 @@ def test_a_deterministic_job_refuses_what_is_not_and_leaves_the_next_one_as_it_w
     assert not torch.are_deterministic_algorithms_enabled()
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
+
+
+def in_older_words() -> list[object]:
+    backends = torch.backends
+    matmul = torch.get_float32_matmul_precision()
+    return [backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32, matmul]
+
+
+def in_newer_words() -> list[str]:
+    backends = torch.backends
+    mine = [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn, backends.mkldnn]
+    return [
+        each.fp32_precision for each in (backends, backends.cudnn, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, *mine)
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cudnn.conv": "ieee"},
+        {"": "tf32"},
+        {"": "tf32", "cudnn": "ieee", "cuda.matmul": "tf32", "mkldnn.matmul": "bf16", "cudnn.rnn": "ieee"},
+    ],
+)
+def test_precision_is_put_back_whichever_way_it_was_set(changes: dict[str, str]) -> None:
+    older, newer, baseline = in_older_words(), in_newer_words(), Baseline()
+    for name, value in changes.items():
+        attrgetter(f"backends.{name}".rstrip("."))(torch).fp32_precision = value
+    assert in_newer_words() != newer
+    baseline.restore()
+    assert (in_older_words(), in_newer_words()) == (older, newer)
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cudnn.allow_tf32 = False
+    baseline.restore()
+    assert (in_older_words(), in_newer_words()) == (older, newer)
+    torch.backends.fp32_precision = "tf32"  # what follows it followed it before, and does still
+    assert torch.backends.cuda.matmul.fp32_precision == torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+    baseline.restore()
+
+
+def test_a_precision_that_was_there_before_the_first_job_stays() -> None:
+    untouched = Baseline()
+    torch.backends.fp32_precision, torch.backends.cudnn.conv.fp32_precision = "tf32", "ieee"
+    before = in_newer_words()
+    baseline = Baseline()
+    assert in_newer_words() == before
+    torch.backends.fp32_precision = "ieee"
+    baseline.restore()
+    assert in_newer_words() == before
+    untouched.restore()
 
 
 def test_what_the_user_says_of_cublas_and_nccl_wins() -> None:
