@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ class Job:
     overrides: list[str]
     in_sweep: bool = False  # then the terminal shows the sweep's table, and the job's own output goes to its logs
     checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
+
+    def hyper_parameters(self) -> dict[str, bool | int | float | str]:
+        """Return what was typed for this run, a sweep's values too: key -> what the config has for it, or for a group the option's name."""
+        typed = (text.lstrip("+").partition("=") for text in self.overrides if not text.startswith(("~", "hydra.", "hydra/")))
+        return {key: _leaf(self.config.tree, key, text) for key, _, text in typed}
 
     def to_json(self) -> str:
         return json.dumps(
@@ -50,3 +56,10 @@ class Job:
             in_sweep=fields["in_sweep"],
             checkpoint=fields["checkpoint"],
         )
+
+
+def _leaf(tree: Any, key: str, text: str) -> bool | int | float | str:
+    """Return the value of a key; where it is none that fits into a table's cell, or none at all, what was typed."""
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree if isinstance(tree, (bool, int, float, str)) else text

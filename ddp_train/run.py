@@ -45,6 +45,7 @@ from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, seed_all
 from ddp_train.step_guard import SkippingGuard, StepGuard
 from ddp_train.stop import WALLTIME, Stop
+from ddp_train.sweep_dir import Sweep, sweep_of
 from ddp_train.trainer import Loop, Record, settle, train
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     if job.checkpoint is not None:
         memory.remember(run_dir.root)  # the checkpoint has been loaded: from now on the newest one counts
     if world.is_main:
-        print(summary.plan(components, state), flush=True)
+        print(summary.plan(job, components, state), flush=True)
     if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):
         if world.is_main:
             progress.end(run_dir)
@@ -125,9 +126,16 @@ def _writers(job: Job, components: Components, state: TrainState, world: World) 
     """Return where the numbers go from this step on; nowhere on other ranks than 0."""
     if not world.is_main:
         return []
-    tree = job.config.tree
-    config = auto.put(tree, "", {key: auto.plain(value) for key, value in components.answers.items()})
-    return build_writers(tree["metrics"], run_dir=str(job.run_dir.root), config=config, step=state.step, total_steps=components.total_steps)
+    tree, sweep = job.config.tree, sweep_of(job.run_dir.root)
+    return build_writers(
+        tree["metrics"],
+        run_dir=str(job.run_dir.root),
+        config=auto.put(tree, "", {key: auto.plain(value) for key, value in components.answers.items()}),
+        hyper_parameters=job.hyper_parameters(),
+        run_name=Sweep.load(sweep).name(job.run_dir.root) if sweep is not None else "",
+        step=state.step,
+        total_steps=components.total_steps,
+    )
 
 
 def _saver(job: Job, world: World, keep: Keep, pulse: Pulse) -> checkpoint.Saver:

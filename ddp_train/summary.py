@@ -29,15 +29,21 @@ def opening(job: Job, world: World) -> str:
     )
 
 
-def plan(components: Components, state: TrainState) -> str:
+def plan(job: Job, components: Components, state: TrainState) -> str:
     """Say how long the run is, and where it begins."""
-    order = components.train_loader.order
-    parameters = sum(parameter.numel() for parameter in components.model.parameters() if parameter.requires_grad)
+    order, wanted = components.train_loader.order, job.config.batch.global_batch_size
+    parameters = [parameter.numel() for parameter in components.model.parameters()]
+    trained = [parameter.numel() for parameter in components.model.parameters() if parameter.requires_grad]
+    frozen = "all trained" if len(trained) == len(parameters) else f"{sum(trained):,} of them trained"
     epoch = f"{order.steps_per_epoch} per epoch of {order.epoch_size:,} samples" if order.epoch_size else "the data has no epochs"
     lines = [
-        f"model    {type(components.model).__name__}, {parameters:,} parameters",
+        f"model    {type(components.model).__name__}, {sum(parameters):,} parameters, {frozen}",
         f"steps    {components.total_steps} ({epoch})",
     ]
+    if order.epoch_size and order.epoch_size < wanted:
+        lines.append(
+            f"data     its {order.epoch_size:,} samples are fewer than a global batch: each step takes all of them, not {wanted:,}"
+        )
     lines += [f"data     {caveat}" for caveat in components.train_loader.caveats(state.samples)]
     if state.step:
         lines.append(f"resumed  after step {state.step}, {state.samples:,} samples")

@@ -105,6 +105,11 @@ class Sweep:
         """Return what a job has for a swept key, as it was written; "" where it leaves the key alone."""
         return _values(job).get(key, "")
 
+    def name(self, run: Path) -> str:
+        """Return what tells the job with this run folder from the others: `optimizer.lr=0.01,model=mlp`."""
+        job = next(job for job in self.jobs if self.run_dir(job).root == run)
+        return ",".join(f"{key}={self.value(job, key)}" for key in self.keys or _values(job))  # not `swept`: it grows with the jobs
+
     def _csv(self) -> str:
         swept, text = self.swept(), io.StringIO()
         writer = csv.writer(text)

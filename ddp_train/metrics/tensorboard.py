@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from ddp_train.run_dir import RunDir
 
+_LONGEST_NAME = 200  # characters; a file name may have 255 bytes
 _AXES = ("split", "step", "epoch", "samples", "time")
 
 
@@ -20,14 +22,23 @@ class TensorBoard:
 
     Args:
         run_dir: the run folder.
-        config: the run's whole config; its leaves are the hyper-parameters.
+        config: the run's whole config, shown as text.
+        hyper_parameters: what runs are compared by: the values that were typed or that a sweep varies.
+        run_name: of a sweep's job, what it has that others have not; TensorBoard knows runs by their folders alone.
         step: the step that this attempt begins at; events after it are purged.
     """
 
-    def __init__(self, run_dir: str, config: Mapping[str, Any], step: int = 0) -> None:
-        folder = RunDir(Path(run_dir)).tensorboard
+    def __init__(
+        self,
+        run_dir: str,
+        config: Mapping[str, Any],
+        hyper_parameters: Mapping[str, bool | int | float | str] | None = None,
+        run_name: str = "",
+        step: int = 0,
+    ) -> None:
+        folder = RunDir(Path(run_dir)).tensorboard / re.sub(r"[/\0]", "_", run_name)[:_LONGEST_NAME]
         self._writer = SummaryWriter(str(folder), purge_step=step + 1 if folder.exists() else None, flush_secs=30)
-        self._config = config
+        self._hyper_parameters = dict(hyper_parameters or {})
         self._last: dict[str, float] = {}
         self._has_given_up = False
         if step == 0:
@@ -51,14 +62,6 @@ class TensorBoard:
         if self._has_given_up:
             return
         metrics = {name: value for name, value in self._last.items() if name.startswith("eval/")}
-        for summary in hparams(dict(_leaves(self._config)), metrics):
+        for summary in hparams(self._hyper_parameters, metrics):
             self._writer._get_file_writer().add_summary(summary)
         self._writer.close()
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, (bool, int, float, str)):
-            yield f"{prefix}{name}", value

@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from ddp_train.config import RunConfig
+from ddp_train.job import Job
 from ddp_train.metrics.console import Console
 from ddp_train.metrics.jsonl import JsonLines
 from ddp_train.metrics.tensorboard import TensorBoard
+from ddp_train.rules import BatchIdentity
+from ddp_train.run_dir import RunDir
+from ddp_train.sweep_dir import Sweep, SweepJob
 
 
 def record(step: int, split: str = "train", **values: float) -> dict[str, object]:
@@ -67,7 +73,7 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
 
 
 def test_tensorboard_has_scalars_config_and_hyper_parameters(tmp_path: Path) -> None:
-    writer = TensorBoard(str(tmp_path), {"optimizer": {"lr": 0.1}, "name": "x", "trainer": {"max_steps": None}})
+    writer = TensorBoard(str(tmp_path), {"optimizer": {"lr": 0.1}, "name": "x", "trainer": {"max_steps": None}}, {"optimizer.lr": 0.1})
     writer.write(record(5, loss=1.5))
     writer.write(record(5, "eval", accuracy=0.75))
     writer.close()
@@ -75,7 +81,30 @@ def test_tensorboard_has_scalars_config_and_hyper_parameters(tmp_path: Path) -> 
     assert events.Scalars("train/loss")[0].step == 5
     assert events.Scalars("eval/accuracy")[0].value == 0.75
     assert b"optimizer" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
-    assert "_hparams_/session_start_info" in events.summary_metadata
+    started = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert set(HParamsPluginData.FromString(started).session_start_info.hparams) == {"optimizer.lr"}
+
+
+def test_the_jobs_of_a_sweep_can_be_told_apart_in_tensorboard(tmp_path: Path) -> None:
+    sweep = Sweep(root=tmp_path, command=[], keys=["optimizer.lr", "model"])
+    for number, lr in enumerate(("0.1", "0.2")):
+        overrides = ["seed=3", f"optimizer.lr={lr}", "model=mlp"]
+        sweep.jobs.append(SweepJob(number=number, folder=str(number), overrides=overrides, identity=lr))
+        run = tmp_path / str(number)
+        TensorBoard(str(run), {}, run_name=sweep.name(run)).close()
+    names = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("events.*")}
+    assert names == {"0/tensorboard/optimizer.lr=0.1,model=mlp", "1/tensorboard/optimizer.lr=0.2,model=mlp"}
+    TensorBoard(str(tmp_path), {}, run_name="data.root=/a/b").close()
+    assert (tmp_path / "tensorboard/data.root=_a_b").is_dir()
+
+
+def test_the_hyper_parameters_are_what_was_typed(tmp_path: Path) -> None:
+    typed = ["optimizer.lr=1e-1", "+model.depth=3", "model=mlp", "~metrics.tensorboard", "hydra.run.dir=x", "name=null", "experiment=mine"]
+    tree = {"optimizer": {"lr": 0.1, "eps": 1e-8}, "model": {"depth": 3}, "name": None, "seed": 1}
+    config = RunConfig(tree=tree, batch=BatchIdentity(global_batch_size=1, micro_batch_size=1, grad_accum_steps=1, world_size=1))
+    job = Job(config=config, run_dir=RunDir(tmp_path), command=[], overrides=typed)
+    expected = {"optimizer.lr": 0.1, "model.depth": 3, "model": "mlp", "name": "null", "experiment": "mine"}
+    assert job.hyper_parameters() == expected
 
 
 def test_without_a_terminal_the_console_writes_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:

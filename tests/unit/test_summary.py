@@ -1,0 +1,33 @@
+"""What a person reads at the start is what will happen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddp_train import summary
+from ddp_train.build import build
+from ddp_train.distributed import alone
+from ddp_train.job import Job
+from ddp_train.run_dir import RunDir
+from ddp_train.state import TrainState
+from tests.unit.parts import checked
+
+
+def plan(*overrides: str, frozen: bool = False) -> str:
+    run = checked(*overrides)
+    parts = build(run.tree, run.batch, alone())
+    if frozen:
+        next(parts.model.parameters()).requires_grad_(False)
+    return summary.plan(Job(config=run, run_dir=RunDir(Path()), command=[], overrides=[]), parts, TrainState())
+
+
+def test_a_global_batch_that_the_data_cannot_fill_is_not_said_to_be_used() -> None:
+    assert "\ndata     its 640 samples are fewer than a global batch: each step takes all of them, not 1,000" in plan(
+        "trainer.global_batch_size=1000"
+    )
+    assert "fewer" not in plan("trainer.global_batch_size=640")
+
+
+def test_all_parameters_are_counted_and_those_that_are_trained() -> None:
+    assert "model    MLP, 13,018 parameters, all trained\n" in plan()
+    assert "model    MLP, 13,018 parameters, 730 of them trained\n" in plan(frozen=True)
