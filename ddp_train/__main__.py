@@ -10,14 +10,15 @@ import sys
 
 from ddp_train import terminal
 from ddp_train.devices import is_torchrun_worker
+from ddp_train.exit_code import FAILED
 from ddp_train.process import AGENT_VARIABLE, be_private, die_with_parent
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
     be_private()
-    terminal.outlive()
     if is_torchrun_worker():
+        terminal.outlive()
         # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
@@ -29,9 +30,15 @@ def main() -> None:
         gc.freeze()
         gc.enable()
         worker.leave(group.main())
-    from ddp_train import app
+    with terminal.outlived():
+        try:
+            from ddp_train import app
 
-    sys.exit(app.main())
+            code = app.main()
+        except Exception:  # told here, where no secret is shown
+            sys.excepthook(*sys.exc_info())
+            code = FAILED
+    sys.exit(code)
 
 
 if __name__ == "__main__":

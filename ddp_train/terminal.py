@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ddp_train.redaction import redact
 
@@ -46,3 +48,16 @@ class Terminal(io.TextIOWrapper):
 def outlive() -> None:
     """Let this process outlive its terminal."""
     sys.stdout, sys.stderr = Terminal(1, owns=False), Terminal(2, owns=False)
+
+
+@contextmanager
+def outlived() -> Iterator[None]:
+    """Let this process outlive its terminal while the block runs. A notebook that called us has its own streams back afterwards."""
+    before = sys.stdout, sys.stderr
+    outlive()
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        sys.stdout, sys.stderr = before
