@@ -53,7 +53,8 @@ def main(arguments: list[str]) -> int:
             return False
         if run_dir is not None:
             rank, first = elastic.first_of(failures)
-            _record(failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode), run_dir)  # of one that died without a word
+            said = failure.native_words(run_dir, rank, first.pid)
+            _record(failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, said=said), run_dir)  # if it died without a word
             verdict = progress.settle(run_dir, has_failed=True)
         return not verdict and _code(failures) not in FINAL
 
@@ -61,7 +62,13 @@ def main(arguments: list[str]) -> int:
         elastic.run(options, grace_s=int(given["--grace-s="]), again=again)
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
-        found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, was_out_of_memory=failure.ran_out(oom_kills))
+        found = failure.from_exit(
+            rank=rank,
+            pid=first.pid,
+            exit_code=first.exitcode,
+            was_out_of_memory=failure.ran_out(oom_kills),
+            said=failure.native_words(run_dir, rank, first.pid) if run_dir is not None else "",
+        )
         if "--group=" in given:
             _record_for_group(found, Path(given["--group="]))
         elif run_dir is not None:

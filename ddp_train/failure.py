@@ -23,6 +23,8 @@ _FRAMES_KEPT = 8  # of a traceback, in failure.json
 _LINES_SHOWN = 8
 _SCREEN_LINES = 15  # without blank ones; frames of the traceback are left out for it, all but the last two
 _PASSING_ON = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
+_NATIVE_WORDS = re.compile(r"(?:CUDA error|NCCL error|NCCL WARN|ncclRemoteError|Watchdog caught).*")
+_SAID_CHARACTERS = 300
 _ACTIVITIES = {  # a part of the innermost file's path that is not ours -> what is going on
     "torch/autograd/": "in backward",
     "multiprocessing/connection.py": "waiting for data",
@@ -32,6 +34,8 @@ _ACTIVITIES = {  # a part of the innermost file's path that is not ours -> what 
 }
 _FIXES = {  # of errors that are not ours: what their text looks like -> what helps
     r"^(CUDA )?OutOfMemoryError|CUDA out of memory": "a smaller data.micro_batch_size with more trainer.grad_accum_steps, or amp=bf16",
+    r"Unable to find address for|no socket interface found": "an interface of this machine in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME: ip -br address",
+    r"Duplicate GPU detected": "a GPU for every process: look at CUDA_VISIBLE_DEVICES and cluster.processes_per_node",
     r"does not have a deterministic implementation": "deterministic=false, or another operation in its place",
 }
 
@@ -111,11 +115,12 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
     )
 
 
-def from_exit(*, rank: int, pid: int, exit_code: int, was_out_of_memory: bool | None = None) -> Failure:
+def from_exit(*, rank: int, pid: int, exit_code: int, was_out_of_memory: bool | None = None, said: str = "") -> Failure:
     """Describe a rank that died without a word: a signal (negative exit code, as subprocess gives it) or an exit of its own.
 
     Args:
         was_out_of_memory: whether the kernel's out-of-memory killer was at work meanwhile; None: not known.
+        said: what CUDA or NCCL said last (`native_words`): NCCL's watchdog ends the process of whose GPU it hears an error.
     """
     fix = ""
     if exit_code < 0:
@@ -127,6 +132,9 @@ def from_exit(*, rank: int, pid: int, exit_code: int, was_out_of_memory: bool | 
             message += " (often the out-of-memory killer: look at dmesg)"
         if error == "SIGKILL" and was_out_of_memory is not False:
             fix = "a smaller data.micro_batch_size, fewer data.num_workers, or more memory for the job"
+        if error == "SIGABRT" and said:
+            message += f" after this line in its log: {said}"
+            fix = "+cluster.env.CUDA_LAUNCH_BLOCKING=1 shows the Python line of it" if said.startswith("CUDA error") else ""
     else:
         error, message = "ProcessExit", f"the process exited with code {exit_code} without a report"
     return _without_traceback(rank, pid, error, message, fix=fix)
@@ -164,6 +172,18 @@ def was(doing: str) -> str:
     return f"(pid {os.getpid()}) was {doing}"
 
 
+def begins() -> str:
+    """Return the line that begins a process's part of a rank's log, for `native_words`."""
+    return f"begins (pid {os.getpid()})"
+
+
+def native_words(run_dir: RunDir, rank: int, pid: int) -> str:
+    """Return the last that CUDA or NCCL wrote into the log of a rank that has ended; "" where they wrote nothing."""
+    text = _tail(run_dir, rank).rpartition(f"begins (pid {pid})")[2]  # earlier attempts wrote to the same log
+    lines = [found[0] for line in text.splitlines() if (found := _NATIVE_WORDS.search(line))]
+    return redact_code(lines[-1][:_SAID_CHARACTERS]) if lines else ""
+
+
 def oom_kills() -> int | None:
     """Return how many processes of this machine's share (control group) the out-of-memory killer has ended; None where nobody counts."""
     try:
@@ -192,12 +212,7 @@ def last_words(run_dir: RunDir, pids: Mapping[int, int]) -> dict[int, str]:
     """
     found = {}
     for rank, pid in pids.items():
-        try:
-            with run_dir.rank_log(rank).open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 100_000))
-                lines = re.findall(rf"\(pid {pid}\) was (.+)", file.read().decode(errors="replace"))
-        except OSError:
-            lines = []
+        lines = re.findall(rf"\(pid {pid}\) was (.+)", _tail(run_dir, rank))
         found[rank] = lines[-1] if lines else "left no word"
     return found
 
@@ -218,6 +233,16 @@ def load(run_dir: RunDir) -> Failure | None:
         return Failure(**json.loads(run_dir.failure.read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _tail(run_dir: RunDir, rank: int) -> str:
+    """Return the end of a rank's log."""
+    try:
+        with run_dir.rank_log(rank).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 100_000))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _text(error: BaseException) -> str:

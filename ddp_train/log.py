@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from ddp_train import failure
 from ddp_train.redaction import redact_code
 from ddp_train.run_dir import RunDir
 from ddp_train.terminal import Terminal
+
+logger = logging.getLogger(__name__)
 
 
 class Redacting(logging.Formatter):
@@ -47,6 +50,7 @@ def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     root.propagate = False
+    logger.info(failure.begins())
     try:
         yield terminals[1]
     finally:

@@ -150,7 +150,11 @@ class Member:
             others = {rank: f"job/{self._current.number}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
             pids = {rank: int(self._store.get(key)) for rank, key in others.items() if self._store.check([key])}
             found = failure.from_exit(
-                rank=self._rank, pid=self._child.pid, exit_code=exit_code, was_out_of_memory=failure.ran_out(self._oom_kills)
+                rank=self._rank,
+                pid=self._child.pid,
+                exit_code=exit_code,
+                was_out_of_memory=failure.ran_out(self._oom_kills),
+                said=failure.native_words(run_dir, self._rank, self._child.pid),
             )
             _record(found.beside(failure.last_words(run_dir, pids)), run_dir, seconds=time.monotonic() - self._started)
         return FAILED

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -33,6 +34,19 @@ from ddp_train.watch import Watch, flight_recorder, patience
 logger = logging.getLogger(__name__)
 
 _PEER_REPORTS_S = 3.0  # below what the agents of other machines take to notice that one is gone
+_PEER_IS_GONE = re.compile(  # in the words of gloo, of torch's store, of NCCL and of the sockets below them
+    "|".join(
+        (
+            r"Connection (was likely )?closed|Socket (unexpectedly )?closed|closed by (remote )?peer",
+            r"Connection (reset by peer|timed out|refused)|Broken pipe|Software caused connection abort",
+            r"(Read|Write|Connect|wait|barrier|socket) timeout|Timed out (waiting|after)|Application timeout caused pair closure",
+            r"client socket has (timed out|failed to connect)|[Ff]ailed to (recv|send)|connectFullMesh failed",
+            r"ncclRemoteError|Got completion from peer|communicator was aborted|Watchdog caught collective operation timeout",
+        )
+    ),
+    re.IGNORECASE,
+)
+_IS_OWN = re.compile(r"CUDA (error|failure)|out of memory", re.IGNORECASE)  # in whatever they are wrapped
 _AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit code 0
 
 
@@ -105,8 +119,12 @@ class Rank:
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:
-    """Tell whether a collective failed because another rank went away: then this rank is not the one to blame."""
-    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+    """Tell whether a collective failed because another rank went away: then this rank is not the one to blame.
+
+    torch has one type of error for all that can go wrong with a collective or the store, so the text decides.
+    """
+    is_a_collectives = isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+    return is_a_collectives and _PEER_IS_GONE.search(str(error)) is not None and _IS_OWN.search(str(error)) is None
 
 
 def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | None, *, rank: int) -> failure.Failure:

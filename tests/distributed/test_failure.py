@@ -37,6 +37,8 @@ class Fragile(nn.Module):
                 os._exit(0)
             if self.fault == "sleep":
                 time.sleep(100)
+            if self.fault == "SIGABRT":  # as NCCL's watchdog does
+                os.write(2, b"what():  watchdog thread terminated with exception: CUDA error: misaligned address\\n")
             if self.fault.startswith("SIG"):
                 os.kill(os.getpid(), getattr(signal, self.fault))
         return self.map(images.flatten(1))
@@ -61,6 +63,7 @@ def screens(output: str) -> int:
         ("raise", "ValueError", "the third forward of rank 1"),
         ("SIGKILL", "SIGKILL", "ended by SIGKILL"),
         pytest.param("SIGSEGV", "SIGSEGV", "ended by SIGSEGV", marks=pytest.mark.long),
+        pytest.param("SIGABRT", "SIGABRT", "after this line in its log: CUDA error: misaligned address", marks=pytest.mark.long),
         ("exit", "EarlyExit", "rank 1 left with exit code 0 after step 2 while the others were still training"),
         pytest.param("poison", "NonFiniteLossError", "the training loss is nan", marks=pytest.mark.long),
     ],
