@@ -88,8 +88,17 @@ class Schedule:
         self._every_steps = every_steps
         self._every_s = None if every_minutes is None else 60 * every_minutes
         self._keep, self._agree, self._clock = keep, agree, clock
-        self._best = sorted((value for each in saved if (value := keep.ranking.value(each.metrics)) is not None), reverse=True)
         self._last_s = clock()
+        self.go_back(saved)
+
+    def go_back(self, saved: Sequence[Saved]) -> None:
+        """Forget what was found before the run went back to a checkpoint: the best that were left behind bar no others.
+
+        Args:
+            saved: the checkpoints that there are now, the same on every rank.
+        """
+        values = (self._keep.ranking.value(each.metrics) for each in saved)
+        self._best = sorted((value for value in values if value is not None), reverse=True)
         self._step, self._metrics = -1, dict[str, Any]()
 
     def note(self, record: Mapping[str, Any]) -> None:

@@ -68,9 +68,13 @@ class World:
 
     def copy_from_main(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors with rank 0's, in place. Collective."""
+        for tensor in tensors:
+            self.copy_from(0, tensor)
+
+    def copy_from(self, rank: int, tensor: Tensor) -> None:
+        """Overwrite a tensor with that of one rank, in place. Collective."""
         if self.size > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor, src=0)
+            dist.broadcast(tensor, src=rank)
 
     def gather_rows(self, values: Tensor) -> Tensor:
         """Return every rank's tensor, which has the same shape on all, stacked by rank. Collective."""

@@ -42,6 +42,10 @@ class Pulse:
         self._listeners.append(listener)
         listener(self.phase, self.step)
 
+    def move(self) -> None:
+        """Say that this rank is at work in the phase that it is in."""
+        self.enter(self.phase, self.step)
+
     def enter(self, phase: Phase, step: int) -> None:
         """Say that a phase begins, after so many steps."""
         self.phase, self.step = phase, step

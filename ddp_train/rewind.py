@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from ddp_train import checkpoint, predictions
 from ddp_train.anomaly import Event, Rewind
@@ -25,15 +24,27 @@ class RewindError(RunError):
 
 
 def rewind(
-    found: Rewind, run_dir: RunDir, components: Components, state: TrainState, world: World, *, tell: Callable[[Event, str], None]
+    found: Rewind,
+    run_dir: RunDir,
+    components: Components,
+    state: TrainState,
+    world: World,
+    *,
+    tell: Callable[[Event, str], None],
+    moves: Callable[[], None] = lambda: None,
 ) -> None:
-    """Load the newest good checkpoint into the components and the state, but for the position in the data. Rank 0 chooses. Collective.
+    """Load the newest good checkpoint into the components and the state, but for the position in the data. Collective.
+
+    Args:
+        moves: called while this rank reads, which may take longer than a step may.
 
     Raises:
         RewindError: there is no checkpoint, or going back to it has not helped three times.
     """
     tell(found.event, found.happened)
-    chosen = world.from_main(_newest(run_dir.checkpoints) if world.is_main else None)
+    chosen, refused = checkpoint.newest_good(run_dir.checkpoints, world, moves=moves)
+    if world.is_main:
+        print(*(f"{line}\n" for line in refused), sep="", end="", flush=True)
     if chosen is None:
         raise RewindError(
             key="checkpoint.every_steps",
@@ -42,7 +53,7 @@ def rewind(
             fix="a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start",
         )
     from_step, samples, jumps = state.step, state.samples, state.jumps
-    checkpoint.load(chosen, components, state, world)
+    checkpoint.load(chosen, components, state, world, moves=moves)
     in_vain = [jump for jump in jumps[-_MOST_IN_VAIN:] if jump.to_step == state.step]
     if len(in_vain) == _MOST_IN_VAIN:
         raise RewindError(
@@ -61,10 +72,3 @@ def rewind(
         {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
         f"rewound from step {from_step} to {chosen.name}; the data goes on after sample {samples:,}",
     )
-
-
-def _newest(checkpoints: Path) -> Path | None:
-    found, refused = checkpoint.newest_good(checkpoints)
-    for line in refused:
-        print(line, flush=True)
-    return found

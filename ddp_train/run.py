@@ -9,7 +9,7 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     if world.is_main:
         frozen.record_answers(run_dir, job.config, components.answers)
     keep = _keep(tree["checkpoint"], components)
-    if not _resume(job, components, state, world) and tree["init_from"] is not None:
+    if not _resume(job, components, state, world, moves=pulse.move) and tree["init_from"] is not None:
         lines = init_from.load(
             Path(tree["init_from"]), components.model, world, renames=tree["init_from_keys"], is_strict=tree["init_from_strict"]
         )
@@ -147,7 +147,7 @@ def _saver(job: Job, world: World, keep: Keep, pulse: Pulse) -> checkpoint.Saver
         config_hash=job.config.hash(),
         asynchronous=tree["asynchronous"],
         remove_old=lambda folder: checkpoint.remove_old(folder, keep),
-        moves=lambda: pulse.enter(pulse.phase, pulse.step),
+        moves=pulse.move,
     )
 
 
@@ -188,7 +188,8 @@ def _loop(
     def go_back(found: Rewind) -> None:
         pulse.enter(Phase.START, state.step)  # reading a checkpoint takes its time
         saver.finish()
-        rewind(found, run_dir, components, state, world, tell=tell)
+        rewind(found, run_dir, components, state, world, tell=tell, moves=pulse.move)
+        schedule.go_back(world.from_main(checkpoint_policy.saved(run_dir.checkpoints) if world.is_main else None))
         for writer in writers:
             writer.close()
         writers[:] = _writers(job, components, state, world)  # which drop what they had after this step
@@ -252,9 +253,9 @@ def _ranking(components: Components, metric: str | None = None) -> Ranking:
     return ranking(components.objective.goals, metric=metric, is_evaluated=components.eval_loader is not None)
 
 
-def _resume(job: Job, components: Components, state: TrainState, world: World) -> bool:
-    """Continue from the given or the newest good checkpoint; tell whether there is one. Rank 0 chooses. Collective."""
-    chosen = world.from_main(_choose_checkpoint(job) if world.is_main else None)
+def _resume(job: Job, components: Components, state: TrainState, world: World, *, moves: Callable[[], None]) -> bool:
+    """Continue from the given or the newest good checkpoint; tell whether there is one. Collective."""
+    chosen = _choose_checkpoint(job, world, moves)
     if world.is_main:
         checkpoint.remove_debris(job.run_dir.checkpoints)
         for name in checkpoint.set_aside_after(chosen.parent if chosen else job.run_dir.checkpoints, chosen):
@@ -264,18 +265,21 @@ def _resume(job: Job, components: Components, state: TrainState, world: World) -
             print("resumed  from the start: there is no good checkpoint", flush=True)
         return False
     settle(components, world)
-    if not checkpoint.load(chosen, components, state, world):
+    if not checkpoint.load(chosen, components, state, world, moves=moves):
         seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     return True
 
 
-def _choose_checkpoint(job: Job) -> Path | None:
+def _choose_checkpoint(job: Job, world: World, moves: Callable[[], None]) -> Path | None:
+    """Return the given or the newest good one, the same on all ranks. Collective."""
     if job.checkpoint is not None:
-        return checkpoint_policy.find(Path(job.checkpoint), checkpoint.verify, key="resume")
-    found, refused = checkpoint.newest_good(job.run_dir.checkpoints)
-    for line in refused:
-        print(line, flush=True)
-    return found
+        given, verify = Path(job.checkpoint), lambda path: checkpoint.verify(path, moves=moves)
+        found: Path = world.from_main(checkpoint_policy.find(given, verify, key="resume") if world.is_main else None)
+        return found
+    newest, refused = checkpoint.newest_good(job.run_dir.checkpoints, world, moves=moves)
+    if world.is_main:
+        print(*(f"{line}\n" for line in refused), sep="", end="", flush=True)
+    return newest
 
 
 def status_of(number: signal.Signals) -> str:

@@ -69,6 +69,7 @@ def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
         for key, value in wanted.items():
             if key in group and group[key] != value:
                 differences.append(f"optimizer group {number}: {key} is {value} as configured; the checkpoint had {group[key]}")
+    optimizer.state.clear()  # of a run that goes back: its old state leaves the device before the new one comes
     optimizer.load_state_dict(saved)
     for group, values in zip(optimizer.param_groups, configured, strict=True):
         group.update(values)

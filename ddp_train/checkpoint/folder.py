@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 from ddp_train.checkpoint.verify import verify
+from ddp_train.distributed import World, alone
 
 _DEBRIS = (".partial_*", ".removed_*")  # of a process that was killed while it saved, or while it removed
 
 
-def newest_good(folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint whose files are what its manifest says, and why newer ones were passed over."""
+def newest_good(folder: Path, world: World | None = None, *, moves: Callable[[], None] = lambda: None) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint whose files are what its manifest says, and why newer ones were passed over. Collective.
+
+    Args:
+        world: the ranks, of which each reads some of the files; None: this process reads them all.
+        moves: called while this rank reads.
+    """
+    world = world or alone()
     refused: list[str] = []
-    for candidate in sorted(folder.glob("step_*"), reverse=True):
-        problem = verify(candidate)
+    for candidate in world.from_main(sorted(folder.glob("step_*"), reverse=True)):
+        problem = next(filter(None, world.gather(verify(candidate, part=world.rank, parts=world.size, moves=moves))), "")
         if not problem:
             return candidate, refused
         refused.append(f"checkpoint {candidate.name} is not used: {problem}")

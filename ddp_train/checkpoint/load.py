@@ -1,10 +1,15 @@
-"""Reading: every rank puts a verified checkpoint into its components. Nothing in it is executed: tensors and JSON, by our own readers."""
+"""Reading: every rank puts a verified checkpoint into its components. Nothing in it is executed: tensors and JSON, by our own readers.
+
+What all ranks have is read once, whatever their number: each rank reads some of the files, and gives the others what it finds.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +23,18 @@ from ddp_train.checkpoint.parts import parts
 from ddp_train.checkpoint.share import Piece, whole
 from ddp_train.checkpoint.snapshot import OWN, SHARED, divide_shared
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest
-from ddp_train.distributed import World
+from ddp_train.distributed import World, alone
 from ddp_train.errors import UserError
 from ddp_train.state import TrainState, WindowSums, set_random_state
 
+_ROUND = 64 << 20  # bytes that a rank reads before it gives them to the others
 
-def load(checkpoint: Path, components: Components, state: TrainState, world: World) -> bool:
-    """Put a verified checkpoint into the components. Every rank reads the files.
+
+def load(checkpoint: Path, components: Components, state: TrainState, world: World, *, moves: Callable[[], None] = lambda: None) -> bool:
+    """Put a verified checkpoint into the components. Collective.
+
+    Args:
+        moves: called again and again while this rank reads, which may take its time.
 
     Returns:
         Whether the random streams came back too; with another world size they cannot.
@@ -34,7 +44,7 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
         UserError: it is of another model or optimizer.
     """
     saved_size: int = read_manifest(checkpoint)["world_size"]
-    shared = read_shared(checkpoint)
+    shared = _read_shared(checkpoint, world, moves)
     _restore(checkpoint, shared, components, state, world)
     if saved_size == world.size:
         own = read_own(checkpoint, world.rank)
@@ -55,12 +65,32 @@ def read_shared(checkpoint: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is not what its format says.
     """
+    return _read_shared(checkpoint, alone(), moves=lambda: None)
+
+
+def _read_shared(checkpoint: Path, world: World, moves: Callable[[], None]) -> dict[str, Any]:
+    """Read what all ranks have, each rank its part of the files. Collective."""
     size: int = read_manifest(checkpoint)["world_size"]
     with ExitStack() as stack:
-        files = [_File(checkpoint, rank, stack) for rank in range(size)]
-        plain = files[0].plain(SHARED)
+        files = {rank: _File(checkpoint, rank, stack) for rank in range(world.rank, size, world.size)}
+        plain = world.from_main(files[0].plain(SHARED) if world.is_main else None)
         shares = divide_shared(_leaves(plain), size)
-        return _decode(plain, [(files[rank], piece) for rank, share in enumerate(shares) for piece in share])
+        for rank, file in files.items():
+            for piece in shares[rank]:
+                file.require(piece)
+        tensors = {piece.leaf.name: torch.empty(piece.leaf.shape, dtype=piece.leaf.dtype) for share in shares for piece in share}
+        readers = [
+            _rounds([(rank, piece) for rank in range(reader, size, world.size) for piece in shares[rank]], tensors)
+            for reader in range(world.size)
+        ]
+        for parts in zip_longest(*readers, fillvalue=list[_Part]()):
+            for part in parts[world.rank]:  # all ranks read at the same time
+                files[part.rank].read(part)
+                moves()
+            for reader in range(world.size if world.size > 1 else 0):
+                _give(parts[reader], world, reader)
+                moves()
+        return _as_state(plain, tensors)
 
 
 def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
@@ -72,7 +102,13 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
     with ExitStack() as stack:
         file = _File(checkpoint, rank, stack)
         plain = file.plain(OWN)
-        return _decode(plain, [(file, piece) for piece in whole(_leaves(plain))])
+        pieces = whole(_leaves(plain))
+        for piece in pieces:
+            file.require(piece)
+        tensors = {piece.name: torch.empty(piece.leaf.shape, dtype=piece.dtype) for piece in pieces}
+        for part in chain.from_iterable(_rounds([(rank, piece) for piece in pieces], tensors)):
+            file.read(part)
+        return _as_state(plain, tensors)
 
 
 def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components, state: TrainState, world: World) -> None:
@@ -97,6 +133,53 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
     if world.is_main:
         for difference in differences:
             print(difference, flush=True)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some bytes of a piece, which lies in one rank's file."""
+
+    rank: int
+    piece: Piece
+    start: int  # in bytes from the piece's beginning
+    values: Tensor  # uint8, where they go to
+
+
+def _rounds(pieces: Iterable[tuple[int, Piece]], tensors: Mapping[str, Tensor]) -> Iterator[list[_Part]]:
+    """Cut what one rank reads into parts that are given to the others together.
+
+    Args:
+        pieces: each with the rank whose file it is in.
+        tensors: that the pieces are of, by name.
+    """
+    parts, room = list[_Part](), _ROUND
+    for rank, piece in pieces:
+        values, start = tensors[piece.leaf.name].view(-1)[piece.start : piece.stop].view(torch.uint8), 0
+        while start < piece.num_bytes:
+            part = _Part(rank, piece, start, values[start : start + room])
+            parts.append(part)
+            start, room = start + part.values.numel(), room - part.values.numel()
+            if not room:
+                yield parts
+                parts, room = [], _ROUND
+    if parts:
+        yield parts
+
+
+def _give(parts: Sequence[_Part], world: World, reader: int) -> None:
+    """Copy what one rank has read to all ranks, over the network of the device. Collective."""
+    if not parts:
+        return
+    is_reader = world.rank == reader
+    sizes = [part.values.numel() for part in parts]
+    if is_reader:
+        values = torch.cat([part.values for part in parts]).to(world.device)
+    else:
+        values = torch.empty(sum(sizes), dtype=torch.uint8, device=world.device)
+    world.copy_from(reader, values)
+    if not is_reader:
+        for part, found in zip(parts, values.cpu().split(sizes), strict=True):
+            part.values.copy_(found)
 
 
 class _File:
@@ -124,9 +207,9 @@ class _File:
                 happened=f"{self._name}: {piece.name} has {entry.end - entry.begin:,} bytes instead of {piece.num_bytes:,}"
             )
 
-    def read(self, piece: Piece, tensor: Tensor) -> None:
-        """Read a piece into its tensor."""
-        tensor_file.read_into(self._descriptor, self._entry(piece.name), tensor.view(-1)[piece.start : piece.stop])
+    def read(self, part: _Part) -> None:
+        """Read a part of a piece into its place."""
+        tensor_file.read_bytes(self._descriptor, self._entry(part.piece.name).begin + part.start, part.values)
 
     def _entry(self, name: str) -> tensor_file.Entry:
         if name not in self._entries:
@@ -138,13 +221,7 @@ def _leaves(plain: Any) -> list[codec.Leaf]:
     return list(codec.leaves(plain).values())
 
 
-def _decode(plain: Any, pieces: list[tuple[_File, Piece]]) -> dict[str, Any]:
-    for file, piece in pieces:
-        file.require(piece)
-    leaves = {piece.leaf.name: piece.leaf for _, piece in pieces}
-    tensors = {name: torch.empty(leaf.shape, dtype=leaf.dtype) for name, leaf in leaves.items()}
-    for file, piece in pieces:
-        file.read(piece, tensors[piece.leaf.name])
+def _as_state(plain: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     state = codec.decode(plain, tensors)
     if not isinstance(state, dict):
         raise CheckpointError(happened=f"a {type(state).__name__} was saved instead of a state")

@@ -147,10 +147,18 @@ def read_into(descriptor: int, entry: Entry, values: Tensor) -> None:
     Raises:
         TensorFileError: the file ends before, or the sizes differ.
     """
-    target = values.view(-1).view(torch.uint8).numpy().data if values.numel() else memoryview(b"")
-    if len(target) != entry.end - entry.begin:
-        raise TensorFileError(happened=f"{entry.end - entry.begin:,} bytes are to go into a tensor of {len(target):,}")
-    position = entry.begin
+    if values.nbytes != entry.end - entry.begin:
+        raise TensorFileError(happened=f"{entry.end - entry.begin:,} bytes are to go into a tensor of {values.nbytes:,}")
+    read_bytes(descriptor, entry.begin, values.view(-1).view(torch.uint8) if values.numel() else values.new_empty(0, dtype=torch.uint8))
+
+
+def read_bytes(descriptor: int, position: int, values: Tensor) -> None:
+    """Read from a position in the file into uint8 memory on the CPU, and fill it.
+
+    Raises:
+        TensorFileError: the file ends before.
+    """
+    target = values.numpy().data
     while target:
         count = os.preadv(descriptor, [target[: 1 << 30]], position)
         if count == 0:

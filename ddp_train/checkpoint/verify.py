@@ -1,4 +1,4 @@
-"""Is a checkpoint what was written? Asked before anything of it is used, on one rank.
+"""Is a checkpoint what was written? Asked before anything of it is used.
 
 Nothing leads out of its folder: names without a path, plain files, no links, and only what this user or root has put there.
 """
@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,13 @@ class CheckpointError(UserError):
     """A checkpoint is damaged, foreign or incomplete."""
 
 
-def verify(checkpoint: Path) -> str:
-    """Compare every file with the manifest, and the manifest with its mark; return what is wrong, or ""."""
+def verify(checkpoint: Path, *, part: int = 0, parts: int = 1, moves: Callable[[], None] = lambda: None) -> str:
+    """Compare every file with the manifest, and the manifest with its mark; return what is wrong, or "".
+
+    Args:
+        part: read only the files of this one of `parts`: other ranks read the others.
+        moves: called after every 8 MiB.
+    """
     try:
         with _opened(checkpoint) as folder:
             manifest = _manifest(folder)
@@ -53,8 +58,8 @@ def verify(checkpoint: Path) -> str:
             foreign = sorted(set(os.listdir(folder)) - {MANIFEST, COMPLETE, *files})
             if foreign:
                 return f"{foreign[0]} is not in {MANIFEST}"
-            for name, expected in files.items():
-                if problem := _compare(folder, name, expected):
+            for name, expected in list(files.items())[part::parts]:
+                if problem := _compare(folder, name, expected, moves):
                     return problem
     except CheckpointError as error:
         return error.happened
@@ -148,7 +153,7 @@ def _manifest(folder: int) -> dict[str, Any]:
     return found
 
 
-def _compare(folder: int, name: str, expected: dict[str, Any]) -> str:
+def _compare(folder: int, name: str, expected: dict[str, Any], moves: Callable[[], None]) -> str:
     """Return what is wrong with one file, or ""."""
     with _file(folder, name) as descriptor:
         size = os.fstat(descriptor).st_size
@@ -157,4 +162,5 @@ def _compare(folder: int, name: str, expected: dict[str, Any]) -> str:
         digest, chunk = xxhash.xxh3_128(), memoryview(bytearray(min(_CHUNK, max(size, 1))))
         while count := os.readv(descriptor, [chunk]):
             digest.update(chunk[:count])
+            moves()
     return "" if digest.hexdigest() == expected["xxh3_128"] else f"{name} is damaged (its xxh3-128 differs)"

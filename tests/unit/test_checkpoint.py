@@ -7,6 +7,9 @@ import json
 import os
 import random
 import shutil
+import sys
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +22,14 @@ from torch import Tensor
 
 from ddp_train import checkpoint
 from ddp_train.build import Components
+from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint_policy import Keep
 from ddp_train.distributed import alone
 from ddp_train.errors import UserError
 from ddp_train.state import TrainState, WindowSums
 from ddp_train.trainer import Loop, train
 from tests.conftest import FEW, TINY
-from tests.unit.checkpoint_ranks import Ranks
+from tests.unit.checkpoint_ranks import Ranks, worlds
 from tests.unit.parts import LOSS, components
 
 
@@ -128,6 +132,56 @@ def test_any_number_of_ranks_writes_the_same_state(tmp_path: Path, size: int) ->
     assert checkpoint.load(path, other, state, alone()) == (size == 1)
     assert_same_state(other, parts)
     assert state.window == WindowSums([float(sum(range(size)))], [2.0], skipped=sum(range(size)))
+
+
+def test_ranks_read_what_all_have_once_together_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = components("optimizer=adamw", "trainer.max_steps=2")
+    train_to_the_end(parts)
+    assert Ranks(tmp_path, parts, size=4).save(3) == ""
+    path, count, moved = tmp_path / "step_00000003", dict.fromkeys(range(3), 0), list[int]()
+    real = tensor_file.read_bytes
+
+    def counted(descriptor: int, position: int, values: torch.Tensor) -> None:
+        count[int(threading.current_thread().name)] += values.numel()
+        real(descriptor, position, values)
+
+    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.load"], "_ROUND", 10_000)  # tensors are cut
+    monkeypatch.setattr(tensor_file, "read_bytes", counted)
+    others = [components("optimizer=adamw", "trainer.max_steps=2", "seed=9") for _ in range(3)]
+    states = [TrainState() for _ in others]
+    threads = [
+        threading.Thread(target=checkpoint.load, args=(path, *each), kwargs={"moves": lambda: moved.append(1)}, name=str(rank), daemon=True)
+        for rank, each in enumerate(zip(others, states, worlds(3), strict=True))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for other, state in zip(others, states, strict=True):
+        assert_same_state(other, parts)
+        assert state.step == 3
+    size = sum(file.stat().st_size for file in path.glob("rank_*"))
+    assert sum(count.values()) < 1.2 * size  # not three times; the plain parts of the ranks' own come besides
+    assert max(count.values()) < 0.75 * size
+    assert len(moved) > size / 10_000
+
+
+def test_a_run_that_goes_back_keeps_one_state_of_its_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = components("optimizer=adamw", "trainer.max_steps=1")
+    train_to_the_end(parts)
+    path = saved(tmp_path, 1, parts)
+    old = [weakref.ref(value) for values in parts.optimizer.state.values() for value in values.values()]
+    alive = list[int]()
+    real = parts.optimizer.load_state_dict
+
+    def noted(state: dict[str, Any]) -> None:
+        alive.append(sum(each() is not None for each in old))
+        real(state)
+
+    monkeypatch.setattr(parts.optimizer, "load_state_dict", noted)
+    checkpoint.load(path, parts, TrainState(), alone())
+    assert len(old) > 6
+    assert alive == [0]
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

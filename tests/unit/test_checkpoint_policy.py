@@ -91,6 +91,19 @@ def test_steps_minutes_and_the_best_make_a_checkpoint_due() -> None:
     assert best.facts(9) == {"metrics": {"train/loss": -1.0, "eval/loss": 0.5}, "ranked_by": {"metric": "eval/loss", "goal": "min"}}
 
 
+def test_after_going_back_the_best_that_were_lost_bar_no_others() -> None:
+    run = schedule(best=1, saved=[entry(1, 0.9)])
+    for step, loss in ((2, 0.8), (3, 0.1)):
+        run.note(evaluated(step, loss))
+        assert run.saves_after(step)
+    run.go_back([entry(1, 0.9), entry(2, 0.8)])  # the third was left behind
+    assert run.facts(3)["metrics"] == {}
+    run.note(evaluated(3, 0.85))
+    assert not run.saves_after(3)
+    run.note(evaluated(4, 0.7))
+    assert run.saves_after(4)
+
+
 def test_the_metric_is_the_objectives_and_has_a_direction() -> None:
     goals = {"accuracy": "max", "loss": "min"}
     assert ranking(goals, metric=None, is_evaluated=True) == ACCURACY

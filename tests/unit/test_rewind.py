@@ -1,0 +1,48 @@
+"""Going back to a checkpoint: whatever it takes to read it is no hang."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_train.anomaly import Rewind
+from ddp_train.distributed import alone
+from ddp_train.pulse import Phase, Pulse
+from ddp_train.rewind import rewind
+from ddp_train.run_dir import RunDir
+from ddp_train.state import TrainState
+from tests.unit.parts import components, saved
+
+
+def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch ends a rank that has not moved for `cluster.step_timeout_s`."""
+    parts, run_dir = components("optimizer=adamw", "model.width=64"), RunDir(tmp_path)
+    saved(run_dir.checkpoints, 1, parts)
+    size = (run_dir.checkpoints / "step_00000001/rank_00000.safetensors").stat().st_size
+    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.verify"], "_CHUNK", size // 10)
+    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.load"], "_ROUND", size // 10)
+    moments = list[float]()
+    pulse = Pulse()
+    pulse.listen(lambda phase, step: moments.append(time.monotonic()))
+    for name in ("readv", "preadv"):
+        real = getattr(os, name)
+
+        def slow(*arguments: Any, real: Any = real) -> Any:
+            time.sleep(0.02)
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, slow)
+    state = TrainState(step=3, samples=96)
+    pulse.enter(Phase.START, 3)
+    rewind(Rewind({}, "lost"), run_dir, parts, state, alone(), tell=lambda event, line: None, moves=pulse.move)
+    moments.append(time.monotonic())
+    assert (state.step, state.samples) == (1, 96)
+    assert len(moments) > 20  # while it is verified, and while it is read
+    longest = max(later - before for before, later in pairwise(moments))
+    assert longest < (moments[-1] - moments[0]) / 3
