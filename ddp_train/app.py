@@ -24,7 +24,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train import config, devices, diagnose, guard, launch, optuna_sweeper, sweep_screen
+from ddp_train import __version__, config, devices, diagnose, guard, launch, optuna_sweeper, sweep_screen
 from ddp_train.boundary import check_below, check_pattern, require_own
 from ddp_train.checkpoint_policy import is_checkpoint
 from ddp_train.config import section
@@ -63,6 +63,20 @@ class Place:
 CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if path.is_dir())
 """The config groups: inside the installed package, or at the top of a checkout."""
 
+_USAGE = {
+    "resume": """ddp-train resume RUN [key=value ...]
+
+  RUN            the folder of a run: it continues from its newest good checkpoint, under its own configuration;
+                 one of its checkpoints (RUN/checkpoints/step_00001000, RUN/checkpoints/best): it continues from there;
+                 the folder of a sweep: what it has not finished is run
+  key=value      single values to change, as trainer.max_steps=2000; for a sweep those of sweep and cluster
+""",
+    "runs": """ddp-train runs SWEEP
+
+  SWEEP          the folder of a sweep: its table is shown, the best job first
+""",
+}
+
 _LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine, with the lease of a network file system on another
 
 
@@ -77,17 +91,22 @@ def run(place: Place) -> int:
 
     Hydra's own interface stays as it is: --help, --cfg, --info, tab completion, -m with any sweeper.
     """
-    if sys.argv[1:2] == ["prepare"]:
-        return _report(lambda: _prepare(sys.argv[2:]), place)
+    command, arguments = sys.argv[1:2], sys.argv[2:]
+    if "--version" in sys.argv[1:]:
+        print(f"ddp_train {__version__}")
+        return DONE
+    if command == ["prepare"]:
+        return _report(lambda: _prepare(arguments), place)
+    if command and command[0] in _USAGE and {"--help", "-h"} & set(arguments):
+        print(_USAGE[command[0]])
+        return DONE
     guard.install()
+    if command == ["resume"]:
+        return _report(lambda: _resume(arguments, place), place)
+    if command == ["runs"]:
+        return _report(lambda: _show(arguments), place)
     sys.argv[1:] = _options_first(sys.argv[1:])
-    match sys.argv[1:2]:
-        case ["resume"]:
-            return _report(lambda: _resume(sys.argv[2:], place), place)
-        case ["runs"]:
-            return _report(lambda: _show(sys.argv[2:]), place)
-        case _:
-            return _report(lambda: _compose(place), place)
+    return _report(lambda: _compose(place), place)
 
 
 def _options_first(arguments: list[str]) -> list[str]:
@@ -101,6 +120,7 @@ def _options_first(arguments: list[str]) -> list[str]:
 
 def _compose(place: Place) -> int:
     """Let Hydra compose, and run each job that comes of it."""
+    diagnose.refuse_unknown_options(sys.argv[1:])
     command = _Command(place)
     try:
         with _full_hydra_errors():

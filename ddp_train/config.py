@@ -348,7 +348,8 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> li
         if name == "experiment" and option and isinstance(value, Mapping):
             errors.append(_without_package(str(option), value, hydra))
             continue
-        advice = [_instead(text, valid) for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
+        is_secret = any(redaction.spelled_out(key, inner) for key, inner in _leaves({name: value}))  # what was typed is not shown again
+        advice = [_instead(text, valid) for text in typed if not is_secret and re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
         if any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
             expected = f"a part of a run: {', '.join(TARGETS)} or metrics.NAME; nobody makes another one"
             close = nearest(name, known)

@@ -6,7 +6,8 @@ Runs only after Hydra raised. Each override is looked at alone, then the right o
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.core.utils import setup_globals
@@ -24,13 +26,21 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import config
 from ddp_train.errors import ConfigError
-from ddp_train.spelling import nearest
+from ddp_train.schema import SECTIONS, TARGETS
+from ddp_train.spelling import nearest, override, removal
+from ddp_train.target import locate, takes
+from ddp_train.words import whole, without_override
+
+_PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra
+_OPEN = ("metrics", "cluster.env", "init_from_keys", "extra")  # sections that take any name
 
 
 def explain(error: Exception, arguments: list[str], conf: Path) -> str:
     """Return what to show for an exception that Hydra raised: all problems of the command line, or else Hydra's own words."""
     try:
         found = _find_all(arguments, conf)
+    except config.ConfigErrors as known:
+        return str(known)
     except Exception:  # then Hydra's own words must do
         found = []
     if found:
@@ -41,21 +51,45 @@ def explain(error: Exception, arguments: list[str], conf: Path) -> str:
     return str(config.ConfigErrors([ConfigError(happened="\n".join(said))]))
 
 
+def refuse_unknown_options(arguments: list[str]) -> None:
+    """Raise for options that are neither Hydra's nor ours, before Hydra's parser shows its usage and leaves.
+
+    Raises:
+        ConfigErrors: with every such option.
+    """
+    parser = get_args_parser()
+    own = {text for action in parser._actions for text in action.option_strings}
+    _, unknown = parser.parse_known_args([text for text in arguments if text != "--version"])
+    errors = []
+    for text in unknown:
+        name, equals, _ = text.partition("=")
+        close = nearest(name.lstrip("-"), [option.lstrip("-") for option in own])
+        meant = shlex.quote(text.lstrip("-")) if equals and not close else f"did you mean --{close}{text[len(name) :]}?" if close else ""
+        errors.append(
+            ConfigError(
+                happened=f"{name} is no option", expected="key=value without dashes" if equals else "", fix=meant or "ddp-train --help"
+            )
+        )
+    if errors:
+        raise config.ConfigErrors(errors)
+
+
 def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
     """Raise for an override that does not name a key of a saved config.
 
     Raises:
         ConfigErrors: with every such override.
     """
-    valid = config.keys(saved)
-    errors = []
-    for text in overrides:
-        key, equals, _ = text.partition("=")
+    values = dict(config.nodes(saved))
+    meant, errors = whole(overrides)
+    errors += without_override(meant, values, {})
+    for text in meant:
+        key, equals, value = text.partition("=")
         if not equals:
-            errors.append(ConfigError(happened=f"{text!r} is no override", expected="key=value"))
-        elif key not in valid:
-            errors.append(_unknown(key, valid))
-        elif isinstance(dict(config.nodes(saved))[key], Mapping):
+            continue
+        if key not in values:
+            errors.append(_unknown(key, value, [*values]))
+        elif isinstance(values[key], Mapping):
             errors.append(ConfigError(key=key, happened="is a group", expected="single keys: a run that is resumed keeps its components"))
     if errors:
         raise config.ConfigErrors(errors)
@@ -69,49 +103,88 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     setup_globals()
     GlobalHydra.instance().clear()
     loader = ConfigLoaderImpl(search_path)
+    _require_config(args, loader)
 
     def compose(overrides: list[str]) -> DictConfig:
         return loader.load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
 
     parser = OverridesParser.create(loader)
-    errors: list[ConfigError] = []
+    words, errors = whole(args.overrides)
     choices: list[str] = []
     values: list[Override] = []
-    for text in args.overrides:
+    for text in words:
         try:
-            override = parser.parse_override(text)
+            override_ = parser.parse_override(text)
         except HydraException as error:
-            errors.append(ConfigError(happened=str(error).splitlines()[0], expected="key=value, group=option, +key=value or ~key"))
+            if "=" in text or text.startswith("~"):
+                errors.append(_unreadable(text, error))
             continue
-        if loader.get_group_options(override.key_or_group) and not override.is_delete():
-            wrong = _wrong_options(override, loader.get_group_options(override.key_or_group))
+        if loader.get_group_options(override_.key_or_group) and not override_.is_delete():
+            wrong = _wrong_options(override_, loader.get_group_options(override_.key_or_group))
             errors += wrong
             if not wrong:
-                choices.append(_one(override))
+                choices.append(_one(override_))
         else:
-            values.append(override)
-    base = compose(choices)
-    plain = OmegaConf.to_container(base, resolve=False)
-    assert isinstance(plain, dict)
-    valid = config.keys({str(key): value for key, value in plain.items()})
+            values.append(override_)
+    base = _plain(compose(choices))
+    known = dict(config.nodes(base))
     groups = loader.get_group_options("", results_filter=None)
+    options = {group: loader.get_group_options(group) for group in groups}
+    errors += without_override(words, known, {group: found for group, found in options.items() if found})
     good: list[str] = []
-    for override in values:
-        if not override.is_add() and override.key_or_group not in valid:
-            errors.append(_unknown(override.key_or_group, [*valid, *groups]))
+    unknown: list[Override] = []
+    for each in values:
+        if not each.is_add() and not each.is_force_add() and each.key_or_group not in known and not _is_below_added(each, values):
+            unknown.append(each)
+        elif problem := _wrong_sign(each, known):
+            errors.append(problem)
         else:
-            good.append(_one(override))
+            good.append(_one(each))
     try:
         composed = compose([*choices, *good])
         hydra_node = composed.pop("hydra") if _unlock(composed) else None
+        tree = _plain(composed)
+        errors += [_not_there(each, tree, [*known, *groups]) for each in unknown]
+        unknown = []
         config.check(composed, hydra=hydra_node)
     except config.ConfigErrors as error:
         errors += error.errors
     except (HydraException, OmegaConfBaseException) as error:
+        errors += [_not_there(each, base, [*known, *groups]) for each in unknown]
         if not errors:
             raise
         del error  # a consequence of what was found above, as a rule
     return errors
+
+
+def _require_config(args: Any, loader: ConfigLoaderImpl) -> None:
+    """Refuse a folder or a root config that is not there.
+
+    Raises:
+        ConfigErrors: naming it, with those that are.
+    """
+    problem = None
+    names = [
+        name for name in loader.get_group_options("", results_filter=ObjectType.CONFIG) if not name.startswith("_")
+    ]  # those are Hydra's
+    if args.config_dir is not None and not os.path.isdir(args.config_dir):
+        happened = f"there is no folder {os.path.abspath(args.config_dir)}"
+        problem = ConfigError(key="--config-dir", happened=happened, expected="a folder with YAML in folders named after groups")
+    elif args.config_name is not None and not loader.repository.config_exists(args.config_name):
+        close = nearest(args.config_name, names)
+        fix = f"did you mean --config-name={close}?" if close else "--config-name=config"
+        if args.config_name in loader.get_group_options("experiment"):
+            fix = f"experiment={args.config_name}"
+        happened = f"there is no {args.config_name}.yaml for the root of the configuration"
+        problem = ConfigError(key="--config-name", happened=happened, expected=f"one of {', '.join(names)}", fix=fix)
+    if problem is not None:
+        raise config.ConfigErrors([problem])
+
+
+def _plain(composed: DictConfig) -> dict[str, Any]:
+    plain = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def _unlock(composed: DictConfig) -> bool:
@@ -120,38 +193,114 @@ def _unlock(composed: DictConfig) -> bool:
     return True
 
 
-def _wrong_options(override: Override, options: list[str]) -> list[ConfigError]:
-    value = override.value()
+def _unreadable(text: str, error: HydraException) -> ConfigError:
+    """Say what to do about a value that Hydra's parser cannot read: most often a text that needs quotes."""
+    key, _, value = text.partition("=")
+    opening = {"[": "]", "{": "}", "(": ")"}
+    open_ = [opening[char] for char in value if char in opening][sum(char in opening.values() for char in value) :]
+    if not key.lstrip("+~"):
+        return ConfigError(happened=f"{text!r} has no key", expected="key=value, group=option, +key=value or ~key", fix="ddp-train --help")
+    happened = f"{value!r} cannot be read" if value else str(error).splitlines()[0]
+    fix = shlex.quote(f"{key}={value}{''.join(reversed(open_))}") if open_ else override(key, value)
+    expected = "as many brackets closed as opened" if open_ else "quotes around text with blanks or brackets, and the shell's around them"
+    return ConfigError(key=key.lstrip("+~"), happened=happened, expected=expected, fix=fix)
+
+
+def _wrong_options(chosen: Override, options: list[str]) -> list[ConfigError]:
+    value = chosen.value()
     values = value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value]
-    chosen = [str(choice) for choice in values]
+    group = chosen.key_or_group
     errors = []
-    for choice in chosen:
+    for choice in map(str, values):
         if choice in options or choice in ("null", "None"):
             continue
         close = nearest(choice, options)
-        errors.append(
-            ConfigError(
-                key=override.key_or_group,
-                happened=f"has no option {choice!r}",
-                expected=f"one of {', '.join(options)}",
-                fix=f"did you mean {override.key_or_group}={close}?" if close else "",
-            )
-        )
+        fix = _PLUGINS.get((group, choice), f"did you mean {group}={close}?" if close else "")
+        errors.append(ConfigError(key=group, happened=f"has no option {choice!r}", expected=f"one of {', '.join(options)}", fix=fix))
     return errors
 
 
-def _unknown(key: str, valid: list[str]) -> ConfigError:
-    close = nearest(key, valid)
+def _wrong_sign(given: Override, known: Mapping[str, Any]) -> ConfigError | None:
+    """Refuse to add what is there, and to remove what Hydra does not find."""
+    key, text = given.key_or_group, str(given.input_line)
+    if given.is_delete() and key in known and known[key] is None:
+        return ConfigError(
+            key=key, happened="is null, and Hydra does not remove that", expected="another value first", fix=removal(key, None)
+        )
+    if given.is_add() and known.get(key) is not None and not isinstance(given.value(), (dict, list)):
+        return ConfigError(
+            key=key, happened="is in the configuration already", expected="no + before it", fix=shlex.quote(text.lstrip("+"))
+        )
+    return None
+
+
+def _is_below_added(given: Override, values: Sequence[Override]) -> bool:
+    """Tell whether a key lies below one that another override adds."""
+    return any(other.is_add() and given.key_or_group.startswith(f"{other.key_or_group}.") for other in values)
+
+
+def _not_there(given: Override, tree: Mapping[str, Any], valid: list[str]) -> ConfigError:
+    """Say what to type for a key that the configuration does not have: `+` where something would read it, else the nearest one."""
+    key, value = given.key_or_group, str(given.input_line).partition("=")[2]
+    if given.is_delete():
+        close = nearest(key, valid)
+        fix = shlex.quote(f"~{close}") if close else "leave it out"
+        return ConfigError(key=key, happened="is not a key of this configuration", expected="one that is there to be removed", fix=fix)
+    close, reader = nearest(key, valid), _reader(key, tree)
+    if reader:
+        return ConfigError(
+            key=key,
+            happened=f"is not in the YAML of this option, but {reader} takes it",
+            expected="a + before what is added" + (f", or the key {close}" if close else ""),
+            fix=shlex.quote(f"+{key}={value}"),
+        )
+    if not close and "." not in key:
+        return ConfigError(
+            key=key,
+            happened="is not a key of this configuration",
+            expected=f"one of {', '.join(name for name in valid if '.' not in name)}; values of your own stand below extra",
+            fix=shlex.quote(f"+extra.{key}={value}"),
+        )
+    return _unknown(key, value, valid)
+
+
+def _reader(key: str, tree: Mapping[str, Any]) -> str:
+    """Return what would read a new key: a class whose signature takes it, or a section that takes any name; "" for nothing."""
+    if any(key.startswith(f"{section}.") for section in _OPEN):
+        return key.partition(".")[0]
+    known = dict(config.nodes(tree))
+    owner, _, name = key.rpartition(".")
+    inner = name
+    while owner:
+        node = known.get(owner)
+        if owner == "data.eval" and isinstance(tree.get("data"), Mapping):
+            node = {**tree["data"], **(node or {})}
+        if isinstance(node, Mapping) and isinstance(node.get("_target_"), str):
+            try:
+                is_taken = takes(locate(node["_target_"]), inner)
+            except Exception:  # which the check says of it
+                is_taken = False
+            return node["_target_"] if is_taken or inner != name else ""
+        owner, _, inner = owner.rpartition(".")
+        if owner == "" and inner in (*SECTIONS, *TARGETS):
+            return ""
+    return ""
+
+
+def _unknown(key: str, value: str, valid: list[str]) -> ConfigError:
+    close, section = nearest(key, valid), key.rpartition(".")[0]
+    beside = [name for name in valid if section and name.rpartition(".")[0] == section]
     return ConfigError(
         key=key,
         happened="is not a key of this configuration",
-        fix=f"did you mean {close}?" if close else f"+{key}=VALUE adds a new key",
+        expected="" if close or not beside else f"one of {', '.join(beside)}",
+        fix=f"did you mean {shlex.quote(f'{close}={value}')}?" if close else "leave it out",
     )
 
 
-def _one(override: Override) -> str:
+def _one(given: Override) -> str:
     """Return the override as text, a sweep as its first value."""
-    if not override.is_sweep_override():
-        return str(override.input_line)
-    first: Any = next(iter(override.sweep_string_iterator()))
-    return f"{override.get_key_element()}={first}"
+    if not given.is_sweep_override():
+        return str(given.input_line)
+    first: Any = next(iter(given.sweep_string_iterator()))
+    return f"{given.get_key_element()}={first}"

@@ -178,6 +178,15 @@ def _spell_one(member: Any) -> str:
     return "null" if member is type(None) else str(getattr(typing.get_origin(member) or member, "__name__", member))
 
 
+def takes(target: Callable[..., Any], name: str) -> bool:
+    """Tell whether a callable may be given an argument of this name: it has one, or takes any."""
+    try:
+        parameters = [inspect.signature(target, follow_wrapped=is_followed).parameters for is_followed in (True, False)]
+    except (TypeError, ValueError):  # some C extensions have no signature
+        return True
+    return any(name in each or any(item.kind is item.VAR_KEYWORD for item in each.values()) for each in parameters)
+
+
 def accepts(target: Callable[..., Any], name: str) -> bool:
     """Tell whether a callable has an argument of this name."""
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_train import __version__
 from tests.config.test_config import command_line
 
 
@@ -81,3 +82,93 @@ def test_an_experiment_without_its_first_line_says_so(
     subprocess.run(shown.rpartition("  fix: ")[2], shell=True, check=True, cwd=tmp_path)
     _, jobs = command_line(monkeypatch, tmp_path, *arguments)
     assert (jobs[0].config.tree["seed"], jobs[0].config.tree["model"]["width"]) == (7, 64)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said", "meant"),
+    [
+        (["optimizer.betas=[0.9,", "0.99]"], "the shell cuts at blanks", ["optimizer.betas=[0.9, 0.99]"]),
+        (["optimizer.lr", "=0.1"], "came as 2 words, 'optimizer.lr', '=0.1'", ["optimizer.lr=0.1"]),
+        (["optimizer.lr", "=", "0.1"], "came as 3 words", ["optimizer.lr=0.1"]),
+        (["optimizer.lr=", "0.1"], "came as 2 words", ["optimizer.lr=0.1"]),
+        (["optimizer.betas=[0.9"], "as many brackets closed as opened", ["optimizer.betas=[0.9]"]),
+        (["data=mnist", "data.root=my(1)"], "quotes around text", ['data.root="my(1)"']),
+        (["--trainer.max_steps=3"], "key=value without dashes", ["trainer.max_steps=3"]),
+        (["--multrun"], "is no option", ["--multirun"]),
+        (["model", "mlp"], "has no option behind it", ["model=mlp"]),
+        (["trainer.max_stepz=3"], "is not a key", ["trainer.max_steps=3"]),
+        (["lr=0.1"], "is not a key", ["optimizer.lr=0.1"]),
+        (["mine=0.1"], "values of your own", ["+extra.mine=0.1"]),
+        (["optimizer.amsgrad=true"], "torch.optim.AdamW takes it", ["+optimizer.amsgrad=true"]),
+        (["+optimizer.lr=0.1"], "is in the configuration already", ["optimizer.lr=0.1"]),
+        (["optimizer=sgd", "~optimizer.fused"], "is null, and Hydra does not remove that", ["optimizer.fused=0", "~optimizer.fused"]),
+        (["cluster.env.NCCL_DEBUG=INFO"], "a + before what is added", ["+cluster.env.NCCL_DEBUG=INFO"]),
+        (["--config-name=confg"], "there is no confg.yaml", ["--config-name=config"]),
+        (["--config-name=nowhere"], "there is no nowhere.yaml", ["--config-name=config"]),
+    ],
+)
+def test_what_hydra_refuses_says_what_was_meant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str], said: str, meant: list[str]
+) -> None:
+    assert command_line(monkeypatch, tmp_path, *wrong) == (2, [])
+    shown = capsys.readouterr().err
+    assert said in shown, shown
+    assert advised(shown) == meant, shown
+    right = [text for text in wrong if text in ("data=mnist", "optimizer=sgd")]
+    if meant != ["--multirun"]:  # of nothing, which Hydra runs as a sweep of one
+        assert command_line(monkeypatch, tmp_path, *right, *meant)[0] == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "meant"),
+    [
+        (["train", "model=mlp"], "ddp-train without one trains", ["model=mlp"]),
+        (["model=mlp", "runs", "s"], "the command first", ["runs", "s", "model=mlp"]),
+        (["rusume", "s"], "no command 'rusume'", ["resume", "s"]),
+        (["version"], "an option", ["--version"]),
+        (["s"], "is the folder of a run", ["resume", "s"]),
+    ],
+)
+def test_a_word_that_is_no_command_says_which_one_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: list[str], said: str, meant: list[str]
+) -> None:
+    command_line(monkeypatch, tmp_path, "hydra.run.dir=s")
+    assert command_line(monkeypatch, tmp_path, *typed) == (2, [])
+    shown = capsys.readouterr().err
+    assert said in shown, shown
+    assert advised(shown) == ["ddp-train", *meant]
+    if "model=mlp" not in meant[1:]:
+        assert command_line(monkeypatch, tmp_path, *meant)[0] == 0
+
+
+def test_a_run_has_its_evaluation_in_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line(monkeypatch, tmp_path, "evaluate", "outputs/default/x") == (2, [])
+    shown = capsys.readouterr().err
+    assert "a run evaluates as it trains" in shown
+    assert advised(shown) == ["cat", "outputs/default/x/result.json"]
+
+
+def test_nothing_is_suggested_where_nothing_is_close(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for typed in ("trainer.early_stopping", "trainer.early_stopping=true", "+trainer.early_stopping=true"):
+        assert command_line(monkeypatch, tmp_path, typed) == (2, [])
+        shown = capsys.readouterr().err
+        assert "did you mean" not in shown, shown
+        assert "max_steps" in shown and "max_epochs" in shown, shown  # what there is
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+@pytest.mark.parametrize("command", [["resume"], ["runs"], ["prepare"], ["prepare", "tokens"], ["resume", "somewhere"]])
+def test_every_command_has_its_help(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], option: str
+) -> None:
+    assert command_line(monkeypatch, tmp_path, *command, option) == (0, [])
+    assert capsys.readouterr().out.startswith(f"ddp-train {command[0]} ")
+
+
+def test_the_version_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(monkeypatch, tmp_path, "--version") == (0, [])
+    assert capsys.readouterr().out == f"ddp_train {__version__}\n"

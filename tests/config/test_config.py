@@ -189,9 +189,9 @@ def test_all_mistakes_are_found_at_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["trainer.max_stepz=3"], "trainer.max_stepz: is not a key of this configuration\n  fix: did you mean trainer.max_steps?"),
+        (["trainer.max_stepz=3"], "trainer.max_stepz: is not a key of this configuration\n  fix: did you mean trainer.max_steps=3?"),
         (["model=convet"], "model: has no option 'convet'"),
-        (["hydra.ouput_subdir=x"], "did you mean hydra.output_subdir?"),
+        (["hydra.ouput_subdir=x"], "did you mean hydra.output_subdir=x?"),
         (["optimizer.lr="], "optimizer.lr"),
         (["=3"], "problem"),
         (["resume=nowhere"], "resume: nowhere is no run folder and no checkpoint"),
@@ -396,7 +396,9 @@ def test_what_is_right_is_not_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert command_line(monkeypatch, tmp_path, *overrides)[0] == 0
 
 
-@pytest.mark.parametrize(("override", "said"), [("model=convnet", "is a group"), ("nope=3", "is not a key"), ("seed", "is no override")])
+@pytest.mark.parametrize(
+    ("override", "said"), [("model=convnet", "is a group"), ("nope=3", "is not a key"), ("seed", "has no value behind it")]
+)
 def test_a_wrong_override_of_a_resumed_run_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, said: str
 ) -> None:

@@ -110,8 +110,8 @@ def test_a_secret_that_is_spelled_out_is_refused_without_being_repeated(
 def test_a_reference_to_a_secret_stays_one_and_the_hash_does_not_know_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(redaction, "_seen", {})
     monkeypatch.setattr(redaction, "_scanned", {})
-    given = ["+vault.plain='${oc.env:VALUE}'", "+vault.api_key='${oc.env:VALUE}'", "+vault.url='https://${oc.env:MY_TOKEN}@${vault.host}'"]
-    given += ["+vault.host=example", "+vault.again='${vault.url}'"]
+    given = ["+extra.plain='${oc.env:VALUE}'", "+extra.api_key='${oc.env:VALUE}'", "+extra.url='https://${oc.env:MY_TOKEN}@${extra.host}'"]
+    given += ["+extra.host=example", "+extra.again='${extra.url}'"]
     hashes = set()
     for number in range(2):
         monkeypatch.setenv("MY_TOKEN", f"tops3cret-{number}")
@@ -120,12 +120,12 @@ def test_a_reference_to_a_secret_stays_one_and_the_hash_does_not_know_it(monkeyp
         assert code == 0
         url = "https://${oc.env:MY_TOKEN}@example"
         expected = {"plain": "an-ordinary-one", "api_key": "${oc.env:VALUE}", "url": url, "host": "example", "again": url}
-        assert job.config.tree["vault"] == expected
+        assert job.config.tree["extra"] == expected
         hashes.add(job.config.hash())
     assert len(hashes) == 1
     assert "tops3cret" not in written(tmp_path) + job.to_json()
     code, (job,) = command_line(monkeypatch, tmp_path, "resume", "outputs/1")
-    assert (code, job.config.tree["vault"]) == (0, expected)
+    assert (code, job.config.tree["extra"]) == (0, expected)
     monkeypatch.delenv("MY_TOKEN")
     assert command_line(monkeypatch, tmp_path, "resume", "outputs/1")[0] == 2
 

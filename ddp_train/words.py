@@ -1,0 +1,125 @@
+"""The words of a command line: what the shell has cut is put together, and what is no override is named.
+
+Imports no torch and no Hydra.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddp_train.errors import ConfigError
+from ddp_train.spelling import nearest, override
+
+COMMANDS = ("resume", "runs", "prepare")
+_TRAINS = ("train", "fit", "run", "start")
+_EVALUATES = ("evaluate", "eval", "test", "validate", "predict")
+_OPEN, _CLOSE = "[{(", "]})"
+
+
+def whole(words: Sequence[str]) -> tuple[list[str], list[ConfigError]]:
+    """Return the words as they were meant, and an error for each that a shell has cut at its blanks."""
+    meant, errors = [], []
+    rest = list(words)
+    while rest:
+        text, count = _together(rest)
+        meant.append(text)
+        key = text.partition("=")[0].lstrip("+~")
+        if count > 1:
+            cut = " ".join(rest[:count])
+            errors.append(
+                ConfigError(
+                    key=key,
+                    happened=f"came as {count} words, {', '.join(map(repr, rest[:count]))}: the shell cuts at blanks",
+                    expected=f"one word for {cut}",
+                    fix=shlex.quote(text),
+                )
+            )
+        rest = rest[count:]
+    return meant, errors
+
+
+def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> list[ConfigError]:
+    """Return what to say of words that are neither `key=value` nor `~key`.
+
+    Args:
+        keys: every key of the configuration, with its value.
+        groups: every group, with its options.
+    """
+    bare = [text for text in words if "=" not in text and not text.startswith("~")]
+    others = [text for text in words if text not in bare]
+    if not bare:
+        return []
+    if problem := _command(bare, others, keys):
+        return [problem]
+    errors: list[ConfigError] = []
+    while bare:
+        text, *bare = bare
+        key = text.lstrip("+")
+        if key in groups:
+            chosen = bare.pop(0) if bare and bare[0] in groups[key] else None
+            fix = f"{key}={chosen}" if chosen else ""
+            errors.append(ConfigError(key=key, happened="has no option behind it", expected=f"one of {', '.join(groups[key])}", fix=fix))
+        elif key in keys:
+            fix = override(key, keys[key]) + ", which is what it is" if not isinstance(keys[key], Mapping) else ""
+            errors.append(ConfigError(key=key, happened="has no value behind it", expected=f"{key}=VALUE", fix=fix))
+        else:
+            close = nearest(key, [*keys, *groups])
+            expected = "key=value, group=option, +key=value or ~key" + _beside(key, keys)
+            fix = f"did you mean {close}=VALUE?" if close else "ddp-train --help"
+            errors.append(
+                ConfigError(key=key, happened="is no key of this configuration, and has no value behind it", expected=expected, fix=fix)
+            )
+    return errors
+
+
+def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]) -> ConfigError | None:
+    """Say what was meant by a word that stands where other programs have a command."""
+    first, path = bare[0], Path(bare[-1])
+    happened = f"ddp-train has no command {first!r}"
+    is_run = (path / "config.yaml").exists() or (path / "sweep.json").exists()
+    if first in COMMANDS:
+        fix = shlex.join(["ddp-train", *bare, *others])
+        return ConfigError(happened=f"{first!r} is a command, and stands behind other words", expected="the command first", fix=fix)
+    if first in _TRAINS:
+        return ConfigError(happened=happened, expected="nothing: ddp-train without one trains", fix=shlex.join(["ddp-train", *others]))
+    if first in _EVALUATES:
+        expected = "a run evaluates as it trains (trainer.evaluate_every_steps) and at its end; result.json has the numbers"
+        folder = path if len(bare) > 1 else Path("RUN")
+        return ConfigError(happened=happened, expected=expected, fix=shlex.join(["cat", str(folder / "result.json")]))
+    if first in ("help", "version"):
+        return ConfigError(happened=happened, expected="an option", fix=f"ddp-train --{first}")
+    if is_run and len(bare) == 1:
+        happened = f"{first} is the folder of a {'sweep' if (path / 'sweep.json').exists() else 'run'}, and nothing says what to do with it"
+        return ConfigError(happened=happened, expected="a command", fix=shlex.join(["ddp-train", "resume", first, *others]))
+    if (is_run or first not in keys) and (close := nearest(first, COMMANDS)):
+        return ConfigError(happened=happened, expected=", ".join(COMMANDS), fix=shlex.join(["ddp-train", close, *bare[1:], *others]))
+    return None
+
+
+def _together(words: Sequence[str]) -> tuple[str, int]:
+    """Return the first word with those that belong to it, and how many they are."""
+    text, count = words[0], 1
+    for following in words[1:]:
+        if _depth(text) > 0:
+            text += f" {following}"
+        elif ("=" not in text and following.startswith("=")) or (
+            text.endswith("=") and "=" not in following and not following.startswith("~")
+        ):
+            text += following
+        else:
+            break
+        count += 1
+    return (text, count) if _depth(text) == 0 else (words[0], 1)  # never closed, which Hydra's parser says
+
+
+def _depth(text: str) -> int:
+    return sum((char in _OPEN) - (char in _CLOSE) for char in text)
+
+
+def _beside(key: str, keys: Mapping[str, Any]) -> str:
+    section = key.rpartition(".")[0]
+    names = [other.rpartition(".")[2] for other in keys if section and other.rpartition(".")[0] == section]
+    return f"; {section} has {', '.join(names)}" if names else ""
