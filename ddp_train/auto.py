@@ -16,7 +16,10 @@ from ddp_train.spelling import nearest, override, text_of
 from ddp_train.target import AUTO, DIRECTIVES, admits_text, hints_of, locate
 
 BY_DATA = ("model", "objective")
-BY_RUN = {"scheduler": ("total_steps",), "metrics": ("run_dir", "config", "step", "total_steps")}
+BY_RUN = {
+    "scheduler": ("total_steps",),
+    "metrics": ("run_dir", "config", "hyper_parameters", "run_name", "step", "total_steps", "pulse", "epoch", "steps_per_epoch"),
+}
 
 _ALSO_CALLED = {"num_labels": "num_classes"}  # by transformers
 _TEXT = ("vocab_size", "context_length")

@@ -1,4 +1,7 @@
-"""logs/rank_00000.log: everything that a rank says, also what C++ prints."""
+"""logs/rank_00000.log: everything that a rank says, also what C++ prints and what anybody's loggers say from INFO on.
+
+What rank 0 prints is on the terminal too, and so are its warnings.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
     File descriptors are redirected, not only Python's streams, so that a segfault's last words and C++ warnings are kept.
 
     Args:
-        shows: let Python's own `print` on global rank 0 reach the terminal.
+        shows: let Python's own `print` and warnings of loggers on global rank 0 reach the terminal.
     """
     run_dir.logs.mkdir(parents=True, exist_ok=True)
     _flush()
@@ -42,25 +45,47 @@ def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    if rank == 0 and shows:
-        sys.stdout, sys.stderr = terminals
-    root = logging.getLogger("ddp_train")
     handler = logging.FileHandler(run_dir.rank_log(rank))
     handler.setFormatter(Redacting(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    root.propagate = False
+    handlers: list[logging.Handler] = [handler]
+    if rank == 0 and shows:
+        shown = [Terminal(terminal.fileno(), owns=False, log=descriptor) for descriptor, terminal in zip((1, 2), terminals, strict=True)]
+        sys.stdout, sys.stderr = shown
+        handlers.append(_Screen(shown[1]))
+    ours, everybodys = logging.getLogger("ddp_train"), logging.getLogger()
+    level = everybodys.level
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    ours.propagate = False  # a failure has a screen of its own
+    for each in handlers:
+        everybodys.addHandler(each)
+    everybodys.setLevel(min(level, logging.INFO))
     logger.info(failure.begins())
     try:
         yield terminals[1]
     finally:
-        root.removeHandler(handler)
-        handler.close()
+        ours.removeHandler(handler)
+        for each in handlers:
+            everybodys.removeHandler(each)
+            each.close()
+        everybodys.setLevel(level)
         _flush()
         sys.stdout, sys.stderr = python_streams
         for descriptor, terminal in zip((1, 2), terminals, strict=True):
             os.dup2(terminal.fileno(), descriptor)
             terminal.close()
+
+
+class _Screen(logging.Handler):
+    """Shows warnings on the terminal, as Python does where nobody has set up any logging."""
+
+    def __init__(self, stream: Terminal) -> None:
+        super().__init__(logging.WARNING)
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
+        self._stream.show(f"{self.format(record)}\n")
 
 
 def _flush() -> None:

@@ -34,6 +34,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self.phase, self.step = Phase.START, 0
+        self.count = 0  # of what was told; whoever finds it changed knows that the rank moves
         self._listeners: list[Listener] = []
         self._device_listeners: list[DeviceListener] = []
 
@@ -49,6 +50,7 @@ class Pulse:
     def enter(self, phase: Phase, step: int) -> None:
         """Say that a phase begins, after so many steps."""
         self.phase, self.step = phase, step
+        self.count += 1
         for listener in self._listeners:
             listener(phase, step)
 

@@ -91,7 +91,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         _probe(run_dir, components, keep, world)  # the other ranks wait for it in `_loop`
         run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_dir.predictions, state.step)
-    writers = _writers(job, components, state, world)
+    writers = _writers(job, components, state, world, pulse)
     saver, schedule = _saver(job, world, keep, pulse), _schedule(job, state, world, stop, keep)
     loop = _loop(job, components, state, world, stop, pulse, writers, saver, schedule)
     inject(tree["debug"]["faults"], pulse, components, world, run_dir)
@@ -122,7 +122,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     return STOPPED.get(status, DONE)
 
 
-def _writers(job: Job, components: Components, state: TrainState, world: World) -> list[MetricWriter]:
+def _writers(job: Job, components: Components, state: TrainState, world: World, pulse: Pulse) -> list[MetricWriter]:
     """Return where the numbers go from this step on; nowhere on other ranks than 0."""
     if not world.is_main:
         return []
@@ -135,6 +135,9 @@ def _writers(job: Job, components: Components, state: TrainState, world: World) 
         run_name=Sweep.load(sweep).name(job.run_dir.root) if sweep is not None else "",
         step=state.step,
         total_steps=components.total_steps,
+        pulse=pulse,
+        epoch=epochs(components.train_loader.order, state.samples),
+        steps_per_epoch=components.train_loader.order.steps_per_epoch,
     )
 
 
@@ -192,7 +195,7 @@ def _loop(
         schedule.go_back(world.from_main(checkpoint_policy.saved(run_dir.checkpoints) if world.is_main else None))
         for writer in writers:
             writer.close()
-        writers[:] = _writers(job, components, state, world)  # which drop what they had after this step
+        writers[:] = _writers(job, components, state, world, pulse)  # which drop what they had after this step
 
     def write(record: Record) -> None:
         record = redact_all(record)  # a metric's name is somebody's text, and writers are anybody's

@@ -6,7 +6,8 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from ddp_train.redaction import redact
 
@@ -17,27 +18,45 @@ class Terminal(io.TextIOWrapper):
     Args:
         descriptor: where it writes.
         owns: close the descriptor with the stream.
+        log: the descriptor of a log that gets a copy of what is written.
     """
 
-    def __init__(self, descriptor: int, *, owns: bool = True) -> None:
+    def __init__(self, descriptor: int, *, owns: bool = True, log: int | None = None) -> None:
+        self.screen: TextIO | None = None  # what shows text instead, while a progress line stands below it
+        self._log = log
         binary = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=owns))
         super().__init__(binary, errors="backslashreplace", line_buffering=True)
 
     def write(self, text: str) -> int:
         """Write text, if there is still somebody to read it."""
+        if self._log is not None:
+            with suppress(OSError):  # a full disk
+                os.write(self._log, redact(text).encode(errors="backslashreplace"))
+        self.show(text)
+        return len(text)
+
+    def show(self, text: str) -> None:
+        """Write text, but not into the log."""
         try:
-            super().write(redact(text))
-            return len(text)
+            if self.screen is not None:
+                self.screen.write(text)
+            else:
+                super().write(redact(text))
         except OSError:
             self._go_quiet()
-            return len(text)
 
     def flush(self) -> None:
         """Pass on what is buffered, if there is still somebody to read it."""
         try:
+            if self.screen is not None:
+                self.screen.flush()
             super().flush()
         except OSError:
             self._go_quiet()
+
+    def alone(self) -> Terminal:
+        """Return a stream to the same place, without log and screen."""
+        return Terminal(self.fileno(), owns=False)
 
     def _go_quiet(self) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -6,6 +6,7 @@ ours), and a process forked while one of them holds a lock may wait for that loc
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import pickle
@@ -185,6 +186,7 @@ def _serve(
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     outlive()  # streams without secrets, as the rank's
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s loader worker %(levelname)s %(message)s")
     torch.set_num_threads(1)
     stacks.answer()
     note = stacks.Note()  # for the report of a hang

@@ -5,60 +5,132 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console as RichConsole
+from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ddp_train.pulse import Phase, Pulse
+from ddp_train.terminal import Terminal
+
 _HIDDEN = ("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms", "samples_per_s")
+_REDRAW_S = 0.5  # a drawing takes about a millisecond of Python, in which the loop waits
+_LOOK_S = 0.02
+_DOING = {Phase.EVALUATION: "evaluating", Phase.SAVE: "saving"}
 
 
 class Console:
-    """Shows how far the run is, the loss, samples per second and the time that is left.
+    """Shows how far the run is: step and epoch, the loss, samples per second, and the time that is left.
 
-    The line is redrawn at log steps only: a redrawing thread would take the interpreter from the loop.
+    On a terminal a thread looks at the pulse and redraws the line, twice a second at most; the loop only leaves its numbers. It draws
+    right after the rank has moved, and never while it stands still: what another rank's failure has put on the terminal stays as it is.
 
     Args:
         total_steps: optimizer steps of the whole run.
         step: the step that this attempt begins at.
+        pulse: says what rank 0 is at; None: the line moves with the records.
+        epoch: the epochs that this attempt begins at; None: the data has none.
+        steps_per_epoch: optimizer steps; None: the data has no epochs.
     """
 
-    def __init__(self, total_steps: int, step: int = 0) -> None:
-        self._total_steps = total_steps
-        self._started, self._first_step = time.monotonic(), step
+    def __init__(
+        self,
+        total_steps: int,
+        step: int = 0,
+        pulse: Pulse | None = None,
+        epoch: float | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        self._total_steps, self._first_step = total_steps, step
+        self._pulse, self._has_pulse = pulse or Pulse(), pulse is not None
+        self._first_epoch, self._steps_per_epoch = epoch, steps_per_epoch
+        self._started = time.monotonic()
+        self._numbers = ""
+        self._at, self._since = (Phase.START, step), self._started
+        # The log of rank 0 has every record already, and no use for a progress line.
+        self._file = sys.stdout.alone() if isinstance(sys.stdout, Terminal) else sys.stdout
         self._progress: Progress | None = None
-        if sys.stdout.isatty():
-            self._progress = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.fields[numbers]}"),
-                TimeRemainingColumn(compact=True),
-                console=RichConsole(file=sys.stdout),
-                auto_refresh=False,
-            )
-            self._task = self._progress.add_task("", total=total_steps, completed=step, numbers="")
-            self._progress.start()
-            self._progress.console.show_cursor(True)  # rich hides it, and a rank that is killed could not bring it back
+        self._covered: list[Terminal] = []  # streams whose text has to stand above the line
+        self._is_closed = Event()
+        if self._file.isatty():
+            self._show_line()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Show one record."""
-        text = _text(record)
+        if not self._has_pulse:
+            self._pulse.enter(Phase.STEP, record["step"])
         if self._progress is None:
-            print(f"{self._where(record)}  {text}  {self._left(record)}".rstrip(), flush=True)
+            print(f"{self._where(record)}  {_text(record)}  {self._left(record)}".rstrip(), file=self._file, flush=True)
         elif record["split"] == "train":
-            self._progress.update(self._task, completed=record["step"], numbers=text, refresh=True)
+            self._numbers = _text(record)
         else:
-            self._progress.console.print(f"{self._where(record)}  {text}", highlight=False)
+            self._progress.console.print(f"{self._where(record)}  {_text(record)}", highlight=False)
 
     def close(self) -> None:
         """Leave the line as it is."""
-        if self._progress is not None:
-            self._progress.stop()
+        if self._progress is None or self._is_closed.is_set():
+            return
+        self._is_closed.set()
+        self._thread.join()
+        self._draw()
+        for stream in self._covered:
+            stream.screen = None
+        self._progress.stop()
+
+    def _show_line(self) -> None:
+        console = RichConsole(file=self._file)
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[epoch]}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task(
+            "", total=self._total_steps, completed=self._first_step, epoch=self._epoch(self._first_step), numbers=""
+        )
+        self._progress.start()
+        self._progress.console.show_cursor(True)  # rich hides it, and a rank that is killed could not bring it back
+        self._covered = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, Terminal) and stream.isatty()]
+        for stream in self._covered:
+            stream.screen = FileProxy(console, stream)  # type: ignore[assignment]
+        self._thread = Thread(target=self._follow, name="progress-line", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        """Redraw the line as the rank moves (a thread)."""
+        while not self._is_closed.wait(_REDRAW_S):
+            seen = self._pulse.count
+            while self._pulse.count == seen:
+                if self._is_closed.wait(_LOOK_S):
+                    return
+            self._draw()
+
+    def _draw(self) -> None:
+        assert self._progress is not None
+        phase, step = at = self._pulse.phase, self._pulse.step
+        if at != self._at:
+            self._at, self._since = at, time.monotonic()
+        doing = f"{_DOING[phase]} {_clock(time.monotonic() - self._since)}  " if phase in _DOING else ""
+        self._progress.update(self._task, completed=step, epoch=self._epoch(step), numbers=doing + self._numbers, refresh=True)
+
+    def _epoch(self, step: int) -> str:
+        if self._first_epoch is None or self._steps_per_epoch is None:
+            return ""
+        epoch, last = (self._first_epoch + (each - self._first_step) / self._steps_per_epoch for each in (step, self._total_steps))
+        return f"epoch {epoch:.2f}/{round(last, 2):g}"
 
     def _where(self, record: Mapping[str, Any]) -> str:
         width = len(str(self._total_steps))
-        return f"step {record['step']:>{width}}/{self._total_steps}  {record['split']:<5}"
+        epoch = f"  epoch {record['epoch']:.2f}" if record["epoch"] is not None else ""
+        return f"step {record['step']:>{width}}/{self._total_steps}{epoch}  {record['split']:<5}"
 
     def _left(self, record: Mapping[str, Any]) -> str:
         done = record["step"] - self._first_step

@@ -1,0 +1,58 @@
+"""A rank's log has everything that the rank says, and rank 0's terminal what is meant for people."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import logging, sys
+from pathlib import Path
+from ddp_train.log import rank_log
+from ddp_train.run_dir import RunDir
+rank, shows = int(sys.argv[1]), sys.argv[2] == "shows"
+with rank_log(RunDir(Path("run")), rank, shows=shows) as terminal:
+    print("printed")
+    print("to stderr", file=sys.stderr)
+    logging.info("root info")
+    logging.getLogger("theirs").info("their info")
+    logging.getLogger("theirs").warning("their warning with %s", "s3cr3t_of_mine")
+    logging.getLogger("ddp_train.run").warning("our warning")
+    print("screen", file=terminal)
+print("after")
+"""
+
+
+def say(folder: Path, rank: int, shows: str) -> tuple[str, str, str]:
+    """Return what came to stdout, to stderr and into the log."""
+    environment = {**os.environ, "MY_API_KEY": "s3cr3t_of_mine"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(rank), shows], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout, done.stderr, (folder / f"run/logs/rank_{rank:05d}.log").read_text()
+
+
+def test_what_rank_0_prints_is_on_the_terminal_and_in_its_log(tmp_path: Path) -> None:
+    stdout, stderr, log = say(tmp_path, 0, "shows")
+    assert stdout == "printed\nafter\n"
+    assert stderr == "to stderr\ntheir warning with ***\nscreen\n"
+    for text in (
+        "printed\n",
+        "to stderr\n",
+        "INFO root info\n",
+        "INFO their info\n",
+        "WARNING their warning with ***\n",
+        "WARNING our warning\n",
+    ):
+        assert log.count(text) == 1, (text, log)
+    assert "screen" not in log and "after" not in log
+
+
+def test_other_ranks_and_the_jobs_of_a_sweep_leave_the_terminal_alone(tmp_path: Path) -> None:
+    for rank, shows in ((1, "shows"), (0, "quiet")):
+        stdout, stderr, log = say(tmp_path, rank, shows)
+        assert (stdout, stderr) == ("after\n", "screen\n")
+        for text in ("printed\n", "to stderr\n", "INFO root info\n", "INFO their info\n", "WARNING their warning with ***\n"):
+            assert log.count(text) == 1, (text, log)
