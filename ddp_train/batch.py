@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from ddp_train.interfaces import Batch
+
+_SHOWN = 8  # parts of a nest
 
 
 def batch_size(batch: Batch) -> int:
@@ -31,3 +34,31 @@ def tensors_of(batch: Batch) -> Iterator[Tensor]:
     elif isinstance(batch, (tuple, list)):
         for value in batch:
             yield from tensors_of(value)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """Return the same nest with every tensor changed. Mappings become dicts."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {name: map_tensors(change, value) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        changed = [map_tensors(change, value) for value in batch]
+        return type(batch)(*changed) if hasattr(batch, "_fields") else type(batch)(changed)  # a named tuple takes its fields one by one
+    return batch
+
+
+def describe(value: Any) -> str:
+    """Return types and shapes for a person: `(float32 [32, 3, 8, 8], int64 [32])`."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    name = "" if type(value) in (dict, tuple, list) else type(value).__name__
+    if isinstance(value, Mapping):
+        return f"{name}{{{_few([f'{key}: {describe(each)}' for key, each in value.items()])}}}"
+    if isinstance(value, (tuple, list)):
+        return f"{name}({_few([describe(each) for each in value])})"
+    return "None" if value is None else f"a {name}"
+
+
+def _few(texts: list[str]) -> str:
+    return ", ".join(texts[:_SHOWN] + ["..."] * (len(texts) > _SHOWN))

@@ -179,7 +179,7 @@ def section(composed: DictConfig, name: str) -> dict[str, Any]:
 
 _MADE = (*TARGETS, "metrics")
 _WITHOUT_EFFECT_ON_RESULTS = (
-    *("name", "resume", "allowed_targets", "extra", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
+    *("name", "resume", "allowed_targets", "sanity_check", "extra", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
     *("trainer.grad_accum_steps", "trainer.log_every_steps", "trainer.evaluate_every_steps", "trainer.check_replicas_every_steps"),
     *("data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
 )

@@ -161,6 +161,14 @@ def describe(frames: Sequence[traceback.FrameSummary]) -> str:
     return ", ".join(part for part in (activity, where) if part)
 
 
+def own_line(error: BaseException) -> str:
+    """Return the innermost line of an error's stack that is the user's, else of ours: where it is, and what stands there."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    users = [frame for frame in frames if not frame.filename.startswith(str(Path(__file__).parent))]
+    frame = (users or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}"
+
+
 def describe_error(error: BaseException, *, is_a_peers: bool) -> str:
     """Say in one line what a rank was doing when it failed, by itself or because another one was gone."""
     where = describe(traceback.extract_tb(error.__traceback__))

@@ -105,7 +105,10 @@ class Objective(Protocol):
         """
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss summed over the batch's units, shape [], with gradient. One call of `model`, so that DDP sees one forward."""
+        """Return the loss summed over the batch's units, shape [], with gradient. One call of `model`, so that DDP sees one forward.
+
+        The sum, not the mean: the loop divides it by the weight of the whole global batch, over all ranks and micro-batches.
+        """
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return what evaluation adds up over all samples: floats for sums, int64 for counts, each of shape []."""

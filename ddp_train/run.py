@@ -213,6 +213,7 @@ def _loop(
         saves_after=schedule.saves_after,
         stops_after=stop.comes_after,
         is_stopping=stop.is_asked,
+        sanity_check=tree["sanity_check"],
         pulse=pulse,
         predictions_of=run_dir.predictions_of if tree["evaluate"]["save_predictions"] else None,
         watch=AnomalyWatch(**{key: trainer[key] for key in ("on_nonfinite", "spike_zscore", "on_spike")}, tell=tell),

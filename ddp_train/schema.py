@@ -22,6 +22,7 @@ class RootConfig:
     init_from_strict: bool = True
     allowed_targets: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
+    sanity_check: bool = True
 
 
 @dataclass

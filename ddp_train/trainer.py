@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ddp_train import sanity
 from ddp_train.anomaly import AnomalyWatch, Rewind
 from ddp_train.batch import batch_size
 from ddp_train.build import Components
@@ -55,6 +56,7 @@ class Loop:
     saves_after: Callable[[int], bool] = lambda step: False  # whether a checkpoint is due, asked after each step; the same on all ranks
     stops_after: Callable[[int], bool] = lambda step: False  # whether this step is the last for now; the same on all ranks
     is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
+    sanity_check: bool = False  # before the first step: one batch of training and one of evaluation are tried
     pulse: Pulse = field(default_factory=Pulse)
     predictions_of: Callable[[int], Path] | None = None  # where those of the evaluation after a step go; None: they are not saved
     watch: AnomalyWatch = field(default_factory=AnomalyWatch)
@@ -75,6 +77,8 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
         ReplicaError: the ranks' weights are not the same any more.
     """
     stream = copied_ahead(components.train_loader.micro_batches(state.samples), world.device)
+    if loop.sanity_check and state.step < components.total_steps:
+        stream = sanity.check(components, stream, world, samples=state.samples, predicts=loop.predictions_of is not None)
     while True:
         try:
             return _train(components, state, world, loop, stream)
@@ -112,16 +116,23 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
         is_last = state.step + 1 == components.total_steps
         is_log_step = is_last or (state.step + 1) % loop.log_every_steps == 0
         loop.pulse.enter(Phase.STEP, state.step)
-        grad_norm = train_step(
-            components,
-            micro_batches,
-            world,
-            window,
-            global_batch_size=batch.size,
-            clip_grad_norm=loop.clip_grad_norm,
-            measure_grad_norm=is_log_step,
-            guard=loop.guard,
-        )
+        try:
+            grad_norm = train_step(
+                components,
+                micro_batches,
+                world,
+                window,
+                global_batch_size=batch.size,
+                clip_grad_norm=loop.clip_grad_norm,
+                measure_grad_norm=is_log_step,
+                guard=loop.guard,
+            )
+        except IndexError as error:  # a label out of range, say
+            for number, micro_batch in enumerate(micro_batches):
+                sample_ids = loader.sample_ids(state.samples, number)
+                what = f"this rank's batch of step {state.step + 1}"
+                sanity.explain(error, components.model, components.objective, micro_batch, sample_ids, what=what)
+            raise
         state.step += 1
         state.samples += batch.size
         queue.after_step(state.step)
@@ -236,13 +247,17 @@ def evaluate(
         assert isinstance(loader, EvalLoader)  # build has seen to it: a stream has no order to write them in
         files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
     begins_batch()
-    for micro_batch in copied_ahead(iter(loader), world.device):
+    for number, micro_batch in enumerate(copied_ahead(iter(loader), world.device)):
         batch = micro_batch.batch if micro_batch.placed is None else micro_batch.placed
-        with autocast:
-            if files is None:
-                scores = objective.score(model, batch)
-            else:
-                scores, rows = cast(Predicting, objective).predict(model, batch)
+        try:
+            with autocast:
+                if files is None:
+                    scores = objective.score(model, batch)
+                else:
+                    scores, rows = cast(Predicting, objective).predict(model, batch)
+        except IndexError as error:  # a label out of range, say
+            sanity.explain(error, model, objective, micro_batch, loader.sample_ids(number), what="this rank's evaluation batch")
+            raise
         if files is not None:
             skips = [bad.sample for bad in micro_batch.skipped]
             files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from ddp_train.batch import tensors_of
+from ddp_train.batch import map_tensors, tensors_of
 from ddp_train.data.reader import MicroBatch
 from ddp_train.interfaces import Batch
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Move every tensor of a batch, without waiting for the copy."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if device.type == "cpu":
+    if device.type == "cpu" and not isinstance(batch, Tensor):
         return batch
-    if isinstance(batch, Mapping):
-        return {name: to_device(value, device) for name, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        moved = [to_device(value, device) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)  # a named tuple takes its fields one by one
-    return batch
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 def copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
+from itertools import islice
 from typing import Any, Protocol
 
 from ddp_train.data.order import BatchOrder, SampleOrder, share
 from ddp_train.data.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
 from ddp_train.data.workers import WorkerDied, Workers
 from ddp_train.errors import DataError, RunError, UserError
-from ddp_train.interfaces import DataSource
+from ddp_train.interfaces import DataSource, Indices
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,9 @@ class Loader(Protocol):
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
 
+    def sample_ids(self, samples: int, number: int) -> Indices | None:
+        """Return what this rank's micro-batch `number` of the step after `samples` samples is made of; None: samples have no numbers."""
+
     def state_dict(self, samples: int) -> dict[str, Any]:
         """Return what this rank must know, beside `samples`, to go on after the step that ended there: plain containers and tensors."""
 
@@ -47,6 +51,12 @@ class Evaluation(Protocol):
     skips: bool  # samples that cannot be read
 
     def __iter__(self) -> Iterator[MicroBatch]: ...
+
+    def peek(self) -> MicroBatch | None:
+        """Return this rank's first micro-batch, and leave the next evaluation as it would be; None: that cannot be."""
+
+    def sample_ids(self, number: int) -> Indices | None:
+        """Return what this rank's micro-batch `number` is made of; None: samples have no numbers."""
 
 
 class TrainLoader:
@@ -88,6 +98,10 @@ class TrainLoader:
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
         return self._reading.here(next(self._requests(0)))
+
+    def sample_ids(self, samples: int, number: int) -> Indices | None:
+        """Return the data set's indices of this rank's micro-batch `number` of the step that begins after `samples` samples."""
+        return self._reading.indices(next(islice(self._requests(samples), number, None)))
 
     def state_dict(self, samples: int) -> dict[str, Any]:
         """The position is `samples`: there is no more to know."""
@@ -134,6 +148,7 @@ class EvalLoader:
         pin_memory: bool = False,
         skips: bool = False,
     ) -> None:
+        self.source = source
         self.num_samples = len(source)
         self.skips = skips
         self._low, self._high = share(0, self.num_samples, rank, world_size)
@@ -143,6 +158,14 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[MicroBatch]:
         return self._reading.results(self._requests())
+
+    def peek(self) -> MicroBatch:
+        """Return this rank's first micro-batch, read where it will be read: a worker must be able to."""
+        return self._reading.alone(next(self._requests()))
+
+    def sample_ids(self, number: int) -> Indices:
+        """Return the data set's indices of this rank's micro-batch `number`."""
+        return self._reading.indices(next(islice(self._requests(), number, None)))
 
     def _requests(self) -> Iterator[EvalRequest]:
         if self._low == self._high:  # more ranks than samples: a stand-in, so that all ranks have the same sums to reduce
@@ -163,10 +186,21 @@ class _Reading:
         micro_batch: MicroBatch = self._read(request)
         return micro_batch.pin_memory() if self._pin_memory else micro_batch
 
+    def alone(self, request: Any) -> MicroBatch:
+        """Read a single one; one worker is enough for it."""
+        (micro_batch,) = [self.here(request)] if self._num_workers == 0 else self._by_workers(iter([request]), num_workers=1)
+        return micro_batch
+
+    def indices(self, request: Any) -> Indices:
+        """Return the samples that a request asks for."""
+        indices: Indices = self._read.indices(request)
+        return indices
+
     def results(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
         """Read all, in the order of the requests."""
         read_here = self.here if self._pin_memory else self._read
-        for micro_batch in map(read_here, requests) if self._num_workers == 0 else self._by_workers(requests):
+        by_workers = partial(self._by_workers, num_workers=self._num_workers)
+        for micro_batch in map(read_here, requests) if self._num_workers == 0 else by_workers(requests):
             if micro_batch.skipped:
                 self._report(micro_batch)
             yield micro_batch
@@ -178,8 +212,8 @@ class _Reading:
                 self._known_bad.add(bad.sample)
                 logger.warning("sample %d is skipped: %s", bad.sample, bad.why)
 
-    def _by_workers(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
-        workers = Workers([self._read] * self._num_workers, pin_memory=self._pin_memory)
+    def _by_workers(self, requests: Iterator[Any], *, num_workers: int) -> Iterator[MicroBatch]:
+        workers = Workers([self._read] * num_workers, pin_memory=self._pin_memory)
         try:
             yield from workers.results(requests)
         except WorkerDied as death:

@@ -172,6 +172,9 @@ class StreamLoader:
             reader = copy.deepcopy(reader)
         return MicroBatch(reader(_Request(self._sizes[0], keeps_position=False)).batch, counts=True)
 
+    def sample_ids(self, samples: int, number: int) -> None:
+        """They have none."""
+
     def state_dict(self, samples: int) -> dict[str, Any]:
         """Return where the readers were after the step that ended at `samples` samples, whatever was read since; {}: not known."""
         passed = dict(self._passed).get(samples)
@@ -235,6 +238,19 @@ class StreamEvalLoader:
             if not first:
                 raise DataError(key="data.eval", happened="the stream gave no sample", expected="at least 1")
             yield MicroBatch(collate(first, self._stream.fields), counts=False)
+
+    def peek(self) -> MicroBatch | None:
+        """Return this rank's first micro-batch, of a copy; None where a stream that cannot be copied gives its samples only once."""
+        try:
+            stream = copy.deepcopy(self._stream)
+        except Exception:
+            stream = self._stream
+            if isinstance(stream.dataset, Iterator):
+                return None
+        return next(iter(StreamEvalLoader(stream, rank=self._rank, world_size=self._world_size, batch_size=self._batch_size)))
+
+    def sample_ids(self, number: int) -> None:
+        """They have none."""
 
     def _samples(self, rank: int) -> Iterator[Any]:
         return cut(self._stream.dataset, rank, self._world_size).samples()

@@ -48,6 +48,7 @@ USE_FRAGILE = [
     "~model.image_shape",
     "~model.width",
     "~model.depth",
+    "sanity_check=false",  # which is forward, too
     "cluster=cpu",
     "cluster.processes_per_node=3",
 ]
@@ -98,7 +99,7 @@ def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fa
 @pytest.mark.parametrize(("fault", "said"), [("raise", "the third forward of rank 1"), ("SIGKILL", "the process ended without a report")])
 def test_under_torchrun_there_is_one_screen_too(project: Project, fault: str, said: str) -> None:
     project.write("fragile.py", FRAGILE)
-    done = project.run("model=mlp", *USE_FRAGILE[:4], f"+model.fault={fault}", torchrun=["--standalone", "--nproc-per-node=2"])
+    done = project.run("model=mlp", *USE_FRAGILE[:5], f"+model.fault={fault}", torchrun=["--standalone", "--nproc-per-node=2"])
     assert done.returncode == 1
     assert screens(done.output) == 1
     assert said in done.output

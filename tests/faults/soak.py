@@ -206,6 +206,7 @@ def command_of(arguments: argparse.Namespace, *, max_steps: int) -> list[str]:
     ]
     command += ["model.width=8", "model.dropout=0.1", "data.num_samples=20000", "data.eval.num_samples=500", "data.num_workers=1"]
     command += ["data.micro_batch_size=64", "scheduler=constant", f"seed={arguments.seed}", "~metrics.tensorboard"]
+    command += ["sanity_check=false"]  # an order that is met there would be a mistake of the model, and end the run with 2
     command += [
         f"trainer.max_steps={max_steps}",
         "trainer.max_epochs=null",

@@ -30,6 +30,7 @@ COMMON = [
     f"cluster.step_timeout_s={TIMEOUT_S}",
 ]
 MODEL = ["model._target_=tests.faults.misbehaving.Model", "~model.image_shape", "~model.width", "~model.depth", "data.eval=null"]
+MODEL += ["sanity_check=false"]  # which is forward, too
 IMAGES = [
     "model=mlp",
     "model.width=8",

@@ -1,0 +1,366 @@
+"""What is tried before the first step: one training batch and one evaluation batch, on the bare model. Both are then forgotten.
+
+So a mismatch of data, model and objective costs seconds, and not the first epoch; it ends the run on one screen that names the config keys,
+shapes and types. A rank that finds a fault ends like one that fails in training: nothing here is collective. Random streams, buffers, modes
+and the data's position are put back, so that a run computes the same with and without (docs/decisions/0020-sanity-check.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed import DistError
+from torch.utils.hooks import RemovableHandle
+
+from ddp_train import failure
+from ddp_train.batch import batch_size, describe, map_tensors, tensors_of
+from ddp_train.build import Components
+from ddp_train.data.device import to_device
+from ddp_train.data.reader import MicroBatch
+from ddp_train.distributed import World
+from ddp_train.errors import ConfigError, DataError, UserError
+from ddp_train.interfaces import Batch, Indices, Labelled, Objective, Predicting
+from ddp_train.objective.classification import Classification
+from ddp_train.objective.loss import LossObjective
+from ddp_train.state import random_state, set_random_state
+
+logger = logging.getLogger(__name__)
+
+_TELLING = (UserError, OSError, MemoryError, torch.OutOfMemoryError, DistError)  # these say by themselves what it is
+_LABEL_ERROR = re.compile(r"Target (-?\d+) is out of bounds|device-side (assert)")  # of torch, on the CPU and on a GPU
+_AT_RANDOM = 0.05  # a loss that differs by more from one time to the next says nothing about sum and mean
+
+
+def check(components: Components, stream: Iterator[MicroBatch], world: World, *, samples: int, predicts: bool) -> Iterator[MicroBatch]:
+    """Try the first micro-batch of `stream` and the first of the evaluation, and return the stream as it was.
+
+    Args:
+        samples: the data's position.
+        predicts: the evaluation is to save predictions.
+
+    Raises:
+        ConfigError: data, model and objective do not fit.
+        DataError: a label is out of range.
+    """
+    first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
+    lines = []
+    with _put_back(components, world.device):
+        if first:
+            ids = components.train_loader.sample_ids(samples, 0)
+            lines.append(_try(components, first[0], ids, world, split="training", predicts=predicts))
+            _refuse_means(components, first[0], world)
+        evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
+        if components.eval_loader is not None and evaluated is not None:
+            ids = components.eval_loader.sample_ids(0)
+            lines.append(_try(components, evaluated, ids, world, split="evaluation", predicts=predicts))
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()  # its blocks are of other sizes than the steps'
+    if world.is_main:
+        print(*(f"tried    {line}" for line in lines), sep="\n", flush=True)
+    return chain(first, stream)
+
+
+def explain(error: Exception, model: nn.Module, objective: Objective, micro_batch: MicroBatch, ids: Indices | None, *, what: str) -> None:
+    """Raise what says more than `error` about a batch of a run, where the cause is a label out of range; else do nothing.
+
+    Where a GPU stumbled over it there is nothing left to ask: its labels are looked at before, as far as the data tells them.
+    """
+    if _LABEL_ERROR.search(str(error)) is None:
+        return
+    seen = _Seen(model)
+    with contextlib.suppress(Exception), torch.no_grad(), seen:
+        objective.loss(model, micro_batch.batch)
+    _refuse_labels(seen, micro_batch, ids, what=what, error=error)
+
+
+def _try(components: Components, micro_batch: MicroBatch, ids: Indices | None, world: World, *, split: str, predicts: bool) -> str:
+    """Run one batch as training or evaluation does, and say what it is.
+
+    Without backward: that of the first step comes next, and nothing is lost until then.
+    """
+    model, objective, seen = components.model, components.objective, _Seen(components.model)
+    what = f"the first {split} batch"
+    if _tells_classes(objective):
+        loader = components.train_loader if split == "training" else components.eval_loader
+        source = getattr(loader, "source", None)
+        seen.then = lambda: _refuse_known_labels(objective, seen, micro_batch, ids, source, what=what)
+    model.train(split == "training")
+    shown = ""
+    try:
+        batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
+        with components.amp.autocast(world.device), seen:
+            if split == "training":
+                weight = float(objective.weight(micro_batch.batch))
+                loss = objective.loss(model, batch)
+                _require_number(loss, "loss")
+                if not loss.requires_grad:
+                    raise TypeError("loss does not depend on the parameters: is there a detach(), argmax or no_grad on its way?")
+                shown = f", loss {loss.item() / weight:.4g}" if weight else ""
+            else:
+                with torch.no_grad():
+                    scores = cast(Predicting, objective).predict(model, batch)[0] if predicts else objective.score(model, batch)
+                _require_scores(objective, scores, world, counts=micro_batch.counts)
+    except _TELLING:
+        raise
+    except Exception as error:
+        if _is_of_the_machine(error):
+            raise
+        _refuse_labels(seen, micro_batch, ids, what=what, error=error)
+        raise _mismatch(error, components, micro_batch.batch, seen, what=what) from error
+    device = next((tensor.device for tensor in tensors_of(batch)), world.device)
+    return f"{split} batch {describe(micro_batch.batch)} on {device}, the model gives {seen.gives}{shown}"
+
+
+def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:
+    """Refuse what evaluation could not add up, or make metrics of."""
+    if not isinstance(scores, Mapping):
+        raise TypeError(f"score gives {describe(scores)}, and not a dict of sums")
+    for name, value in scores.items():
+        _require_number(value, f"score's {name!r}")
+        if value.device.type != world.device.type:
+            raise TypeError(f"score's {name!r} is on {value.device}, and not on {world.device}")
+    if counts:
+        with contextlib.suppress(ArithmeticError, ValueError):  # one batch may be too small for a metric
+            for name, value in objective.metrics({name: value.item() for name, value in scores.items()}).items():
+                if not isinstance(value, (int, float)):
+                    raise TypeError(f"metrics gives {describe(value)} as {name!r}, and not a number")
+
+
+def _require_number(value: object, name: str) -> None:
+    if not isinstance(value, Tensor) or value.shape != ():
+        raise TypeError(f"{name} is {describe(value)}, and not one number: a tensor of shape []")
+
+
+def _is_of_the_machine(error: Exception) -> bool:
+    """Tell whether an error says nothing of data, model and objective: another rank is gone, or the device failed."""
+    text = str(error)
+    return "gloo/transport" in text or ("CUDA error" in text and "device-side assert" not in text)
+
+
+def _mismatch(error: Exception, components: Components, batch: Batch, seen: _Seen, *, what: str) -> ConfigError:
+    """Say what came from the data, through the model and into the objective, with the error's own words and line."""
+    model, objective = components.model, components.objective
+    key = "data, objective" if not seen.takes else "model" if not seen.gives else "objective"
+    types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
+    name = objective.loss_fn if isinstance(objective, LossObjective) else objective
+    return ConfigError(
+        key=key,
+        happened="\n".join(
+            [
+                f"{what} fails: {type(error).__name__}: {error}",
+                f"  {failure.own_line(error)}",
+                f"  data       gives {describe(batch)}",
+                f"  model      {type(model).__name__} ({', '.join(types)}) {seen}",
+                f"  objective  {getattr(name, '__name__', type(name).__name__)}",
+            ]
+        ),
+        expected="data, model and objective that fit",
+        fix=_fix(batch, seen, types),
+    )
+
+
+def _fix(batch: Batch, seen: _Seen, types: list[str]) -> str:
+    """Return what helps, where shapes and types tell it."""
+    if isinstance(batch, Mapping) and not seen.takes:
+        return f"data.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
+    if not seen.gives and "float64" in seen.takes and types == ["float32"]:
+        return "float32 from the data: numpy's floats are float64"
+    if seen.gives and not seen.is_tensor:
+        return "a model that gives the tensor alone, or an objective that takes what it needs of the model's output"
+    return ""
+
+
+def _tells_classes(objective: Objective) -> bool:
+    """Tell whether an objective is known to take class numbers as its targets."""
+    return isinstance(objective, Classification) or (
+        isinstance(objective, LossObjective) and isinstance(objective.loss_fn, (nn.CrossEntropyLoss, nn.NLLLoss))
+    )
+
+
+def _refuse_known_labels(
+    objective: Objective, seen: _Seen, micro_batch: MicroBatch, ids: Indices | None, source: object, *, what: str
+) -> None:
+    """Refuse labels out of range before the loss meets them, which on a GPU ends all: those of the batch, and all that the data tells."""
+    batch = micro_batch.batch
+    shape = seen.scores[0] if seen.is_tensor and seen.scores else ()
+    if len(shape) != 2 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return
+    ids, labels, num_classes = _true(ids, micro_batch), batch[1], shape[1]
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != shape[:1]:
+        return
+    ignored = getattr(getattr(objective, "loss_fn", None), "ignore_index", None)
+    found = labels.cpu().numpy()
+    _refuse_out_of_range(found, ids, num_classes, ignored=ignored, what=what)
+    if isinstance(source, Labelled) and ids is not None:
+        every = np.asarray(source.labels)
+        if np.array_equal(every[ids], found):  # the labels are what is trained on
+            _refuse_out_of_range(
+                every, np.arange(len(every)), num_classes, ignored=ignored, what=what.replace("first ", "").replace("batch", "data")
+            )
+
+
+def _true(ids: Indices | None, micro_batch: MicroBatch) -> Indices | None:
+    """Return the samples of a batch, if all that were asked for are in it."""
+    return None if ids is None or micro_batch.skipped or len(ids) != batch_size(micro_batch.batch) else ids
+
+
+def _refuse_labels(seen: _Seen, micro_batch: MicroBatch, ids: Indices | None, *, what: str, error: Exception) -> None:
+    """Refuse labels out of range once an error speaks of them; which tensor has them is told by the shapes alone."""
+    text = str(error)
+    match = _LABEL_ERROR.search(text)
+    if match is None:
+        return
+    ignored = None if match[1] == "-100" else -100
+    ids = _true(ids, micro_batch)
+    integers = [tensor for tensor in tensors_of(micro_batch.batch) if not tensor.is_floating_point() and tensor.device.type == "cpu"]
+    for shape in seen.scores:
+        for labels in integers:
+            for classes in (1, len(shape) - 1):
+                if labels.shape == shape[:classes] + shape[classes + 1 :]:
+                    _refuse_out_of_range(labels.numpy(), ids, shape[classes], ignored=ignored, what=what, error=error)
+
+
+def _refuse_out_of_range(
+    labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, what: str, error: Exception | None = None
+) -> None:
+    is_wrong = ((labels < 0) | (labels >= num_classes)) & (True if ignored is None else labels != ignored)
+    places = np.argwhere(is_wrong)
+    if not len(places):
+        return
+    first = places[0]
+    sample = f"sample {ids[first[0]]}" if ids is not None else f"sample number {first[0] + 1} of the batch"
+    raise DataError(
+        key="data",
+        happened=f"label {labels[tuple(first)]} of {sample} is out of range: the model's output has {num_classes} classes"
+        f" ({len(places)} such among the {labels.size} labels of {what})",
+        expected=f"labels from 0 to {num_classes - 1}",
+        fix="data whose labels count from 0, or a model with more classes",
+    ) from error
+
+
+def _refuse_means(components: Components, micro_batch: MicroBatch, world: World) -> None:
+    """Refuse an objective whose loss is a mean: trained on, it gives 1/B of the gradient, and another one for every split.
+
+    Some samples are taken once and then twice over. A sum doubles, exactly, whatever the samples weigh; a mean stays.
+    """
+    try:
+        once, twice = _once_and_twice(components, micro_batch, world)
+    except Exception as error:
+        logger.info("not tried whether the loss is a sum: %s: %s", type(error).__name__, error)
+        return
+    if not once:  # also where nothing counts, as in a batch of padding
+        return
+    ratio, objective = twice / once, components.objective
+    if 0.8 < ratio < 1.25:
+        raise ConfigError(
+            key="objective",
+            happened=f"{type(objective).__name__}.loss gives a mean: {once:.6g} for some samples, {twice:.6g} for the same ones twice",
+            expected="a sum, which doubles: it is divided by the weight of the whole global batch, over all ranks and micro-batches",
+            fix='reduction="sum", or the mean times what `weight` gives; sanity_check=false if it is meant',
+        )
+    if isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
+        name = getattr(objective.loss_fn, "__name__", type(objective.loss_fn).__name__)
+        raise ConfigError(
+            key="objective",
+            happened=f"{name} gives the sum over the batch",
+            expected="the mean over its samples, as loss functions do: it is multiplied by their number",
+            fix="objective.reduction=mean; sanity_check=false if it is meant",
+        )
+
+
+@torch.no_grad()
+def _once_and_twice(components: Components, micro_batch: MicroBatch, world: World) -> tuple[float, float]:
+    """Return the loss of half of the batch, and of that half twice over; 0 where they tell nothing. In evaluation mode: no dropout."""
+    batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
+    size = batch_size(batch)
+    half = max(1, size // 2)
+
+    def taken(tensor: Tensor, *, times: int) -> Tensor:
+        if tensor.ndim == 0:
+            return tensor
+        if tensor.shape[0] != size:
+            raise ValueError("the batch's tensors do not share one leading dimension")
+        return torch.cat([tensor[:half]] * times)
+
+    components.model.eval()
+    with components.amp.autocast(world.device), _without_compiling():
+        parts = (map_tensors(partial(taken, times=times), batch) for times in (1, 1, 2))
+        losses = [float(components.objective.loss(components.model, part)) for part in parts]
+    if not all(map(math.isfinite, losses)) or abs(losses[0] - losses[1]) > _AT_RANDOM * abs(losses[0]):
+        return 0.0, 0.0
+    return losses[1], losses[2]
+
+
+def _without_compiling() -> contextlib.AbstractContextManager[Any]:
+    """Run compiled models as they are written: other shapes would be compiled for nothing."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+
+
+@contextmanager
+def _put_back(components: Components, device: torch.device) -> Iterator[None]:
+    """Put back what computing changes: random streams, buffers, modes, and attributes of the model's modules and of the objective."""
+    objective = components.objective
+    parts = [components.model, objective, *getattr(objective, "__dict__", {}).values()]
+    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
+    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+    copies = [buffer.detach().clone() for buffer in buffers]
+    dicts = [vars(owner) for owner in [*modules, objective] if hasattr(owner, "__dict__")] + [module._buffers for module in modules]
+    before = [dict(each) for each in dicts]
+    streams = random_state(device)
+    yield  # an error ends the run, and a GPU that failed could not copy
+    set_random_state(streams, device)
+    for now, then in zip(dicts, before, strict=True):
+        now.clear()
+        now.update(then)
+    with torch.no_grad():
+        for buffer, copy in zip(buffers, copies, strict=True):
+            buffer.copy_(copy)
+
+
+class _Seen:
+    """Notes what the model is given and gives, in its first forward while this is entered: types and shapes, no tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.takes = self.gives = ""  # "": it has not come so far
+        self.is_tensor = False  # what it gives, and nothing around it
+        self.scores: list[torch.Size] = []  # the shapes of what could be scores of classes
+        self.then: Callable[[], None] = lambda: None  # after that forward
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> None:
+        self._handles = [
+            self._model.register_forward_pre_hook(self._before, with_kwargs=True),
+            self._model.register_forward_hook(self._after),
+        ]
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self.then = lambda: None  # which may know this object, and so keep a batch alive
+
+    def __str__(self) -> str:
+        return (f"takes {self.takes}" if self.takes else "was not called yet") + (f", gives {self.gives}" if self.gives else "")
+
+    def _before(self, model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given = [*arguments, *([named] if named else [])]
+        self.takes = self.takes or describe(given[0] if len(given) == 1 else tuple(given))
+
+    def _after(self, model: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        if not self.gives:
+            self.gives, self.is_tensor = describe(output), isinstance(output, Tensor)
+            self.scores = [tensor.shape for tensor in tensors_of(output) if tensor.is_floating_point() and tensor.ndim > 1]
+            self.then()

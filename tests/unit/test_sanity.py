@@ -1,0 +1,314 @@
+"""What is tried before the first step: it finds what does not fit, says it on one screen, and changes nothing."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ddp_train import sanity
+from ddp_train.build import Components
+from ddp_train.distributed import alone
+from ddp_train.errors import UserError
+from ddp_train.interfaces import Batch
+from ddp_train.objective.classification import Classification
+from ddp_train.objective.loss import LossObjective, as_objective
+from ddp_train.state import TrainState
+from ddp_train.trainer import Loop, Record, train
+from tests.unit.parts import components
+from tests.unit.test_trainer import ragged_components
+
+
+def run(parts: Components, *, sanity_check: bool = True) -> list[Record]:
+    """Train, and return the records without what depends on the clock."""
+    records: list[Record] = []
+    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
+    loop = Loop(**settings, write=records.append, save=lambda window: None, sanity_check=sanity_check)
+    train(parts, TrainState(), alone(), loop)
+    clock = {"time", "samples_per_s", "step_ms", "data_wait_ms"}
+    return [{name: value for name, value in record.items() if name not in clock} for record in records]
+
+
+def refusal(parts: Components) -> str:
+    """Return what is said instead of a first step."""
+    parts.optimizer.step = lambda *_: pytest.fail("a step was taken")  # type: ignore[method-assign]
+    with pytest.raises(UserError) as caught:
+        run(parts)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def with_model(model: nn.Module, *overrides: str) -> Components:
+    """Return a small run of another model."""
+    parts = components("trainer.max_steps=3", *overrides)
+    parts.model = parts.module = model
+    parts.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return parts
+
+
+class Moody(nn.Sequential):
+    """Dropout, averages, and numbers that each forward changes: a buffer that becomes another tensor, and an attribute."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Flatten(), nn.Linear(768, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 10))
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen = self.seen + len(inputs)
+        self.calls += 1
+        logits: Tensor = super().forward(inputs)
+        return logits * (1 + 1e-3 * self.seen + 1e-3 * self.calls)
+
+
+def test_a_run_computes_the_same_with_and_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def trained(sanity_check: bool) -> list[Any]:
+        parts = with_model(Moody())
+        torch.manual_seed(1)
+        records = run(parts, sanity_check=sanity_check)
+        return [*records, [value.tolist() for value in parts.model.state_dict().values()], torch.rand(()).item(), np.random.rand()]
+
+    assert trained(True) == trained(False)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "tried    training batch (float32 [32, 3, 16, 16], int64 [32]) on cpu, the model gives float32 [32, 10], loss "
+        + printed[0].split()[-1],
+        "tried    evaluation batch (float32 [101, 3, 16, 16], int64 [101]) on cpu, the model gives float32 [101, 10]",
+    ]
+
+
+class Numbers(torch.utils.data.IterableDataset[Any]):
+    """A stream that draws, and counts how often it was begun."""
+
+    def __init__(self, split: str = "train") -> None:
+        self.begun = 0
+
+    def __iter__(self) -> Any:
+        self.begun += 1
+        for number in range(64):
+            yield torch.rand(3, 16, 16) + self.begun, number % 10
+
+
+def test_a_stream_goes_on_as_if_nothing_had_been_read() -> None:
+    node = [
+        "data._target_=tests.unit.test_sanity.Numbers",
+        "~data.image_size",
+        "~data.channels",
+        "~data.num_classes",
+        "~data.noise",
+        "~data.seed",
+    ]
+    sizes = ["~data.num_samples", "~data.eval.num_samples", "trainer.max_steps=5", "trainer.evaluate_every_steps=2"]
+    model = ["model.image_shape=[3,16,16]", "model.num_classes=10"]
+
+    def trained(sanity_check: bool) -> list[Record]:
+        base = ["model=mlp", "model.width=16", "~metrics.tensorboard"]
+        return run(components(*node, *sizes, *model, base=base), sanity_check=sanity_check)
+
+    assert trained(True) == trained(False)
+
+
+class Outputs(nn.Module):
+    """A model whose output is something else than a tensor."""
+
+    def __init__(self, *, classes: int = 10, wraps: Any = lambda logits: logits, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.linear, self.wraps = nn.Linear(768, classes, dtype=dtype), wraps
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.wraps(self.linear(inputs.flatten(1)))
+
+
+MISMATCHES: dict[str, tuple[nn.Module, list[str]]] = {
+    "another type": (
+        Outputs(dtype=torch.float64),
+        [
+            "model: the first training batch fails: RuntimeError: mat1 and mat2 must have the same dtype",
+            "Outputs (float64) takes float32 [32, 3,",
+        ],
+    ),
+    "another shape": (
+        nn.Sequential(nn.Flatten(), nn.Linear(7, 10)),
+        ["model: the first", "mat1 and mat2 shapes cannot be multiplied", "data       gives (float32 [32, 3, 16, 16], int64 [32])"],
+    ),
+    "a tuple": (
+        Outputs(wraps=lambda logits: (logits, None)),
+        [
+            "objective: the first",
+            "AttributeError: 'tuple' object has no attribute 'dtype'",
+            "gives (float32 [32, 10], None)",
+            "fix: a model that",
+        ],
+    ),
+    "no gradient": (Outputs(wraps=torch.detach), ["objective: the first", "loss does not depend on the parameters"]),
+}
+
+
+@pytest.mark.parametrize("kind", MISMATCHES)
+def test_what_does_not_fit_is_one_screen_with_keys_shapes_and_types(kind: str) -> None:
+    model, expected = MISMATCHES[kind]
+    said = refusal(with_model(model))
+    for text in [*expected, "data   ", "model   ", "objective  Classification"]:
+        assert text in said
+
+
+def test_the_users_own_line_is_shown() -> None:
+    assert "test_sanity.py:" in (said := refusal(with_model(Outputs(wraps=lambda logits: logits[:, 99])))) and "logits[:, 99]" in said
+
+
+def test_samples_that_the_objective_does_not_understand_are_shown_with_the_way_out() -> None:
+    parts = components()
+    parts.train_loader.source.batch = lambda indices: {
+        "image": torch.zeros(len(indices), 3),
+        "mask": torch.zeros(1),
+        "label": torch.zeros(1),
+    }
+    said = refusal(parts)
+    assert said.startswith("data, objective: the first training batch fails: ValueError: too many values to unpack (expected 2")
+    assert "{image: float32 [32, 3], mask: float32 [1], label: float32 [1]}" in said
+    assert "was not called yet" in said and "fix: data.fields=[image,mask,label]" in said
+
+
+class Score(Classification):
+    """An objective that goes wrong in evaluation alone."""
+
+    def __init__(self, totals: Any) -> None:
+        super().__init__()
+        self.totals = totals
+
+    def score(self, model: nn.Module, batch: Batch) -> Any:
+        return super().score(model, batch) | self.totals
+
+
+@pytest.mark.parametrize(
+    ("totals", "expected"),
+    [
+        ({"loss": 1.0}, "score's 'loss' is a float, and not one number: a tensor of shape []"),
+        ({"correct": torch.zeros(3)}, "score's 'correct' is float32 [3]"),
+        ({"samples": torch.zeros((), device="meta")}, "score's 'samples' is on meta, and not on cpu"),
+    ],
+)
+def test_a_fault_of_the_evaluation_is_found_before_the_first_step(totals: Mapping[str, Any], expected: str) -> None:
+    parts = components()
+    parts.objective = Score(totals)
+    said = refusal(parts)
+    assert expected in said and "the first evaluation batch fails" in said
+
+
+def test_evaluation_data_that_cannot_be_read_is_found_before_the_first_step() -> None:
+    parts = components()
+    assert parts.eval_loader is not None
+    parts.eval_loader.source.batch = lambda indices: 1 / 0  # type: ignore[attr-defined]
+    parts.optimizer.step = lambda *_: pytest.fail("a step was taken")  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        run(parts)
+
+
+def test_a_label_out_of_range_anywhere_in_the_data_is_named_before_the_first_step() -> None:
+    parts = with_model(Outputs())
+    source: Any = parts.train_loader.source
+    read, labels = source.batch, np.arange(640) % 10
+    labels[17] = 12
+    source.batch = lambda indices: (read(indices)[0], torch.from_numpy(labels[indices]))
+    type_with_labels = type("Labelled", (type(source),), {"labels": labels})
+    source.__class__ = type_with_labels
+    assert (
+        "label 12 of sample 17 is out of range: the model's output has 10 classes (1 such among the 640 labels of the training data)"
+        in refusal(parts)
+    )
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_a_label_out_of_range_that_training_meets_later_is_named_with_its_sample(split: str) -> None:
+    parts = components("trainer.max_steps=20", "data.eval_batch_size=32")
+    loader: Any = parts.train_loader if split == "train" else parts.eval_loader
+    wrong = int(loader.sample_ids(64, 0)[5] if split == "train" else loader.sample_ids(2)[5])
+    read = loader.source.batch
+
+    def batch(indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        inputs, labels = read(indices)
+        labels[torch.from_numpy(indices == wrong)] = 10
+        return inputs, labels
+
+    loader.source.batch = batch
+    with pytest.raises(
+        UserError, match=f"label 10 of sample {wrong} is out of range: the model's output has 10 classes .1 such among the 32 labels"
+    ):
+        run(parts)
+
+
+def test_what_a_gpu_stumbled_over_is_told_from_the_batch_on_the_host() -> None:
+    """A device-side assert has no number, and the GPU cannot be asked any more."""
+    parts = with_model(Outputs(classes=4))
+    parts.objective = Mine(lambda logits, labels: (_ for _ in ()).throw(RuntimeError("CUDA error: device-side assert triggered")))
+    assert "label 4 of sample" in (said := refusal(parts)) and "has 4 classes" in said
+
+
+class Mine(Classification):
+    """An objective with a loss of its own."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.mine = loss
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        inputs, labels = batch
+        loss: Tensor = self.mine(model(inputs), labels)
+        return loss
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 7, 32])
+def test_a_loss_that_is_a_mean_is_refused(micro_batch_size: int) -> None:
+    model = Moody() if micro_batch_size > 1 else Outputs()
+    parts = with_model(model, f"data.micro_batch_size={micro_batch_size}")
+    parts.objective = Mine(F.cross_entropy)
+    assert "objective: Mine.loss gives a mean" in refusal(parts)
+
+
+def test_a_wrapped_loss_that_is_a_sum_is_refused() -> None:
+    parts = components()
+    parts.objective = LossObjective(nn.CrossEntropyLoss(reduction="sum"))
+    assert "CrossEntropyLoss gives the sum over the batch" in refusal(parts)
+
+
+def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compare every sample with every other: neither a sum nor a mean over samples alone."""
+    return F.cross_entropy(logits @ logits.T, torch.arange(len(logits)), reduction="sum")
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Classification(label_smoothing=0.1),
+        LossObjective(nn.CrossEntropyLoss(weight=torch.arange(10.0))),
+        as_objective(F.cross_entropy),
+        Mine(contrastive),
+        Mine(lambda logits, labels: F.cross_entropy(logits, labels, reduction="sum") * torch.rand(())),  # at random: it tells nothing
+        Mine(lambda logits, labels: logits.sum() * 0.0),
+    ],
+)
+def test_sums_and_what_is_neither_are_trained_on(objective: Any) -> None:
+    parts = components("data.micro_batch_size=7", "trainer.max_steps=1", "data.eval=null")
+    parts.objective = objective
+    assert len(run(parts)) == 1
+
+
+def test_masked_tokens_are_trained_on_also_where_a_batch_has_none_that_count() -> None:
+    for size in (1, 5):
+        run(ragged_components("trainer.global_batch_size=5", f"data.micro_batch_size={size}", "trainer.max_steps=1"))
+
+
+def test_no_tensor_of_the_check_is_kept() -> None:
+    parts, alive = components(), list[Any]()
+    parts.model.register_forward_hook(lambda module, inputs, output: alive.append(weakref.ref(output)))
+    sanity.check(parts, parts.train_loader.micro_batches(0), alone(), samples=0, predicts=False)
+    assert len(alive) == 5
+    assert [reference() for reference in alive] == [None] * 5
