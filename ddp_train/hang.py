@@ -28,6 +28,7 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
 )
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
+ERROR = "Hang"
 STOPPED = ("T", "t")
 IN_KERNEL = "D"
 
@@ -143,10 +144,10 @@ def to_failure(blamed: Sequence[Blame], ranks: Sequence[Facts], *, key: str, lim
         host=socket.gethostname(),
         pid=facts.pid,
         step=facts.beat.step,
-        error="Hang",
+        error=ERROR,
         message=message,
         key=key,
-        traceback=f"{stack}Hang: {message}" if stack else "",
+        traceback=f"{stack}{ERROR}: {message}" if stack else "",
         time=time.time(),
         fix=first.fix,
     )

@@ -19,7 +19,6 @@ from ddp_train import memory_file, stacks
 from ddp_train.beat import Heart
 from ddp_train.job import Job
 from ddp_train.pulse import Pulse
-from ddp_train.run_dir import RunDir
 from ddp_train.watch_process import OTHER_NODES, Orders
 
 _MEET_WITHIN = timedelta(minutes=5)
@@ -84,19 +83,6 @@ def patience(cluster: Mapping[str, Any]) -> timedelta:
     """Return how long a collective may take: longer than the watch waits, else the innocent ranks would give up before it has found out."""
     longest = [cluster[key] for key in ("start_timeout_s", "step_timeout_s")]
     return timedelta(days=1) if None in longest else timedelta(seconds=OTHER_NODES * max(longest) + _REPORTS_S)
-
-
-def flight_recorder(run_dir: RunDir) -> dict[str, str]:
-    """Return the environment that lets torch keep its last collectives, and write them beside the logs when NCCL times out or fails.
-
-    What the user has set is left alone. gloo has no such recorder.
-    """
-    ours = {
-        "TORCH_FR_BUFFER_SIZE": "2000",  # collectives; a few MB of host memory
-        "TORCH_FR_DUMP_TEMP_FILE": str(run_dir.logs / "flight_recorder_rank_"),  # torch adds the rank
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    }
-    return {name: value for name, value in ours.items() if name not in os.environ}
 
 
 def _start(terminal: TextIO) -> subprocess.Popen[str]:

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train import hang, restart, stacks
+from ddp_train import failure, hang, restart, stacks
 from ddp_train.beat import Beat, Beats
+from ddp_train.flight_recorder import Request
 from ddp_train.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, state_of
 from ddp_train.run_dir import RunDir
 
@@ -99,6 +100,9 @@ class _Job:
         if not self._is_failing and (len(pids) < len(self._orders.pids) or self._run_dir.failure.exists()):
             self._is_failing = True
             self.start_clocks(now)
+            found = failure.load(self._run_dir)
+            if found is not None and found.error == hang.ERROR:  # of another node, whose report needs this one's collectives, too
+                Request(pids, self._run_dir.logs)
         if not pids or self._is_suspended(list(pids.values())):
             self.start_clocks(now)
             return
@@ -156,9 +160,11 @@ class _Job:
     def _end(self, blamed: Sequence[hang.Blame], ranks: Sequence[hang.Facts], texts: dict[int, str]) -> None:
         """Report, and kill who is to blame at once; the agent ends the others, or else we do."""
         self.is_over = True
+        records = Request({each.rank: each.pid for each in ranks}, self._run_dir.logs)
         if not self._is_failing:
-            self._report(blamed, ranks, texts)
+            self._report(blamed, ranks, texts, has_records=records.is_heard)
         outlive_parent()  # which may be one of them
+        records.wait()
         _kill([each.facts.pid for each in blamed])
         pids = [each.pid for each in ranks]
         deadline = time.monotonic() + _ENDS_WITHIN_S
@@ -166,7 +172,7 @@ class _Job:
             time.sleep(0.02)
         _kill(pids)
 
-    def _report(self, blamed: Sequence[hang.Blame], ranks: Sequence[hang.Facts], texts: dict[int, str]) -> None:
+    def _report(self, blamed: Sequence[hang.Blame], ranks: Sequence[hang.Facts], texts: dict[int, str], *, has_records: bool) -> None:
         has_taken_a_step = blamed[0].facts.beat.has_taken_a_step
         key = "cluster.step_timeout_s" if has_taken_a_step else "cluster.start_timeout_s"
         found = hang.to_failure(blamed, ranks, key=key, limit_s=self._limit(blamed[0].facts.beat))
@@ -177,7 +183,8 @@ class _Job:
                 if each.pid in texts:
                     self._run_dir.stacks(each.rank).write_text(texts[each.pid])
             if texts:
-                found = replace(found, stacks=f"{self._run_dir.logs.name}/stacks_*.txt")
+                files = f"{self._run_dir.logs.name}/stacks_*.txt"
+                found = replace(found, stacks=f"{files}, flight_recorder_rank_*" if has_records else files)
             is_first = found.record(self._run_dir, seconds=time.monotonic() - self._began)
         except OSError:  # a full disk, say, which may be the very reason
             pass

@@ -21,6 +21,7 @@ from ddp_train.data.workers import start_server
 from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, open_world
 from ddp_train.exit_code import FINAL
+from ddp_train.flight_recorder import FlightRecorder
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
 from ddp_train.process import exit_code_of
@@ -29,7 +30,7 @@ from ddp_train.run import run_job, status_of
 from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic
 from ddp_train.stop import Stop
-from ddp_train.watch import Watch, flight_recorder, patience
+from ddp_train.watch import Watch, patience
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Rank:
         self._world: World | None = None
         self._num_jobs = 0
         self._watch = Watch(store, rank, size)
+        self._recorder: FlightRecorder | None = None  # on GPUs
 
     def run(self, job: Job) -> int:
         """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
@@ -87,11 +89,16 @@ class Rank:
                 os.environ.update(cluster.environment_of(tree["cluster"], deterministic=tree["deterministic"], given=os.environ))
                 if tree["deterministic"]:
                     be_deterministic()
-                os.environ.update(flight_recorder(job.run_dir) if device == "cuda" else {})
+                if device == "cuda":
+                    self._recorder = self._recorder or FlightRecorder(self._rank, job.run_dir)
+                    self._recorder.follow(job.run_dir)
+                    os.environ.update(self._recorder.environment)
                 if job.config.tree["data"]["num_workers"]:
                     start_server()
                 if self._world is None:
                     self._world = open_world(self._store, self._rank, self._size, device=device, timeout=patience(tree["cluster"]))
+                    if self._recorder is not None:
+                        self._recorder.hide_pipe(is_expected=self._size > 1)
                 self._world.use_device()
                 stop = Stop(
                     self._world,

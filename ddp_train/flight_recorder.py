@@ -1,0 +1,125 @@
+"""torch's record of a rank's last collectives under NCCL, asked for before a hang is ended. Imports no torch.
+
+torch writes it by itself when NCCL times out, which is later than the watch on hangs, or when somebody has written into a named pipe of the
+rank's: its monitor thread looks once a second. Where it writes is read once in a process, and one process may run many jobs: so the place
+is a descriptor of this process, which leads to the folder of the job at hand. Pipe and folder have no name that could be left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ddp_train.run_dir import RunDir
+
+_FILE = "flight_recorder_rank_"  # torch adds the rank, here and to the pipe
+_PIPE = "ddp_train_flight_recorder_"
+_SETTINGS = (  # each with its older names: whoever has set one of them means something by it
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    ("TORCH_NCCL_DUMP_ON_TIMEOUT",),
+    ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",),
+)
+_COLLECTIVES = "2000"  # a few MB of host memory
+_POLL_S = 0.05
+_OPENS_WITHIN_S = 2.0
+WRITES_WITHIN_S = 5.0
+"""torch looks at the pipe once a second, and takes its time to name the lines of code."""
+
+
+class FlightRecorder:
+    """One rank's recorder; made before its process group opens.
+
+    Args:
+        rank: this rank.
+        run_dir: of its first job.
+    """
+
+    def __init__(self, rank: int, run_dir: RunDir) -> None:
+        self._rank, self._pipes = rank, Path(tempfile.mkdtemp(prefix="ddp_train_"))
+        self._logs = os.open(run_dir.logs, os.O_RDONLY | os.O_DIRECTORY)
+        ours = {
+            "TORCH_FR_BUFFER_SIZE": _COLLECTIVES,
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": _COLLECTIVES,  # older versions of torch make the pipe only where they find this one
+            "TORCH_FR_DUMP_TEMP_FILE": f"/proc/self/fd/{self._logs}/{_FILE}",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # without it the pipe is looked at every eight minutes
+            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(self._pipes / _PIPE),
+        }
+        taken = {name for names in _SETTINGS for name in names if any(each in os.environ for each in names)}
+        self.environment = {name: value for name, value in ours.items() if name not in taken}
+
+    def follow(self, run_dir: RunDir) -> None:
+        """Let torch write into the logs of a job that begins."""
+        logs = os.open(run_dir.logs, os.O_RDONLY | os.O_DIRECTORY)
+        os.dup2(logs, self._logs, inheritable=False)
+        os.close(logs)
+
+    def hide_pipe(self, *, is_expected: bool) -> None:
+        """Remove the name of the pipe as soon as torch has it open; the watch finds it among the open files of this process.
+
+        Args:
+            is_expected: there is a process group, so torch makes one.
+        """
+        deadline = time.monotonic() + _OPENS_WITHIN_S
+        while is_expected and _pipe(os.getpid(), self._rank) is None:
+            if time.monotonic() > deadline:
+                return  # the name stays: torch ends a process that cannot make its pipe
+            time.sleep(_POLL_S / 5)
+        shutil.rmtree(self._pipes, ignore_errors=True)
+
+
+class Request:
+    """Asks ranks of this machine for their records.
+
+    Args:
+        pids: rank -> pid. A rank without a pipe is left out: on the CPU, or where the user has set another.
+        logs: where the records will be.
+    """
+
+    def __init__(self, pids: Mapping[int, int], logs: Path) -> None:
+        self._before = {}  # file -> when it was written, by an earlier attempt perhaps
+        for rank, pid in pids.items():
+            if (pipe := _pipe(pid, rank)) is not None:
+                self._before[logs / f"{_FILE}{rank}"] = _written(logs / f"{_FILE}{rank}")
+                with suppress(OSError):  # it has just ended
+                    descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                    os.write(descriptor, b"1")
+                    os.close(descriptor)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether any rank will answer."""
+        return bool(self._before)
+
+    def wait(self, *, within_s: float = WRITES_WITHIN_S) -> None:
+        """Wait until all have been written, or as long as it may take."""
+        deadline = time.monotonic() + within_s
+        seen = dict.fromkeys(self._before, (0, 0))
+        while seen and time.monotonic() < deadline:
+            time.sleep(2 * _POLL_S)
+            now = {file: _written(file) for file in seen}
+            seen = {file: now[file] for file in seen if now[file][0] == 0 or now[file] == self._before[file] or now[file] != seen[file]}
+
+
+def _written(file: Path) -> tuple[int, int]:
+    """Return how long a file is and when it was written last; zeros for none."""
+    try:
+        facts = file.stat()
+    except OSError:
+        return 0, 0
+    return facts.st_size, facts.st_mtime_ns
+
+
+def _pipe(pid: int, rank: int) -> Path | None:
+    """Return where the pipe of a rank can be opened."""
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                if Path(os.readlink(descriptor).removesuffix(" (deleted)")).name == f"{_PIPE}{rank}.pipe":
+                    return descriptor
+    return None

@@ -1,0 +1,95 @@
+"""torch's record of the last collectives: asked for before a hang is ended, written where the job at hand has its logs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_train import failure
+from ddp_train.flight_recorder import FlightRecorder, Request
+from ddp_train.run_dir import RunDir
+from ddp_train.watch_process import Orders, _Job
+
+RANK = """
+import os, sys, threading, time
+from pathlib import Path
+from ddp_train import stacks
+from ddp_train.flight_recorder import FlightRecorder
+from ddp_train.run_dir import RunDir
+
+def be_torch():  # as the monitor thread of ProcessGroupNCCL does; it looks once a second
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "3.pipe"
+    os.mkfifo(pipe)
+    time.sleep(0.1)
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    while True:
+        time.sleep(0.2)
+        if os.read(descriptor, 128):
+            Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "3").write_text("the last collectives")
+
+stacks.answer()
+first, second = RunDir(Path(sys.argv[1])), RunDir(Path(sys.argv[2]))
+recorder = FlightRecorder(3, first)
+os.environ.update(recorder.environment)
+threading.Thread(target=be_torch, daemon=True).start()
+recorder.hide_pipe(is_expected=True)
+recorder.follow(second)
+print(os.path.dirname(os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]), flush=True)
+time.sleep(60)
+"""
+
+
+def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(tmp_path: Path) -> None:
+    jobs = [RunDir(tmp_path / name) for name in ("first", "second")]
+    for job in jobs:
+        job.logs.mkdir(parents=True)
+    old = jobs[1].logs / "flight_recorder_rank_3"
+    old.write_text("of an attempt before")
+    arguments = [sys.executable, "-c", RANK, *(str(job.root) for job in jobs)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert not Path(process.stdout.readline().strip()).exists()  # nothing is left behind, however the rank ends
+        orders = Orders(
+            pids={3: process.pid},
+            world_size=1,
+            run_dir=str(jobs[1].root),
+            start_timeout_s=0.1,
+            step_timeout_s=0.1,
+            uses_device=True,
+            shows=False,
+        )
+        watched = _Job(orders)
+        time.sleep(0.2)
+        watched.look(time.monotonic())
+        assert process.wait(10) == -9
+    assert old.read_text() == "the last collectives"
+    assert not (jobs[0].logs / old.name).exists()
+    found = failure.load(jobs[1])
+    assert found is not None and found.stacks == "logs/stacks_*.txt, flight_recorder_rank_*"
+
+
+def test_what_the_user_has_set_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "7")
+    monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/mine/trace_")
+    run_dir = RunDir(tmp_path)
+    run_dir.logs.mkdir()
+    recorder = FlightRecorder(0, run_dir)
+    assert set(recorder.environment) == {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"}
+    folder = Path(recorder.environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]).parent
+    assert folder.exists()
+    recorder.hide_pipe(is_expected=False)  # one rank: no process group
+    assert not folder.exists()
+    os.close(recorder._logs)
+
+
+def test_ranks_without_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
+    started = time.monotonic()
+    request = Request({0: os.getpid()}, tmp_path)
+    request.wait()
+    assert not request.is_heard
+    assert time.monotonic() - started < 1
