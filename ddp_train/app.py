@@ -30,7 +30,7 @@ from ddp_train.checkpoint_policy import is_checkpoint
 from ddp_train.config import section
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import DONE, FAILED, INTERRUPTED, WRONG_INPUT
-from ddp_train.frozen import changes, frozen_job, record, run_of
+from ddp_train.frozen import changes, frozen_job, record, refuse_without_effect, run_of
 from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
 from ddp_train.lock import held, hold, is_held
@@ -328,6 +328,7 @@ def _resume(arguments: list[str], place: Place, *, is_restart: bool = False) -> 
     )  # a sweep that runs may come to this job at any time
     job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if is_checkpoint(path) else None)
     _refuse_other_machines(job, path)
+    refuse_without_effect(job, overrides)
     job.run_dir.forget_failure()
     record(job.run_dir, job.config)
     return place.begin(job)

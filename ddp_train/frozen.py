@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +12,15 @@ from omegaconf import OmegaConf
 
 from ddp_train import auto, config, diagnose
 from ddp_train.boundary import require_own
-from ddp_train.checkpoint_policy import is_name, require_candidates
+from ddp_train.checkpoint_policy import BEST, LAST, candidates, is_name, require_candidates
 from ddp_train.config import RunConfig
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.run_dir import RunDir, write_atomic
 from ddp_train.target import AUTO
+
+_EVALUATION = ("evaluate.save_predictions=", "data.eval_batch_size=", "data.num_workers=")
+"""What can be asked of a run that is done: to save its predictions, and how they are computed."""
 
 
 def frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None) -> Job:
@@ -35,6 +39,43 @@ def frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, ch
         in_sweep=in_sweep,
         checkpoint=checkpoint,
     )
+
+
+def refuse_without_effect(job: Job, overrides: list[str]) -> None:
+    """Refuse to change a run of which all steps are taken; where it runs (`cluster.*`) may differ, as scripts that start it again have it.
+
+    Raises:
+        ConfigError: one of the overrides would change nothing.
+    """
+    trainer, result = job.config.tree["trainer"], job.run_dir.read_result()
+    if result.get("status") != "completed" or _goes_on(job, result):
+        return
+    harmless = _EVALUATION if job.config.tree["evaluate"]["save_predictions"] else ()  # which is then made up for
+    idle = [text for text in overrides if not text.startswith(("cluster.", *harmless))]
+    if not idle:
+        return
+    limit = "max_steps" if trainer["max_steps"] is not None and trainer["max_steps"] <= result["step"] else "max_epochs"
+    more = f"trainer.{limit}={2 * (result['step'] if limit == 'max_steps' else trainer['max_epochs'])}"
+    kept = [text for text in overrides if not text.startswith(f"trainer.{limit}=")]
+    raise ConfigError(
+        key=idle[0].partition("=")[0],
+        happened=f"all {result['step']} steps of {job.run_dir.shown()} are taken: {' '.join(idle)} would change nothing",
+        expected="more steps to train with it, or evaluate.save_predictions=true; a new run, for other results from the start",
+        fix=f"ddp-train {shlex.join(['resume', job.run_dir.shown(), *kept, more])}",
+    )
+
+
+def _goes_on(job: Job, result: Mapping[str, Any]) -> bool:
+    """Tell whether steps are left to take after the checkpoint that the run would continue from."""
+    given = Path(job.checkpoint) if job.checkpoint else job.run_dir.checkpoints / LAST
+    first = next(iter(candidates(given)), None) if given.name in (BEST, LAST) else given
+    step = int(first.name.removeprefix("step_")) if first is not None else 0
+    trainer, epoch = job.config.tree["trainer"], result["epoch"]
+    if trainer["max_steps"] is not None and trainer["max_steps"] <= step:
+        return False
+    if trainer["max_epochs"] is None or epoch is None:
+        return True
+    return bool(trainer["max_epochs"] > epoch * step / result["step"])
 
 
 def run_of(path: Path) -> Path:

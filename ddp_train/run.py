@@ -46,7 +46,7 @@ from ddp_train.state import TrainState, seed_all
 from ddp_train.step_guard import SkippingGuard, StepGuard
 from ddp_train.stop import WALLTIME, Stop
 from ddp_train.sweep_dir import Sweep, sweep_of
-from ddp_train.trainer import Loop, Record, settle, train
+from ddp_train.trainer import Loop, Record, evaluate, settle, train
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
     if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):
+        _make_up_for_predictions(job, components, state, world, pulse)
         if world.is_main:
             progress.end(run_dir)
             print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
@@ -120,6 +121,30 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step, unsaved=place), flush=True)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)
+
+
+def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, pulse: Pulse) -> None:
+    """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
+    folder = job.run_dir.predictions_of(state.step)
+    is_there = world.from_main(folder.exists())
+    if components.eval_loader is None or not job.config.tree["evaluate"]["save_predictions"] or is_there:
+        return
+    metrics = evaluate(
+        components.model,
+        components.objective,
+        components.eval_loader,
+        world,
+        autocast=components.amp.autocast(world.device),
+        begins_batch=lambda: pulse.enter(Phase.EVALUATION, state.step),
+        predictions=folder,
+    )
+    assert metrics is not None  # a stop before the first step ends the process
+    if world.is_main:
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        print(
+            f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_dir.shown()}/predictions/{folder.name}",
+            flush=True,
+        )
 
 
 def _writers(job: Job, components: Components, state: TrainState, world: World, pulse: Pulse) -> list[MetricWriter]:

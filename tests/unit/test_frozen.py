@@ -1,0 +1,80 @@
+"""A run that is continued: what is asked of one that is done is done, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddp_train.distributed import alone
+from ddp_train.errors import ConfigError
+from ddp_train.frozen import frozen_job, refuse_without_effect
+from ddp_train.job import Job
+from ddp_train.pulse import Pulse
+from ddp_train.run import _make_up_for_predictions
+from ddp_train.run_dir import write_json
+from ddp_train.state import TrainState
+from tests.unit.parts import checked, components, saved
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Give the folder of a run of ten steps that is done, with checkpoints of steps 5 and 10."""
+    (tmp_path / "config.yaml").write_text(checked("trainer.max_steps=10").yaml())
+    write_json(tmp_path / "result.json", {"status": "completed", "step": 10, "epoch": 0.5, "samples": 320})
+    for step in (5, 10):
+        saved(tmp_path / "checkpoints", step, components())
+    return tmp_path
+
+
+def resume(run: Path, *overrides: str, checkpoint: str | None = None) -> Job:
+    job = frozen_job(run, list(overrides), checkpoint=checkpoint)
+    refuse_without_effect(job, list(overrides))
+    return job
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("cluster.walltime=60",),  # a script that starts it again until it is done
+        ("optimizer.lr=0.1", "trainer.max_steps=20"),
+        ("evaluate.save_predictions=true", "data.eval_batch_size=7"),
+    ],
+)
+def test_what_has_an_effect_on_a_run_that_is_done_is_accepted(run: Path, overrides: tuple[str, ...]) -> None:
+    resume(run, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (("optimizer.lr=0.1",), "optimizer.lr=0.1 would change nothing"),
+        (("trainer.max_steps=9",), "trainer.max_steps=9 would change nothing"),
+        (("data.eval_batch_size=7",), "data.eval_batch_size=7 would"),
+        (("cluster.walltime=60", "evaluate.save_predictions=true", "seed=2"), "taken: seed=2 would"),
+    ],
+)
+def test_what_would_have_none_is_refused_with_what_to_type(run: Path, overrides: tuple[str, ...], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        resume(run, *overrides)
+    assert f"all 10 steps of {run} are taken" in str(caught.value)
+    assert "trainer.max_steps=20" in str(caught.value)
+
+
+def test_from_an_earlier_checkpoint_a_run_that_is_done_goes_on_with_anything(run: Path) -> None:
+    resume(run, "optimizer.lr=0.1", checkpoint=str(run / "checkpoints/step_00000005"))
+    for last in ("step_00000010", "last"):
+        with pytest.raises(ConfigError):
+            resume(run, "optimizer.lr=0.1", checkpoint=str(run / "checkpoints" / last))
+
+
+def test_predictions_that_are_asked_for_afterwards_are_saved_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = resume(run, "evaluate.save_predictions=true")
+    parts, state = components("evaluate.save_predictions=true"), TrainState(step=10)
+    for _ in range(2):
+        _make_up_for_predictions(job, parts, state, alone(), Pulse())
+    assert len(np.load(run / "predictions/step_00000010/prediction.npy")) == 101
+    assert capsys.readouterr().out.count("evaluated after step 10: accuracy ") == 1
+    assert not (run / "metrics.jsonl").exists()  # which has that step's metrics already
