@@ -20,6 +20,7 @@ from torch import Tensor
 from ddp_train.cluster import is_address
 from ddp_train.errors import UserError
 from ddp_train.loopback import serve_store
+from ddp_train.network import address_towards, interface_of
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -175,6 +176,8 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         torch_device = torch.device("cpu")
     if local_size == size:
         _stay_inside()
+    else:
+        _reach_out(store)
     if size > 1:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
@@ -189,7 +192,34 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
 
 def _stay_inside() -> None:
     """Let the ranks of one machine talk through its loopback interface, unless the environment names another one."""
-    inside = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if inside is not None:
+        if (inside := _loopback()) is not None:
             os.environ.setdefault(variable, inside)
+
+
+def _reach_out(store: dist.Store) -> None:
+    """Let gloo talk through the interface on the route to the other machines, unless the environment names another one. Collective.
+
+    gloo would take the address that this machine's own name has, which to itself may be 127.0.1.1. NCCL does not go by names.
+
+    Args:
+        store: where the machines tell each other their addresses: the one that MASTER_ADDR names has no route to it.
+    """
+    node, nodes = int(os.environ["GROUP_RANK"]), int(os.environ["GROUP_WORLD_SIZE"])
+    address = address_towards(os.environ["MASTER_ADDR"])
+    if os.environ["LOCAL_RANK"] == "0":
+        store.set(f"address/{node}", address)  # also where the environment names an interface: others wait for it
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return
+    others = ((node + distance) % nodes for distance in range(1, nodes))
+    while not address and (other := next(others, None)) is not None:
+        if theirs := store.get(f"address/{other}").decode():
+            address = address_towards(theirs)
+    # Without any address all agents are on this machine.
+    interface = interface_of(address) if address else _loopback()
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+
+
+def _loopback() -> str | None:
+    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
+from ddp_train.app import CONF
 from ddp_train.cluster import ALONE, Meeting, environment_of, max_restarts, meeting, node_range, processes_given, seconds_of, stops_at
 from ddp_train.errors import ConfigError
 from ddp_train.launch.torchrun import rendezvous_options
@@ -81,6 +83,13 @@ def test_an_operators_restarts_and_processes_are_taken_where_the_config_has_none
 def test_values_of_the_environment_become_text() -> None:
     cluster = {"env": {"A": 1, "B": True, "C": False, "D": "x", "E": None, "F": 0.5}}
     assert environment_of(cluster) == {"A": "1", "B": "1", "C": "0", "D": "x", "F": "0.5"}
+
+
+@pytest.mark.parametrize("preset", ["aws_p4d_efa", "aws_p5_efa"])
+def test_the_presets_for_efa_fit_pods_and_older_installers(preset: str) -> None:
+    found = environment_of(yaml.safe_load((CONF / f"cluster/{preset}.yaml").read_text()))
+    assert found["NCCL_SOCKET_IFNAME"] == "^docker,lo,veth"
+    assert found["FI_EFA_SET_CUDA_SYNC_MEMOPS"] == "0"
 
 
 def test_one_machine_takes_no_fixed_port() -> None:

@@ -1,0 +1,50 @@
+"""Which of this machine's interfaces leads to another one. Asks the kernel; sends nothing."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import ipaddress
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+_SIOCGIFCONF = 0x8912  # of Linux: all IPv4 addresses with the names of their interfaces, a `struct ifreq` for each
+_IFREQ = struct.Struct("16s 4x 4s 16x")  # name, family and port, address, the rest of the union
+_MOST_ADDRESSES = 1024
+
+
+def address_towards(host: str) -> str:
+    """Return the address that this machine has for a host; "" where that is this machine's loopback, or no route leads there."""
+    with suppress(OSError):
+        for family, kind, protocol, _, place in socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(place)  # of UDP: chooses a route and an address, and no more
+                address = str(probe.getsockname()[0]).partition("%")[0]
+                return "" if ipaddress.ip_address(address).is_loopback else address
+    return ""
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has an address; None: nobody knows."""
+    with suppress(OSError, ValueError):
+        found = ipaddress.ip_address(address)
+        return _of_ipv4(found.packed) if found.version == 4 else _of_ipv6(found.packed.hex())
+    return None
+
+
+def _of_ipv4(packed: bytes) -> str | None:
+    buffer = array.array("B", bytes(_MOST_ADDRESSES * _IFREQ.size))
+    place, _ = buffer.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        filled = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", len(buffer), place))
+    for name, address in _IFREQ.iter_unpack(buffer.tobytes()[: struct.unpack("iP", filled)[0]]):
+        if address == packed:
+            return str(name.partition(b"\0")[0].decode().partition(":")[0])  # eth0:1 is a label for a second address of eth0
+    return None
+
+
+def _of_ipv6(address: str) -> str | None:
+    lines = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+    return next((fields[-1] for fields in lines if fields[0] == address), None)
