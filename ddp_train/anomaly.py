@@ -13,14 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ddp_train.data.order import BatchOrder, SampleOrder
-from ddp_train.distributed import World
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.state import TrainState
-from ddp_train.window import Window
+from ddp_train.window import Reading, Window
 
 Event = dict[str, Any]
 """One line of events.jsonl."""
@@ -59,17 +55,16 @@ class AnomalyWatch:
     def judge(
         self,
         window: Window,
+        reading: Reading,
         state: TrainState,
-        world: World,
         order: BatchOrder,
         *,
-        grad_norm: Tensor | None = None,
         is_scaled: bool = False,
     ) -> float:
-        """Look at the steps of the window that were not looked at yet. Waits for the device. Collective.
+        """Look at the steps of the window that were not looked at yet.
 
         Args:
-            grad_norm: of the newest step; None: not known.
+            reading: what `window.read` gave.
             is_scaled: a loss scaler leaves out the steps whose gradient is not finite: that it does is nothing special.
 
         Returns:
@@ -79,16 +74,15 @@ class AnomalyWatch:
             NonFiniteLossError: a loss, or the newest gradient norm, is not finite, and the run cannot go on.
             Rewind: it can, from the newest checkpoint.
         """
-        totals = world.sum(window.losses.clone()).tolist()
-        weights = window.weights()
-        norms = torch.stack(window.norms).tolist() if window.norms else []
+        totals, weights, norms = reading.totals, reading.weights, reading.norms
+        newest = 0.0 if reading.grad_norm is None else reading.grad_norm
         skipped = []
         carried = len(totals) - window.steps  # steps of a checkpoint, looked at before it was written
         for step in self._steps(window, state, order, carried=carried):
             place = step.place
             loss = totals[place] / (weights[place] or 1.0)  # 0: nothing counted
             is_newest = place == len(totals) - 1
-            norm = norms[place - window.num_judged] if norms else float(grad_norm) if grad_norm is not None and is_newest else 0.0
+            norm = norms[place - window.num_judged] if norms else newest if is_newest else 0.0
             if norms and not math.isfinite(norm):
                 skipped.append(place)
                 self._on_skipped(step, state, loss, norm, is_scaled=is_scaled)

@@ -153,7 +153,7 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
             started = time.perf_counter()
             loop.pulse.enter(Phase.SAVE, state.step)
             if not is_log_step:  # else it is known: weights that are lost must not replace good ones
-                loop.watch.judge(window, state, world, loader.order, is_scaled=components.scaler.is_enabled())
+                loop.watch.judge(window, window.read(world), state, loader.order, is_scaled=components.scaler.is_enabled())
             loop.replicas.before_save(state.step)
             loop.save(window)
             window.leave_out(started)
@@ -337,21 +337,21 @@ def _start_total_weight(
 
 
 def _log(components: Components, state: TrainState, world: World, loop: Loop, window: Window, grad_norm: Tensor | None) -> None:
-    """Read the device once, reduce once, and write one record. Collective."""
-    assert grad_norm is not None
-    is_scaled = components.scaler.is_enabled()
-    loss = loop.watch.judge(window, state, world, components.train_loader.order, grad_norm=grad_norm, is_scaled=is_scaled)
+    """Reduce once, read the device once, and write one record. Collective."""
+    reading = window.read(world, grad_norm)
+    assert reading.grad_norm is not None
+    loss = loop.watch.judge(window, reading, state, components.train_loader.order, is_scaled=components.scaler.is_enabled())
     elapsed = time.perf_counter() - window.started
     values = {
         "loss": loss,
         "lr": float(components.scheduler.get_last_lr()[0]),
-        "grad_norm": float(grad_norm),
+        "grad_norm": reading.grad_norm,
         "samples_per_s": window.samples / elapsed,
         "step_ms": 1e3 * elapsed / window.steps,
         "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
     }
     if components.train_loader.skips:
-        values["skipped_samples"] = int(world.sum(torch.tensor(window.skipped)))
+        values["skipped_samples"] = reading.skipped
     if loop.guard.needs_norm:
         values["skipped_steps"] = window.skipped_steps
     _write(components, state, loop, "train", values)

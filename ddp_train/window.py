@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ddp_train.distributed import World
 from ddp_train.state import WindowSums
 
 _STEPS_AT_FIRST = 64  # room for so many; it doubles when it is full
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the host knows of a window once it has read the device."""
+
+    totals: list[float]  # the loss of each step over all ranks, not divided by anything
+    weights: list[float]  # of each step's global batch
+    norms: list[float]  # of the gradient, of the steps not looked at yet; only where a step depends on it
+    grad_norm: float | None = None  # of the newest step
+    skipped: int = 0  # samples, over all ranks
 
 
 class Window:
@@ -57,12 +70,28 @@ class Window:
         """This rank's share of the loss of each step, not divided by anything, shape [steps], float64."""
         return self._losses[: len(self._weights)]
 
-    def weights(self) -> list[float]:
-        """Read the weight of each step's global batch."""
+    def read(self, world: World, grad_norm: Tensor | None = None) -> Reading:
+        """Reduce once what is this rank's alone, and read the device once. Collective.
+
+        Args:
+            grad_norm: of the newest step; None: not known.
+        """
+        skipped = torch.full((1,), self.skipped, dtype=torch.float64, device=self._losses.device)
         on_device = [weight for weight in self._weights if isinstance(weight, Tensor)]
-        values = iter(torch.stack(on_device).tolist() if on_device else [])  # one read for all of them
-        self._weights = [next(values) if isinstance(weight, Tensor) else weight for weight in self._weights]
-        return [float(weight) for weight in self._weights]
+        norms = [*self.norms, *([] if grad_norm is None else [grad_norm])]
+        parts = [world.sum(torch.cat([self.losses, skipped])), *(torch.stack(each).double() for each in (on_device, norms) if each)]
+        values = iter(torch.cat(parts).tolist())
+        totals = [next(values) for _ in self._weights]
+        num_skipped = int(next(values))
+        weights = [next(values) if isinstance(weight, Tensor) else float(weight) for weight in self._weights]
+        self._weights = [*weights]
+        return Reading(
+            totals=totals,
+            weights=weights,
+            norms=[next(values) for _ in self.norms],
+            grad_norm=next(values, None),
+            skipped=num_skipped,
+        )
 
     def leave_out_steps(self, places: Sequence[int]) -> None:
         """Count these steps for nothing: they were not taken."""
@@ -71,8 +100,8 @@ class Window:
             self._weights[place] = 0.0
 
     def sums(self) -> WindowSums:
-        """Read from the device what a checkpoint needs."""
-        return WindowSums(self.losses.tolist(), self.weights(), self.skipped, self.skipped_steps)
+        """Read from the device what a checkpoint needs. The weights are known since `read`."""
+        return WindowSums(self.losses.tolist(), [float(weight) for weight in self._weights], self.skipped, self.skipped_steps)
 
     def leave_out(self, since: float) -> None:
         """Take the time since `since` (an evaluation, a save) out of the time per step."""

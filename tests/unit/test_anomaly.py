@@ -39,7 +39,16 @@ class Told:
         self.events.append(event)
         self.lines.append(line)
 
-    def judge(self, losses: list[float], state: TrainState, *, norms: list[float] | None = None, order: Any = ORDER, **known: Any) -> float:
+    def judge(
+        self,
+        losses: list[float],
+        state: TrainState,
+        *,
+        norms: list[float] | None = None,
+        order: Any = ORDER,
+        grad_norm: Any = None,
+        **known: Any,
+    ) -> float:
         """Take a window of steps with these mean losses, and look at them."""
         window = Window(torch.device("cpu"), state.window)
         for place, loss in enumerate(losses):
@@ -48,7 +57,7 @@ class Told:
             window.end_step(float(BATCH), samples=order.batch_at(state.samples).size)
             window.norms += [torch.tensor(norms[place])] if norms else []
             state.step, state.samples = state.step + 1, state.samples + order.batch_at(state.samples).size
-        mean = self.watch.judge(window, state, alone(), order, **known)
+        mean = self.watch.judge(window, window.read(alone(), grad_norm), state, order, **known)
         state.window = window.sums()
         return mean
 

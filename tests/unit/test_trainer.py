@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddp_train import trainer
+from ddp_train.anomaly import AnomalyWatch
 from ddp_train.build import Components
 from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed import World, alone
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.interfaces import Indices
 from ddp_train.state import TrainState
+from ddp_train.step_guard import SkippingGuard
 from ddp_train.trainer import Loop, Record, Window, evaluate, train, train_step
 from tests.unit.parts import components
 
@@ -97,7 +100,7 @@ def test_a_step_in_which_nothing_counts_has_no_gradient_and_no_weight() -> None:
     ]
     assert norms[0] == 0
     assert norms[1] > 0
-    assert sum(window.weights()) == 5
+    assert sum(window.read(alone()).weights) == 5
 
 
 def test_weights_need_not_be_whole_numbers() -> None:
@@ -186,6 +189,26 @@ def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None) -
     with CountsHostReads() as counter:
         window.loss_sum.item()
     assert counter.reads  # the counter can count
+
+
+def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = ragged_components("trainer.max_steps=8", "trainer.global_batch_size=2", "data.on_bad_sample=skip")  # with weights to be read
+    reads, reads_of_log_steps, records = list[str](), list[int](), list[Record]()
+    for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
+        read = getattr(Tensor, name)
+        monkeypatch.setattr(Tensor, name, lambda tensor, name=name, read=read: reads.append(name) or read(tensor))
+    log = trainer._log
+
+    def counted(*arguments: Any) -> None:
+        reads.clear()
+        log(*arguments)
+        reads_of_log_steps.append(len(reads))
+
+    monkeypatch.setattr(trainer, "_log", counted)
+    skipping = {"guard": SkippingGuard(parts.model, parts.optimizer), "watch": AnomalyWatch(on_nonfinite="skip")}  # with norms to be read
+    train(parts, TrainState(), alone(), loop(records, log_every_steps=4, **skipping))
+    assert reads_of_log_steps == [1, 1]
+    assert {"loss", "grad_norm", "skipped_samples", "skipped_steps"} <= records[0].keys()
 
 
 def test_lost_weights_are_never_saved() -> None:
