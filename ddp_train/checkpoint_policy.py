@@ -67,6 +67,7 @@ class Schedule:
     """Says after which steps a checkpoint is saved, on all ranks alike and without a collective.
 
     Args:
+        every_evaluation: whether each evaluation is followed by one.
         every_steps: steps between two; None: not by steps.
         every_minutes: minutes between two; None: not by time.
         keep: with `best` above 0, an evaluation that is among the best is saved, too.
@@ -78,6 +79,7 @@ class Schedule:
     def __init__(
         self,
         *,
+        every_evaluation: bool,
         every_steps: int | None,
         every_minutes: float | None,
         keep: Keep,
@@ -85,7 +87,7 @@ class Schedule:
         agree: Callable[[int, bool], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._every_steps = every_steps
+        self._every_evaluation, self._every_steps = every_evaluation, every_steps
         self._every_s = None if every_minutes is None else 60 * every_minutes
         self._keep, self._agree, self._clock = keep, agree, clock
         self._last_s = clock()
@@ -110,7 +112,7 @@ class Schedule:
 
     def saves_after(self, step: int) -> bool:
         """Tell whether a checkpoint is due after this step. Asked after each step and its evaluation, on every rank."""
-        is_due = self._is_multiple(step)
+        is_due = self._is_multiple(step) or (self._every_evaluation and self._is_evaluated(step))
         is_due |= self._is_among_best(step)
         if self._every_s is not None:
             is_due |= self._agree(step, not is_due and self._clock() - self._last_s >= self._every_s)
@@ -124,6 +126,9 @@ class Schedule:
 
     def _is_multiple(self, step: int) -> bool:
         return self._every_steps is not None and step % self._every_steps == 0
+
+    def _is_evaluated(self, step: int) -> bool:
+        return step == self._step and any(name.startswith("eval/") for name in self._metrics)
 
     def _is_among_best(self, step: int) -> bool:
         """Tell whether this step's evaluation is one of the best so far, and count it. The training loss is no evaluation."""

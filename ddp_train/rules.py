@@ -151,7 +151,7 @@ def check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Con
     ]
 
 
-def check_bad_numbers(trainer: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> list[ConfigError]:
+def check_bad_numbers(trainer: Mapping[str, Any], checkpoint: Mapping[str, Any], data: Mapping[str, Any]) -> list[ConfigError]:
     """Check that there is something to go back to where a run may have to, and that spikes which lead to it are looked for."""
     errors = []
     if trainer["on_spike"] == "rewind" and trainer["spike_zscore"] is None:
@@ -164,11 +164,12 @@ def check_bad_numbers(trainer: Mapping[str, Any], checkpoint: Mapping[str, Any])
             )
         )
     rewinding = [key for key in ("on_nonfinite", "on_spike") if trainer[key] == "rewind"]
-    if rewinding and checkpoint["every_steps"] is None:
+    saves_evaluations = checkpoint["every_evaluation"] and data["eval"] is not None
+    if rewinding and checkpoint["every_steps"] is None and checkpoint["every_minutes"] is None and not saves_evaluations:
         errors.append(
             ConfigError(
                 key=f"trainer.{rewinding[0]}",
-                happened="is rewind, but checkpoint.every_steps is null: there is no checkpoint before the end",
+                happened="is rewind, but checkpoint.every_steps is null, as are minutes and evaluations: there is no checkpoint before the end",
                 expected="checkpoints to go back to",
                 fix="checkpoint.every_steps=1000",
             )
@@ -219,16 +220,17 @@ def check_faults(faults: Sequence[Mapping[str, Any]], data: Mapping[str, Any], b
     return errors
 
 
-def check_checkpoints(checkpoint: Mapping[str, Any]) -> list[ConfigError]:
+def check_checkpoints(checkpoint: Mapping[str, Any], trainer: Mapping[str, Any], data: Mapping[str, Any]) -> list[ConfigError]:
     """Refuse to keep every n-th checkpoint where most of them are never saved."""
     every, keeps = checkpoint["every_steps"], checkpoint["keep_every_steps"]
-    if keeps is None or (every is not None and keeps % every == 0):
+    evaluated = trainer["evaluate_every_steps"] if checkpoint["every_evaluation"] and data["eval"] is not None else None
+    if keeps is None or any(period is not None and keeps % period == 0 for period in (every, evaluated)):
         return []
     return [
         ConfigError(
             key="checkpoint.keep_every_steps",
             happened=f"is {keeps}, and checkpoint.every_steps is {'null' if every is None else every}: few such steps are saved, or none",
-            expected="a multiple of checkpoint.every_steps",
+            expected="a multiple of checkpoint.every_steps, or of trainer.evaluate_every_steps where every evaluation is saved",
             fix=f"checkpoint.every_steps={keeps}" if every is None else f"checkpoint.keep_every_steps={-(-keeps // every) * every}",
         )
     ]

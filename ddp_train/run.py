@@ -183,6 +183,7 @@ def _schedule(job: Job, state: TrainState, world: World, stop: Stop, keep: Keep)
     """Return what says after which steps the run is saved. Collective."""
     tree, folder = job.config.tree["checkpoint"], job.run_dir.checkpoints
     return Schedule(
+        every_evaluation=tree["every_evaluation"],
         every_steps=tree["every_steps"],
         every_minutes=tree["every_minutes"],
         keep=keep,

@@ -53,8 +53,9 @@ class EvaluateConfig:
 class CheckpointConfig:
     """The section `checkpoint`."""
 
+    every_evaluation: bool = True
+    every_minutes: float | None = field(default=15, metadata={"above": 0})
     every_steps: int | None = field(default=None, metadata={"min": 1})
-    every_minutes: float | None = field(default=None, metadata={"above": 0})
     asynchronous: bool = True
     keep_last: int = field(default=2, metadata={"min": 1})
     keep_best: int = field(default=0, metadata={"min": 0})

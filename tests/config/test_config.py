@@ -172,7 +172,11 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["debug=faults", "debug.faults=[kill]"], "debug.faults.0", "a group of keys"),
         (["~strategy"], "strategy", "the section is missing"),
         (["trainer.on_nonfinite=ignore"], "trainer.on_nonfinite", "one of stop, skip, rewind"),
-        (["trainer.on_nonfinite=rewind"], "trainer.on_nonfinite", "checkpoint.every_steps"),
+        (
+            ["trainer.on_nonfinite=rewind", "checkpoint.every_minutes=null", "checkpoint.every_evaluation=false"],
+            "trainer.on_nonfinite",
+            "checkpoint.every_steps",
+        ),
         (["trainer.on_spike=rewind", "checkpoint.every_steps=9"], "trainer.on_spike", "trainer.spike_zscore=8"),
     ],
 )

@@ -27,7 +27,7 @@ def entry(step: int, value: float | None = None) -> Saved:
 def schedule(*, clock: list[float] | None = None, saved: list[Saved] | None = None, best: int = 0, **periods: Any) -> Schedule:
     times = clock or [0.0]
     return Schedule(
-        **{"every_steps": None, "every_minutes": None, **periods},
+        **{"every_evaluation": False, "every_steps": None, "every_minutes": None, **periods},
         keep=Keep(last=2, best=best, ranking=LOSS),
         saved=saved or [],
         agree=lambda step, is_due: is_due,
@@ -79,6 +79,12 @@ def test_steps_minutes_and_the_best_make_a_checkpoint_due() -> None:
         clock[0] += 12.0
         due += [step] if by_time.saves_after(step) else []
     assert due == [3, 6, 7, 10]  # a checkpoint for another reason begins the minutes again
+
+    each = schedule(every_evaluation=True)
+    for step, split in enumerate(("train", "eval", "eval"), start=1):
+        each.note({**evaluated(step, 0.5), "split": split})
+        assert each.saves_after(step) == (split == "eval")
+    assert not each.saves_after(4)
 
     best, due = schedule(best=2, saved=[entry(1, 1.0), entry(2, 0.9), entry(3, 0.4)]), []
     for step, loss in enumerate([0.95, 0.8, 0.8, math.nan, 0.3, 0.5], start=4):
