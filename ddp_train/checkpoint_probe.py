@@ -67,19 +67,30 @@ def estimate(model: nn.Module, optimizer: Optimizer, *, num_ranks: int) -> int:
     What the optimizer has not made yet counts as one value beside each trained parameter for momentum, or two, as AdamW has them.
     """
     weights = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in model.state_dict().values() if isinstance(tensor, Tensor)}
-    slots = sum(_state_bytes(parameter, group, optimizer) for group in optimizer.param_groups for parameter in group["params"])
-    return sum(weights.values()) + slots + num_ranks * _BYTES_PER_RANK
+    kept = sum(value.nbytes for state in kept_tensors(optimizer).values() for value in state.values())
+    return sum(weights.values()) + kept + num_ranks * _BYTES_PER_RANK
 
 
-def _state_bytes(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> int:
+def kept_tensors(optimizer: Optimizer) -> dict[int, dict[str, Tensor]]:
+    """Return the tensors that an optimizer keeps for each parameter, by the parameter's number and their names.
+
+    Those that it has not made yet stand in it without values: one for momentum, or two averages and a number, as AdamW has them.
+    """
+    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
+    return {number: _kept(parameter, group, optimizer) for number, (parameter, group) in enumerate(parameters)}
+
+
+def _kept(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Tensor]:
     state = optimizer.state.get(parameter)
     if state:
-        return sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
+        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    like = torch.empty_like(parameter, device="meta")
     if "betas" in group:
-        return (3 if group.get("amsgrad") else 2) * parameter.nbytes
+        names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
+        return {"step": torch.empty((), device="meta"), **dict.fromkeys(names, like)}
     if isinstance(optimizer, torch.optim.SGD) or "ns_steps" in group:  # Muon has a momentum, too
-        return parameter.nbytes if group["momentum"] else 0
-    return 2 * parameter.nbytes
+        return {"momentum_buffer": like} if group["momentum"] else {}
+    return {"average": like, "average_sq": like}
 
 
 def _write_probe(folder: Path) -> None:

@@ -169,7 +169,7 @@ def check_bad_numbers(trainer: Mapping[str, Any], checkpoint: Mapping[str, Any],
         errors.append(
             ConfigError(
                 key=f"trainer.{rewinding[0]}",
-                happened="is rewind, but checkpoint.every_steps is null, as are minutes and evaluations: there is no checkpoint before the end",
+                happened="is rewind, but nothing is saved by steps, minutes or evaluations: there is no checkpoint before the end",
                 expected="checkpoints to go back to",
                 fix="checkpoint.every_steps=1000",
             )

@@ -261,6 +261,7 @@ def _keep(settings: Mapping[str, Any], components: Components) -> Keep:
 
 def _probe(run_dir: RunDir, components: Components, keep: Keep, world: World) -> None:
     """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
+    checkpoint.require_few_tensors(components, num_ranks=world.size)
     size = checkpoint_probe.estimate(components.model, components.optimizer, num_ranks=world.size)
     if warning := checkpoint_probe.probe(run_dir.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)

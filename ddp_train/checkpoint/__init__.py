@@ -11,12 +11,14 @@ window sums, state of the data), as tensors and JSON: nothing in a checkpoint ca
     publish      manifest, mark, rename                        together     one save in the threads of all ranks
     parts        what of a run is saved                        save, load   what the worker calls
     compare      does it fit this run?                         retention    which old ones go
+    limit        is it too much for the files' headers?
 
 A writer of another kind (torch.distributed.checkpoint for sharded models) would put its files into the same folder, between `make_partial`
 and `publish`.
 """
 
 from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_after
+from ddp_train.checkpoint.limit import require_few_tensors
 from ddp_train.checkpoint.load import load, read_shared
 from ddp_train.checkpoint.retention import remove_old
 from ddp_train.checkpoint.save import Saver
@@ -31,6 +33,7 @@ __all__ = [
     "read_shared",
     "remove_debris",
     "remove_old",
+    "require_few_tensors",
     "set_aside_after",
     "verify",
 ]
