@@ -71,7 +71,8 @@ def test_more_tensors_than_the_files_can_name_are_refused_before_the_first_step(
     for place in range(400):  # three each in the optimizer
         parts.optimizer.param_groups[0]["params"].append(parameter := torch.nn.Parameter(torch.zeros(1)))
         parts.model.register_parameter(f"p{place}", parameter)
-    said = rf"(?s){400 + num_tensors} tensors of the model and {3 * (400 + num_tensors):,} of the optimizer are too many: .*in one parameter.*more ranks"
+    number = 400 + num_tensors
+    said = rf"(?s){number} tensors of the model and {3 * number:,} of the optimizer are too many: .*in one parameter.*more ranks"
     with pytest.raises(ConfigError, match=said):
         require_few_tensors(parts, num_ranks=1)
     require_few_tensors(parts, num_ranks=2)
