@@ -1,4 +1,5 @@
 # make train: everything from nothing to a trained model.   make test: the tests.   make check: format, lint, types, layers.
+# make gpu: what only GPUs can show (docs/gpu.md); `make gpu ARGS=--device=cpu` rehearses it without one.
 # make soak: ten minutes of a run undisturbed, and ten under one random fault every 20 seconds; `make soak ARGS='--minutes=2'` is shorter.
 # make faults: the long tests, with every fault as often as docs/faults.md counts it (half an hour).
 PYTHON ?= python3
@@ -6,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test faults soak check bench clean
+.PHONY: train test gpu faults soak check bench clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
@@ -14,6 +15,9 @@ train: $(READY)
 # As many tests at a time as there are cores, up to eight. For a few of them `make test ARGS="-n0 -k NAME"` is faster.
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadgroup $(ARGS)
+
+gpu: $(READY)
+	$(BIN)/python -m pytest tests/gpu -m gpu -rs $(ARGS)
 
 faults: $(READY)
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -5,6 +5,7 @@ What rank 0 prints is on the terminal too, and so are its warnings.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
@@ -19,6 +20,9 @@ from ddp_train.terminal import Terminal
 
 logger = logging.getLogger(__name__)
 
+_IS_LINUX = sys.platform.startswith("linux")
+_IOLBF = 1  # stdio.h
+
 
 class Redacting(logging.Formatter):
     """Formats records, their tracebacks too, without secrets."""
@@ -32,7 +36,8 @@ class Redacting(logging.Formatter):
 def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
     """Send this process's output to its rank's log, and give the terminal, for the one screen that a failure shows.
 
-    File descriptors are redirected, not only Python's streams, so that a segfault's last words and C++ warnings are kept.
+    File descriptors are redirected, not only Python's streams, so that a segfault's last words and C++ warnings are kept. What C writes
+    to its own stdout, as NCCL does, is there line by line: a rank that is killed, aborted or left has no time to empty a buffer.
 
     Args:
         shows: let Python's own `print` and warnings of loggers on global rank 0 reach the terminal.
@@ -45,6 +50,7 @@ def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    _write_each_line()
     handler = logging.FileHandler(run_dir.rank_log(rank))
     handler.setFormatter(Redacting(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     handlers: list[logging.Handler] = [handler]
@@ -91,3 +97,12 @@ class _Screen(logging.Handler):
 def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
+    if _IS_LINUX:
+        ctypes.CDLL(None).fflush(None)
+
+
+def _write_each_line() -> None:
+    """Let C's stdout, which is a file now, not wait until its buffer is full."""
+    if _IS_LINUX:
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)

@@ -1,6 +1,6 @@
 """What the loop costs: ours, with its defaults on, against a hand-written best-practice DDP loop.
 
-    python tests/benchmark/loop_overhead.py [--pairs 40] [--workloads mlp gpt] [--processes 1 2]
+    python tests/benchmark/loop_overhead.py [--pairs 40] [--workloads mlp gpt] [--processes 1 2] [--device cuda]
 
 Both train the same model from the same weights on the same batches with the same fused AdamW and the same cosine schedule. They take
 turns inside one process (group), a few dozen steps each, and each pair of turns gives one ratio; the table has the medians. Wall time
@@ -53,7 +53,7 @@ WARM_UP_PAIRS = 3
 class Vectors:
     """Classified vectors in memory: the cheapest data there is, so that the loop shows."""
 
-    def __init__(self, num_samples: int = 500_000, width: int = 64) -> None:
+    def __init__(self, num_samples: int, width: int = 64) -> None:
         generator = torch.Generator().manual_seed(0)
         self.inputs = torch.randn(num_samples, width, generator=generator)
         self.targets = torch.randint(10, (num_samples,), generator=generator)
@@ -73,7 +73,7 @@ class Vectors:
 class Tokens:
     """Windows of random tokens, as char_text gives them."""
 
-    def __init__(self, num_samples: int = 500_000, context_length: int = 64) -> None:
+    def __init__(self, num_samples: int, context_length: int = 64) -> None:
         generator = torch.Generator().manual_seed(0)
         windows = torch.randint(65, (num_samples, context_length + 1), generator=generator)
         self.inputs, self.targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
@@ -136,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--processes", nargs="+", type=int, help="default: 1 and 2; on cuda 1 and as many as there are GPUs")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
@@ -145,7 +145,7 @@ def main() -> None:
         leave(0)
     print(f"torch {torch.__version__}, {arguments.device}, {os.cpu_count()} cores, {arguments.pairs} pairs; ratio = ours / hand-written")
     print("| workload | processes | raw ms/step | ours ms/step | wall ratio | CPU ratio |\n|---|---|---|---|---|---|")
-    for processes in arguments.processes:
+    for processes in arguments.processes or sorted({1, torch.cuda.device_count() if arguments.device == "cuda" else 2}):
         for line in launch(processes, arguments):
             print(line, flush=True)
 
@@ -234,10 +234,12 @@ def measure(name: str, pairs: int, device: str) -> None:
 
 def configured(workload: Workload, *, steps: int, device: str) -> config.RunConfig:
     """Compose the configuration as a user would, with the defaults on."""
-    of_the_default_data = ["num_samples", "split", "image_size", "channels", "noise", "seed", "eval", "num_classes"]
+    num_samples = steps * workload.micro_batch_size * int(os.environ.get("WORLD_SIZE", "1"))  # one epoch: no sample comes twice
+    of_the_default_data = ["split", "image_size", "channels", "noise", "seed", "eval", "num_classes"]
     overrides = [
         *workload.overrides,
         *[f"~data.{name}" for name in of_the_default_data],
+        f"data.num_samples={num_samples}",
         *[f"data.micro_batch_size={workload.micro_batch_size}", f"trainer.max_steps={steps}", "trainer.max_epochs=null"],
         *[f"trainer.log_every_steps={workload.log_every_steps}", f"cluster.device={device}"],
     ]

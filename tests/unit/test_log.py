@@ -56,3 +56,27 @@ def test_other_ranks_and_the_jobs_of_a_sweep_leave_the_terminal_alone(tmp_path: 
         assert (stdout, stderr) == ("after\n", "screen\n")
         for text in ("printed\n", "to stderr\n", "INFO root info\n", "INFO their info\n", "WARNING their warning with ***\n"):
             assert log.count(text) == 1, (text, log)
+
+
+SPEAKS_C = """
+import ctypes, os, sys
+from pathlib import Path
+from ddp_train.log import rank_log
+from ddp_train.run_dir import RunDir
+
+libc = ctypes.CDLL(None)
+libc.printf(b"before\\n")
+with rank_log(RunDir(Path(sys.argv[1])), 0, shows=False):
+    libc.printf(b"NCCL INFO NCCL_ALGO set by environment to ^NVLS\\n")
+    os._exit(0)  # as a rank leaves; one that is killed or aborts empties no buffer either
+"""
+
+
+_BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # which C obeys, too
+
+
+def test_what_c_writes_to_its_stdout_is_in_the_log_of_a_rank_that_leaves_without_ado(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SPEAKS_C, str(tmp_path)], capture_output=True, text=True, timeout=60, env=_BUFFERED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "before\n"
+    assert "NCCL INFO NCCL_ALGO set by environment to ^NVLS\n" in (tmp_path / "logs/rank_00000.log").read_text()
