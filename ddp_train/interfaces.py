@@ -1,6 +1,10 @@
-"""The seams on one screen: what a component must offer so that the loop can use it.
+"""The seams: what a component must offer so that the loop can use it.
 
-Components meet here and nowhere else. They take plain keyword arguments and know nothing of Hydra, ranks or run folders.
+Components import what is here and not each other. They take plain keyword arguments and know nothing of Hydra. Of ranks only the
+strategy and the loss scaler are told, of the run's folder only metric writers. What has no protocol here is torch's own: a model is an
+`nn.Module`, an optimizer and a scheduler are torch's; a `Dataset` (data/dataset.py), an `IterableDataset` (data/stream.py) and a loss
+function (objective/loss.py) are adapted to what is here.
+
 Shapes: B samples, C channels, H height, W width, T tokens, V vocabulary, K classes.
 """
 
@@ -33,8 +37,8 @@ class DataSource(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What only the data knows: `image_shape` (C, H, W), `num_classes`, `vocab_size`, `context_length`, `bytes_per_token`,
-        `ignore_index` (the target that counts nowhere).
+        """What only the data knows: `image_shape` (C, H, W), `num_classes`, `classes` (their names), `vocab_size`, `context_length`,
+        `bytes_per_token`, `ignore_index` (the target that counts nowhere).
 
         An argument of the model or the objective that is `auto` in the config takes the fact of the same name.
         """
@@ -146,4 +150,5 @@ class MetricWriter(Protocol):
     def write(self, record: Mapping[str, Any]) -> None:
         """Take one line of metrics.jsonl: `split`, `step`, `epoch`, `samples`, `time` and the values."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Write what is left: the run is over, or it goes back to a checkpoint, from which a new writer begins."""

@@ -1,7 +1,10 @@
-"""Where agents are started: one module per place. Imports no torch.
+"""From a job to processes on this machine. Imports no torch; only an agent does, in the process forked for it.
 
-`run` starts a job that is composed already; `slots` are where the jobs of a sweep run; `join` starts this node's agent of a run that global
-rank 0 composes.
+local          `run`: one agent, for a job that is composed already
+torchrun       `join`: this node's agent of a run on several nodes, which global rank 0 composes
+warm_group     `slots`: agents whose processes serve one job of a sweep after another
+sweep          which job of a sweep runs in which slot, and when; slot: what a slot has to offer
+agent_process  an agent as a child of this process; stopping: what this process does with stop signals meanwhile
 """
 
 from ddp_train.launch.local import run

@@ -1,0 +1,85 @@
+"""What the documents say of names, files, keys and seconds is what the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_train import checkpoint, elastic, launch, lock, progress, schema, watch_process, worker
+from ddp_train.launch import torchrun
+from tests.unit.parts import checked
+
+ROOT = Path(__file__).parents[2]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
+
+
+@pytest.mark.parametrize("package", [launch, checkpoint])
+def test_the_map_of_a_package_has_all_of_its_modules(package: Any) -> None:
+    modules = {path.stem for path in Path(package.__file__).parent.glob("*.py")} - {"__init__"}
+    assert modules <= set(re.findall(r"\w+", package.__doc__))
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_files_and_links_exist(doc: Path) -> None:
+    text = doc.read_text()
+    named = re.findall(r"(?<![\w./-])(?:ddp_train|tests|docs|conf|hydra_plugins|launch)/[\w./-]+\.(?:py|md|yaml|sh)\b", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if not link.startswith("http")]
+    assert [link for link in links if not (doc.parent / link).exists()] == []
+    modules = {path.name for folder in ("ddp_train", "tests") for path in (ROOT / folder).rglob("*.py")}
+    assert [name for name in re.findall(r"`(\w+\.py)`", text) if name not in modules] == []
+    targets = (ROOT / "Makefile").read_text()
+    assert [name for name in re.findall(r"`make (\w+)", text) if f"\n{name}:" not in targets] == []
+
+
+def test_config_keys_exist() -> None:
+    tree = checked(base=[]).tree
+    sections = ("trainer", "checkpoint", "cluster", "sweep", "evaluate", "debug", "strategy")
+    unknown = []
+    for doc in DOCS:
+        for key in re.findall(rf"`((?:{'|'.join(sections)})\.(?!json|csv|py)[a-z_]+)[=`]", doc.read_text()):
+            section, _, name = key.partition(".")
+            if name not in tree[section]:
+                unknown.append(f"{doc.name}: {key}")
+    assert unknown == []
+
+
+def test_the_table_of_options_is_that_of_conf() -> None:
+    table = (ROOT / "docs/architecture.md").read_text().partition("| group | options |\n|---|---|\n")[2].partition("\n\n")[0]
+    listed = {}
+    for row in table.splitlines():
+        groups, options = row.strip("| ").split(" | ")
+        for group in re.findall(r"`(\w+)`", groups):
+            listed[group] = set(re.findall(r"`(\w+)`", options))
+    found = {folder.name: {path.stem for path in folder.glob("*.yaml")} for folder in (ROOT / "conf").iterdir() if folder.is_dir()}
+    assert listed == {group: options for group, options in found.items() if group != "hydra"}
+
+
+def test_every_fault_is_told() -> None:
+    table = (ROOT / "docs/faults.md").read_text()
+    assert [kind for kind in schema.FAULTS if f"`{kind}`" not in table] == []
+    assert f"each of {len(schema.FAULTS)} faults" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("doc", "says", "is_so"),
+    [
+        ("decisions/0006-agent.md", r"broke waits up to (\w+) seconds", worker._PEER_REPORTS_S),
+        ("decisions/0013-watch.md", r"It looks every ([\d.]+) s", watch_process._POLL_S),
+        ("decisions/0013-watch.md", r"not scheduled for (\w+) seconds", watch_process._GAP_S),
+        ("decisions/0014-no-progress.md", r"after (\w+) restarts without it", progress._RESTARTS),
+        ("decisions/0014-no-progress.md", r"survivors of a failure ([\d.]+) s", elastic._SURVIVORS_S),
+        ("security.md", r"refreshed every ([\d.]+) s", lock.REFRESH_S),
+        ("security.md", r"until it is ([\d.]+) s old", lock._STALE_AFTER * lock.REFRESH_S),
+        ("multinode.md", r"noticed after (\w+) seconds", torchrun._ALIVE_EVERY_S * torchrun._MISSED_SIGNS),
+    ],
+)
+def test_seconds_and_counts_are_those_of_the_code(doc: str, says: str, is_so: float) -> None:
+    text = " ".join((ROOT / "docs" / doc).read_text().split())
+    found = re.search(says, text)
+    assert found is not None
+    assert (NUMBERS.index(found[1]) if found[1] in NUMBERS else float(found[1])) == is_so
