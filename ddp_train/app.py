@@ -233,6 +233,7 @@ def _job(composed: DictConfig, hydra_config: Any) -> Job:
         run_dir=RunDir(Path(hydra_config.runtime.output_dir)),
         command=list(sys.argv),
         overrides=config.texts(hydra_config.overrides.task),
+        options=config.options(hydra_config),
         checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
     )
 
@@ -349,7 +350,7 @@ def _resume_sweep(folder: Path, overrides: list[str], place: Place, *, is_restar
     configs = [sweep.run_dir(job).root for job in sweep.jobs if sweep.run_dir(job).config.exists()]
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
-    first = frozen_job(configs[0], overrides)
+    first = frozen_job(configs[0], overrides, asked=folder)
     _refuse_other_machines(first, folder)
     multirun = Multirun(sweep, first.config.tree["sweep"], place.begin_sweep, _check)
     try:

@@ -13,13 +13,10 @@ from typing import Any
 
 from ddp_train.errors import ConfigError
 from ddp_train.spelling import nearest, override, text_of
-from ddp_train.target import AUTO, DIRECTIVES, admits_text, hints_of, locate
+from ddp_train.target import AUTO, DIRECTIVES, FACTS, admits_text, hints_of, locate
 
 BY_DATA = ("model", "objective")
-BY_RUN = {
-    "scheduler": ("total_steps",),
-    "metrics": ("run_dir", "config", "hyper_parameters", "run_name", "step", "total_steps", "pulse", "epoch", "steps_per_epoch"),
-}
+BY_RUN = {name: FACTS[name] for name in ("scheduler", "metrics")}
 
 _ALSO_CALLED = {"num_labels": "num_classes"}  # by transformers
 _TEXT = ("vocab_size", "context_length")

@@ -183,8 +183,23 @@ def _refuse_tools(tree: Mapping[str, Any]) -> None:
 
 def _source(data: Mapping[str, Any], changes: Mapping[str, Any] | None, *, key: str) -> DataSource | Stream:
     node = {name: value for name, value in data.items() if name not in LOADER_KEYS}
-    made = instantiate({**node, **(changes or {})}, key=key)
+    try:
+        made = instantiate({**node, **(changes or {})}, key=key)
+    except UserError as error:
+        if key == "data.eval":
+            _blame_evaluation(error, changes or {})
+        raise
     return Stream(made, data["fields"]) if is_stream(made) else as_source(made, data["fields"])
+
+
+def _blame_evaluation(error: UserError, changes: Mapping[str, Any]) -> None:
+    """Name the key that gave the evaluation split its value: a data set knows its arguments as `data.split` alone."""
+    name = error.key.removeprefix("data.")
+    if name in changes:
+        error.key = f"data.eval.{name}"
+        error.fix = " or ".join(
+            part for part in (error.fix.replace(f"data.{name}=", f"data.eval.{name}="), "data.eval=null for none") if part
+        )
 
 
 def _train_loader(source: DataSource | Stream, tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Loader:

@@ -126,7 +126,8 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     allowed = root.get("allowed_targets") or []
     errors += policy.check_allowed(allowed)
     for node, key in _target_nodes(tree):
-        errors += check_target(node, key, allowed=allowed)
+        found = check_target(node, key, allowed=allowed)
+        errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
     errors += auto.check({**tree, "data": {key: value for key, value in data.items() if key not in LOADER_KEYS or key == "eval"}}, _MADE)
     errors += [_missing_section(name) for name in TARGETS if name not in tree]
     batch = None
@@ -162,6 +163,15 @@ def texts(overrides: Any) -> list[str]:
     """Return overrides as they were typed: `${...}` in them is not what it stands for, which may be a secret."""
     plain: Any = OmegaConf.to_container(overrides, resolve=False)
     return [str(text) for text in plain]
+
+
+def options(hydra: DictConfig) -> list[str]:
+    """Return what a command line needs, beside its overrides, to find the same YAML again."""
+    here = Path.cwd()
+    added = [Path(source.path) for source in hydra.runtime.config_sources if source.provider == "command-line"]
+    found = [f"--config-dir={folder.relative_to(here) if folder.is_relative_to(here) else folder}" for folder in added]
+    found += [f"--config-name={hydra.job.config_name}"] if hydra.job.config_name not in (None, "config") else []
+    return found + [text for text in texts(hydra.overrides.hydra) if text.lstrip("+").startswith("hydra.searchpath=")]
 
 
 def section(composed: DictConfig, name: str) -> dict[str, Any]:
@@ -453,6 +463,21 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
         for key, inner in nodes({name: node}):
             if isinstance(inner, dict) and "_target_" in inner:
                 yield inner, key
+
+
+def _of_evaluation(errors: Iterable[ConfigError], node: Mapping[str, Any], changes: Mapping[str, Any]) -> list[ConfigError]:
+    """Keep what is wrong with the evaluation split alone. What it takes over from `data` is told of `data`, where it can be changed."""
+    kept = []
+    for error in errors:
+        name = error.key.removeprefix("data.eval.").partition(".")[0]
+        if name not in changes and "_target_" not in changes:
+            continue
+        if name in node and name not in changes:
+            error.key = error.key.replace("data.eval.", "data.", 1)
+            error.happened += ", and data.eval takes it over from data"
+            error.fix = f"remove it: {removal(f'data.{name}', node[name])}"
+        kept.append(error)
+    return kept
 
 
 def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

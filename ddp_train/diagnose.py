@@ -119,8 +119,8 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
             if "=" in text or text.startswith("~"):
                 errors.append(_unreadable(text, error))
             continue
-        if loader.get_group_options(override_.key_or_group) and not override_.is_delete():
-            wrong = _wrong_options(override_, loader.get_group_options(override_.key_or_group))
+        if loader.get_group_options(override_.key_or_group):
+            wrong = [] if override_.is_delete() else _wrong_options(override_, loader.get_group_options(override_.key_or_group))
             errors += wrong
             if not wrong:
                 choices.append(_one(override_))
@@ -132,14 +132,18 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     options = {group: loader.get_group_options(group) for group in groups}
     errors += without_override(words, known, {group: found for group, found in options.items() if found})
     good: list[str] = []
+    there = dict(known)  # as far as the overrides before have left it
     unknown: list[Override] = []
     for each in values:
         if not each.is_add() and not each.is_force_add() and each.key_or_group not in known and not _is_below_added(each, values):
             unknown.append(each)
-        elif problem := _wrong_sign(each, known):
+        elif problem := _wrong_sign(each, there):
             errors.append(problem)
         else:
             good.append(_one(each))
+            key, is_gone = each.key_or_group, each.is_delete()
+            there = {name: value for name, value in there.items() if not (is_gone and (name == key or name.startswith(f"{key}.")))}
+            there |= {} if is_gone else {key: each.value()}
     try:
         composed = compose([*choices, *good])
         hydra_node = composed.pop("hydra") if _unlock(composed) else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -22,20 +25,30 @@ from ddp_train.target import AUTO
 _EVALUATION = ("evaluate.save_predictions=", "data.eval_batch_size=", "data.num_workers=")
 """What can be asked of a run that is done: to save its predictions, and how they are computed."""
 
+_PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
 
-def frozen_job(folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None) -> Job:
-    """Make a job of a run folder: its own frozen config, with single values changed."""
+
+def frozen_job(
+    folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None, asked: Path | None = None
+) -> Job:
+    """Make a job of a run folder: its own frozen config, with single values changed.
+
+    Args:
+        asked: what somebody asked to resume, where it is neither the folder nor the checkpoint: a sweep.
+    """
     require_own(folder, key="resume")
     saved = saved_config(folder)
     diagnose.refuse_unknown(overrides, saved)
+    _require_place(asked or checkpoint or folder, folder, overrides, saved)
     tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
     assert isinstance(tree, dict)
-    first = folder / ".hydra" / "overrides.yaml"
+    first, hydra = folder / ".hydra" / "overrides.yaml", folder / ".hydra" / "hydra.yaml"
     return Job(
         config=config.load({str(name): value for name, value in tree.items()}),
         run_dir=RunDir(folder),
         command=list(sys.argv),
         overrides=[*(config.texts(OmegaConf.load(first)) if first.exists() else []), *overrides],
+        options=config.options(OmegaConf.load(hydra).hydra) if hydra.exists() else [],
         in_sweep=in_sweep,
         checkpoint=checkpoint,
     )
@@ -76,6 +89,46 @@ def _goes_on(job: Job, result: Mapping[str, Any]) -> bool:
     if trainer["max_epochs"] is None or epoch is None:
         return True
     return bool(trainer["max_epochs"] > epoch * step / result["step"])
+
+
+def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved: Mapping[str, Any]) -> None:
+    """Refuse to continue a run from a folder in which its relative paths and its modules would be others, or none.
+
+    Raises:
+        ConfigError: with the command that goes where the run was started.
+    """
+    try:
+        began = Path(json.loads((folder / "environment.json").read_text())["working_directory"])
+    except (OSError, ValueError, KeyError, TypeError):  # it did not come so far
+        return
+    here = Path.cwd()
+    if not began.is_dir() or began.samefile(here):
+        return
+    changed = [text.partition("=")[0] for text in overrides]
+    for key, value in config.nodes(saved):
+        if not isinstance(value, str) or key in changed or not value:
+            continue
+        is_module = key.endswith("._target_") and _is_module_of(began, value.partition(".")[0])
+        is_path = ("/" in value or _PATH.search(key)) and not Path(value).is_absolute() and (began / value).exists()
+        if is_module or (is_path and not ((here / value).exists() and (here / value).samefile(began / value))):
+            raise ConfigError(
+                key=key,
+                happened=f"is {value}, in {began}, where the run was started; you stand in {here}",
+                expected="the folder that relative paths and modules of the run mean",
+                fix=f"{shlex.join(['cd', str(began)])} && {shlex.join(['ddp-train', 'resume', str(Path(asked).absolute()), *overrides])}",
+            )
+
+
+def _is_module_of(began: Path, name: str) -> bool:
+    """Tell whether a module lies in the folder where a run was started, and is not what would be imported here."""
+    if name == "ddp_train" or not ((began / f"{name}.py").exists() or (began / name).is_dir()):
+        return False
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    places = [spec.origin, *(spec.submodule_search_locations or [])] if spec is not None else []
+    return not any(place and Path(place).is_relative_to(began) for place in places)
 
 
 def run_of(path: Path) -> Path:

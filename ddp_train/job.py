@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class Job:
     run_dir: RunDir
     command: list[str]
     overrides: list[str]
+    options: list[str] = field(default_factory=list)  # where its YAML lies, as it is typed: --config-dir=FOLDER and the like
     in_sweep: bool = False  # then the terminal shows the sweep's table, and the job's own output goes to its logs
     checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
 
@@ -40,6 +41,7 @@ class Job:
                 "run_dir": str(self.run_dir.root),
                 "command": self.command,
                 "overrides": self.overrides,
+                "options": self.options,
                 "in_sweep": self.in_sweep,
                 "checkpoint": self.checkpoint,
             }
@@ -53,6 +55,7 @@ class Job:
             run_dir=RunDir(Path(fields["run_dir"])),
             command=fields["command"],
             overrides=fields["overrides"],
+            options=fields["options"],
             in_sweep=fields["in_sweep"],
             checkpoint=fields["checkpoint"],
         )

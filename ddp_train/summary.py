@@ -54,10 +54,8 @@ def closing(job: Job, result: Mapping[str, Any]) -> str:
     """Say what was reached, where it lies, and what to try next."""
     reached = [f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in result["metrics"]["last"].items() if _is_shown(name)]
     folder, command, tools = job.run_dir.shown(), _command("ddp-train"), _command("tensorboard")
-    repeated = printable(shlex.join(text for text in job.overrides if not text.startswith("hydra.")))
     longer = "max_steps" if job.config.tree["trainer"]["max_steps"] == result["step"] else "max_epochs"
     twice = 2 * (job.config.tree["trainer"][longer] or 1)
-    rate = job.config.tree["optimizer"].get("lr", 0.001)
     return "\n".join(
         [
             "",
@@ -68,9 +66,30 @@ def closing(job: Job, result: Mapping[str, Any]) -> str:
             "Try next:",
             f"  {tools} --logdir {_outputs(folder)}",
             f"  {command} resume {shlex.quote(folder)} trainer.{longer}={twice}",
-            f"  {' '.join(part for part in (command, '-m', repeated) if part)} optimizer.lr={rate * 2:g},{rate / 2:g}",
+            f"  {command} -m {printable(shlex.join(_sweep(job)))}",
         ]
     )
+
+
+def _sweep(job: Job) -> list[str]:
+    """Return the words of a sweep around this run: everything that was typed for it, each key once, and two values for one of them."""
+    tree, typed = job.config.tree, dict[str, str]()
+    for text in job.overrides:
+        key = text.lstrip("+~").partition("=")[0]
+        if text.startswith("~"):
+            typed[text] = text
+        elif not key.startswith("hydra") and key != "resume":  # that names one run
+            before = typed.pop(key, "")  # the last one counts; what was added needs its + again
+            typed[key] = f"{_plus(before) or _plus(text)}{text.lstrip('+')}"
+    rate = tree["optimizer"].get("lr")
+    has_rate = isinstance(rate, (int, float)) and rate > 0
+    key, values = ("optimizer.lr", f"{rate * 2:g},{rate / 2:g}") if has_rate else ("seed", f"{tree['seed'] + 1},{tree['seed'] + 2}")
+    plus = _plus(typed.pop(key, ""))
+    return [*job.options, *typed.values(), f"{plus}{key}={values}"]
+
+
+def _plus(text: str) -> str:
+    return "+" * (len(text) - len(text.lstrip("+")))
 
 
 def stopped(run_dir: RunDir, step: int | None, *, unsaved: str = "") -> str:

@@ -16,9 +16,22 @@ from typing import Any
 
 from ddp_train import policy
 from ddp_train.errors import ConfigError
+from ddp_train.spelling import override, removal
 
 AUTO = "auto"
 """Stands for a value that only the data or the run knows (auto.py)."""
+
+_OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")
+FACTS = {
+    "model": _OF_DATA,
+    "objective": (*_OF_DATA, "ignore_index", "bytes_per_token"),
+    "scheduler": ("total_steps",),
+    "metrics": ("run_dir", "config", "hyper_parameters", "run_name", "step", "total_steps", "pulse", "epoch", "steps_per_epoch"),
+}
+"""What an `auto` can take, by section. A data set may have more facts than these."""
+
+COMPLETED = ("optimizer", "scheduler")
+"""Nodes whose first argument is given when the run has it: parameters or the model, the optimizer."""
 
 DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 """What Hydra's instantiate reads itself."""
@@ -96,21 +109,36 @@ def _check_arguments(
     takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
     for name in given:
-        if name not in named and not takes_any:
+        if name not in named and not takes_any and not takes(target, name):
             close = difflib.get_close_matches(name, named, n=1)
+            sign = "" if close and close[0] in given else "+"
             errors.append(
                 ConfigError(
                     key=f"{key}.{name}",
                     happened=f"{path} has no argument {name!r}",
                     expected=f"{', '.join(named)}" if named else "no argument",
-                    fix=f"did you mean {key}.{close[0]}?" if close and close[0] not in given else f"remove it: ~{key}.{name}",
+                    fix=f"did you mean {override(f'{key}.{close[0]}', given[name], sign=sign)}?"
+                    if close
+                    else f"remove it: {removal(f'{key}.{name}', given[name])}",
                 )
             )
     positional = len(node.get("_args_") or ())
-    required = [] if node.get("_partial_") else named[positional:]  # a partial node is completed later
-    for name in required:
-        if parameters[name].default is inspect.Parameter.empty and name not in given:
-            errors.append(ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}=VALUE"))
+    missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in given]
+    if missing and not node.get("_partial_") and (key in COMPLETED or (key == "objective" and not inspect.isclass(target))):
+        errors.append(
+            ConfigError(
+                key=f"{key}._partial_",
+                happened=f"is missing, and {path} needs {', '.join(missing)}, of which the run has to give the first",
+                expected="_partial_: true, for what is completed when the run has it",
+                fix=f"+{key}._partial_=true",
+            )
+        )
+        missing = []
+    if node.get("_partial_"):  # completed later; what completes an optimizer or a schedule is known
+        missing = [name for name in missing if key in COMPLETED and name != named[positional]]
+    for name in missing:
+        value = AUTO if name in FACTS.get(key.partition(".")[0], ()) else "VALUE"
+        errors.append(ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}={value}"))
     hints = hints_of(target)
     for name, value in given.items():
         is_default = name in parameters and value == parameters[name].default

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -14,6 +15,8 @@ from ddp_train.data.image_array import ImageArray
 from ddp_train.data.image_decoder import ImageDecoder
 from ddp_train.errors import DataError
 
+_HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation
+_SHOWN = 10
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
@@ -49,6 +52,7 @@ class ImageFolder(ImageArray):
         flip: bool = False,
     ) -> None:
         decoder = ImageDecoder(image_size=image_size, channels=channels)
+        _require_split(root, split)
         self.classes, paths, labels = _list_images(os.path.join(root, split))
         images = EncodedImages(_Files(paths), decoder)
         self._paths = paths
@@ -85,6 +89,21 @@ class _Files:
 
     def name(self, index: int) -> str:
         return self._paths[index]
+
+
+def _require_split(root: str, split: str) -> None:
+    """Refuse a split that is not there, where others are."""
+    if not split or os.path.isdir(os.path.join(root, split)) or not os.path.isdir(root):
+        return
+    found = sorted(entry.name for entry in _scan(root) if entry.is_dir() and not entry.name.startswith("."))
+    held_out = [name for name in _HELD_OUT if name in found] if split in _HELD_OUT else []
+    close = next(iter(held_out or get_close_matches(split, found, n=1)), "")
+    raise DataError(
+        key="data.split",
+        happened=f"is {split!r}, and {os.path.abspath(root)} has no such folder",
+        expected=f"one of {', '.join(found[:_SHOWN])}" if found else "a folder with one folder of images per class",
+        fix=f"data.split={close}" if close else "",
+    )
 
 
 def _list_images(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.int64]]:

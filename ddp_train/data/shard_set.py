@@ -105,4 +105,4 @@ def _nothing(candidates: list[tuple[str, str]]) -> DataError:
     wanted = " or ".join(os.path.join(folder, pattern) for folder, pattern in candidates)
     root = candidates[-1][0]
     beside = ", ".join(sorted(os.listdir(root))[:5]) or "nothing"
-    return DataError(key="data.root", happened=f"there is no {wanted}", expected=f"tar shards; {root} has {beside}", fix=_FIX)
+    return DataError(key="data.split", happened=f"there is no {wanted}", expected=f"tar shards; {root} has {beside}", fix=_FIX)

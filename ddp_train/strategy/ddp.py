@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,7 +45,7 @@ class DDP:
         model = model.to(device)
         if world_size == 1:
             return model
-        return DistributedDataParallel(
+        return _Naming(
             model,
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
@@ -70,3 +72,30 @@ class DDP:
             )
         context: AbstractContextManager[None] = module.no_sync()
         return context
+
+
+_SHOWN = 6  # names of parameters
+
+
+class _Naming(DistributedDataParallel):
+    """torch's DDP, which names the parameters that the step before left without a gradient; torch numbers them."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        try:
+            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            if found is None:
+                raise
+            trained = [
+                name for name, parameter in self.module.named_parameters() if parameter.requires_grad
+            ]  # the order of torch's numbers
+            unused = [trained[int(number)] for number in found[1].split()]
+            more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+            raise ConfigError(
+                key="strategy.find_unused_parameters",
+                happened=f"is false, and {len(unused)} of the model's {len(trained)} parameters took no part in the last step's loss:"
+                f" {', '.join(unused[:_SHOWN])}{more}",
+                expected="a gradient for every parameter in every step, for which DDP waits; or requires_grad=False where none is wanted",
+                fix="strategy.find_unused_parameters=true",
+            ) from None

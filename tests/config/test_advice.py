@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import shlex
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from ddp_train import __version__
-from tests.config.test_config import command_line
+from ddp_train import __version__, diagnose, summary
+from tests.config.test_config import command_line, sweep
 
 
 def advised(shown: str) -> list[str]:
     """Return the words that the only message says to type."""
     (fix,) = re.findall(r"^  fix: (.+)$", shown, re.MULTILINE)
-    meant = re.search(r"did you mean (.+)\?|: (\S+)$", fix)
-    return shlex.split((meant[1] or meant[2]) if meant else fix)
+    meant = re.search(r"did you mean (.+)\?|remove it: (.+)$|leave it out: (.+)$", fix)
+    return shlex.split((meant[1] or meant[2] or meant[3]) if meant else fix)
 
 
 def paste(
@@ -172,3 +177,114 @@ def test_every_command_has_its_help(
 def test_the_version_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line(monkeypatch, tmp_path, "--version") == (0, [])
     assert capsys.readouterr().out == f"ddp_train {__version__}\n"
+
+
+class Strict:
+    """Says that it takes two names, and takes any: huggingface_hub's `@strict(accept_kwargs=True)` makes such classes."""
+
+    def __init__(self, num_layers: int = 2, width: int = 8) -> None:
+        self.num_layers, self.width = num_layers, width
+
+
+def _taking_any(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def wrapped(self: object, *args: object, **named: object) -> None:
+        init(self)
+        vars(self).update(named)
+
+    return wrapped
+
+
+Strict.__init__ = _taking_any(Strict.__init__)  # type: ignore[method-assign]
+OWN_MODEL = ["~model", "+model._target_=tests.unit.test_auto.Configured", "+model.config._target_=tests.config.test_advice.Strict"]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "meant", "keeps"),
+    [
+        (OWN_MODEL, ["model.config.num_labels=10"], ["+model.config.num_labels=10"], False),
+        (["~optimizer", "+optimizer._target_=torch.optim.SGD"], ["+optimizer.lr=0.1"], ["+optimizer._partial_=true"], True),
+        (["~objective"], ["+objective._target_=torch.nn.functional.cross_entropy"], ["+objective._partial_=true"], True),
+        (["~scheduler"], ["+scheduler._target_=torch.optim.lr_scheduler.ConstantLR"], ["+scheduler._partial_=true"], True),
+        (
+            ["~data", "+data._target_=tests.unit.test_auto.Plain", "+data.eval.num_samples=9"],
+            ["+data.channels=3"],
+            ["~data.channels"],
+            True,
+        ),
+        (["~data", "+data._target_=tests.unit.test_auto.Plain"], ["+data.eval.channels=3"], ["~data.eval.channels"], True),
+        (["amp=off"], ["amp._target_=tests.unit.test_auto.Settings"], ["amp.dtype=0", "~amp.dtype"], True),
+        (["~model.width"], ["+model.widht=3"], ["+model.width=3"], False),
+        ([], ["+model.widht=3"], ["model.width=3"], False),
+        (["model=mlp"], ["~model.num_classes"], ["+model.num_classes=auto"], True),
+    ],
+)
+def test_advice_about_a_class_is_no_circle(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    right: list[str],
+    wrong: list[str],
+    meant: list[str],
+    keeps: bool,
+) -> None:
+    shown, _ = paste(monkeypatch, tmp_path, capsys, right, wrong, keeps=keeps)
+    assert advised(shown) == meant
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_the_commands_that_put_a_class_of_ones_own_into_a_group_are_right(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: str
+) -> None:
+    text = (Path(__file__).parents[2] / page).read_text()
+    (command,) = re.findall(r"ddp-train (model\._target_=my_package\.MyModel [^`\n]+)", text)
+    (tmp_path / "my_package.py").write_text("class MyModel:\n    def __init__(self, depth: int, num_classes: int) -> None: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_package", raising=False)
+    assert command_line(monkeypatch, tmp_path, *shlex.split(command))[0] == 0
+
+
+def test_a_run_is_resumed_where_its_relative_paths_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    (project / "pictures").mkdir(parents=True)
+    elsewhere.mkdir()
+    assert command_line(monkeypatch, project, "data=mnist", "data.root=pictures", "hydra.run.dir=run")[0] == 0
+    (project / "run/environment.json").write_text(json.dumps({"working_directory": str(project)}))
+    assert command_line(monkeypatch, elsewhere, "resume", str(project / "run"), "trainer.max_epochs=2") == (2, [])
+    shown = capsys.readouterr().err
+    assert f"data.root: is pictures, in {project}, where the run was started; you stand in {elsewhere}" in shown
+    cd, _, words = shown.rpartition("  fix: ")[2].strip().partition(" && ")
+    assert command_line(monkeypatch, Path(shlex.split(cd)[1]), *shlex.split(words)[1:])[0] == 0
+    assert command_line(monkeypatch, elsewhere, "resume", str(project / "run"), f"data.root={project}/pictures")[0] == 0
+
+
+def test_what_to_try_next_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine/model").mkdir(parents=True)
+    (tmp_path / "mine/model/wide.yaml").write_text("defaults: [mlp]\nwidth: 999\n")
+    typed = [
+        "--config-dir=mine",
+        "model=wide",
+        "+model.bias=true",
+        "~model.bias",
+        "optimizer.lr=0.5",
+        "seed=3",
+        "seed=4",
+        "hydra.run.dir=run",
+    ]
+    assert command_line(monkeypatch, tmp_path, *typed)[0] == 0
+    for resumed in ([], ["seed=5", "optimizer.lr=0.25"]):
+        _, (job,) = command_line(monkeypatch, tmp_path, "resume", "run", *resumed)
+        result = {"step": 4, "samples": 4, "seconds": 1.0, "metrics": {"last": {}, "best": {}}}
+        *_, again, tried = [line.strip().partition("ddp-train ")[2] for line in summary.closing(job, result).splitlines()]
+        assert again.startswith("resume run trainer.max_epochs=")
+        rate = "0.5,0.125" if resumed else "1,0.25"
+        assert tried == f"-m --config-dir=mine model=wide +model.bias=true '~model.bias' seed={5 if resumed else 4} optimizer.lr={rate}"
+    code, seen = sweep(monkeypatch, tmp_path, *shlex.split(tried), "cluster=cpu")
+    assert (code, seen) == (0, ["start 5", "end 5", "start 5", "end 5", "free"])
+
+
+def test_a_sweeper_that_is_not_installed_is_named_with_its_package() -> None:
+    (error,) = diagnose._wrong_options(OverridesParser.create().parse_override("hydra/sweeper=optuna"), ["basic"])
+    assert (error.happened, error.fix) == ("has no option 'optuna'", "pip install 'ddp-train[optuna]'")

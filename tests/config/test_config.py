@@ -128,7 +128,7 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["optimizer.lr=fast"], "optimizer.lr", "a value of type float"),
         (["model._target_=torch.nn.Lineaar"], "model._target_", "did you mean torch.nn.Linear?"),
         (["model._target_=no_such_package.Model"], "model._target_", "no module 'no_such_package'"),
-        (["+model.widht=3", "~model.width"], "model.widht", "did you mean model.width?"),
+        (["+model.widht=3", "~model.width"], "model.widht", "did you mean +model.width=3?"),
         (["~model.num_classes"], "model.num_classes", "needs this argument"),
         (["+trainer.max_stepz=3"], "trainer.max_stepz", "did you mean trainer.max_steps=3?"),
         (

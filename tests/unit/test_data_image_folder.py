@@ -9,6 +9,7 @@ import torch
 from ddp_train.data.image_folder import ImageFolder
 from ddp_train.errors import ConfigError, DataError
 from tests.unit.data_files import write_image_tree
+from tests.unit.parts import components
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -144,3 +145,16 @@ def test_listing_is_fast(tmp_path):
 def test_a_senseless_argument_is_named(tmp_path, changes):
     with pytest.raises(ConfigError, match=f"data.{next(iter(changes))}"):
         ImageFolder(str(tmp_path), **changes)
+
+
+def test_a_split_that_is_not_there_is_told_with_those_that_are(tmp_path):
+    write_image_tree(tmp_path, splits=("train", "val"))
+    typed = ["data=image_folder", f"data.root={tmp_path}", "data.num_workers=0", "model=mlp", "~metrics.tensorboard"]
+    with pytest.raises(DataError) as raised:
+        components(*typed, base=[])
+    assert raised.value.key == "data.eval.split"
+    assert (raised.value.happened, raised.value.expected) == (f"is 'test', and {tmp_path} has no such folder", "one of train, val")
+    for advised in raised.value.fix.removesuffix(" for none").split(" or "):
+        components(*typed, advised, base=[])
+    with pytest.raises(DataError, match=r"data\.split=train"):
+        components(*typed, "data.split=trian", base=[])
