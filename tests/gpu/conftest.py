@@ -102,7 +102,7 @@ class Rig:
         size, samples, batch = (32, 32768, 256) if self.is_cuda else (8, 640, 16)
         return [
             *["data._target_=tests.gpu.parts.Images", *(f"~data.{key}" for key in given), f"data.micro_batch_size={batch}"],
-            *[f"+data.size={size}", f"+data.num_samples={samples}", "+data.eval={num_samples:1001,seed:1}", *_PLAIN],
+            *[f"+data.size={size}", f"+data.num_samples={samples}", "+data.eval={num_samples:1001,seed:1,wrong_label_of:null}", *_PLAIN],
         ]
 
     @property

@@ -47,6 +47,10 @@ class Images:
     def facts(self) -> Mapping[str, Any]:
         return {"num_classes": _CLASSES, "image_shape": (3, self._size, self._size)}
 
+    @property
+    def labels(self) -> Indices:
+        return self.targets.numpy()
+
     def __len__(self) -> int:
         return len(self.targets)
 

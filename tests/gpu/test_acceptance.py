@@ -308,8 +308,8 @@ def test_memory_that_is_not_there_is_named(rig: Rig) -> None:
 
 
 def test_a_label_out_of_range_is_named(rig: Rig) -> None:
-    """One sample's label is no class. On a GPU that is an assertion of the device, which every later call reports as its own; the screen
-    must say the label, the sample and the number of classes all the same."""
+    """One sample's label is no class. A GPU would stop at an assertion of its own, which every later call reports as its error; the screen
+    must say the label, the sample and the number of classes, as the data has its labels."""
     wrong = ["+data.wrong_label_of=77", "trainer.log_every_steps=100000", "trainer.max_steps=1000000"]
     done = rig.project.run(*rig.convnet, *wrong, "hydra.run.dir=run", *rig.on(), timeout=300)
     assert done.returncode in (1, 2), done.output
