@@ -23,7 +23,7 @@ from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, S
 from ddp_train.isolation import Baseline
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.warm_group import GROUP_VARIABLE
-from ddp_train.member import Leader, Member, serve
+from ddp_train.member import FRESH_VARIABLE, Leader, Member, be_fresh_rank, serve
 from ddp_train.run_dir import RunDir
 from ddp_train.worker import Rank
 
@@ -38,6 +38,9 @@ def main() -> int:
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
+    if FRESH_VARIABLE in os.environ:
+        be_fresh_rank(_serve_jobs)
+        return DONE
     try:
         group = Group()
     except UserError as error:
@@ -151,11 +154,7 @@ class Group:
         return replace(job, checkpoint=str(remembered) if remembered != job.run_dir.root else None)
 
     def _member(self) -> Member:
-        def run_jobs(next_job: Callable[[], Job | None], report: Callable[[int], None], generation: int) -> None:
-            store = join_store_again(f"{self._attempt.prefix}/generation_{generation}")
-            _serve_jobs(Rank(store, self._rank, self._size), next_job, report)
-
-        return Member(self._attempt.store, rank=self._rank, size=self._size, run_jobs=run_jobs)
+        return Member(self._attempt.store, rank=self._rank, size=self._size, prefix=self._attempt.prefix, run_jobs=_serve_jobs)
 
     def _lead(self, member: Member) -> Leader:
         self._leader = Leader(member, self._attempt.store)
@@ -172,8 +171,9 @@ class Group:
         run_dir.forget_failure()
 
 
-def _serve_jobs(rank: Rank, next_job: Callable[[], Job | None], report: Callable[[int], None]) -> None:
-    """Run jobs one after another, each as if it were the first."""
+def _serve_jobs(place: str, next_job: Callable[[], Job | None], report: Callable[[int], None], remark: str) -> None:
+    """Run jobs one after another, each as if it were the first (a `member.RunJobs`)."""
+    rank = Rank(join_store_again(place), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), remark=remark)
     baseline = Baseline()
     while (job := next_job()) is not None:
         exit_code = rank.run(job)

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.distributed import Store
 
 from ddp_train import failure, run_dir
@@ -31,8 +33,17 @@ from ddp_train.job import Job
 from ddp_train.process import STOP_SIGNALS, fork
 from ddp_train.run_dir import RunDir
 
-RunJobs = Callable[[Callable[[], Job | None], Callable[[int], None], int], None]
-"""What a rank does: (next job or None at the end, report an exit code, generation)."""
+RunJobs = Callable[[str, Callable[[], Job | None], Callable[[int], None], str], None]
+"""What a rank does: (its place in the store, next job or None at the end, report an exit code, a remark for the log of each job)."""
+
+FRESH_VARIABLE = "DDP_TRAIN_FRESH_RANK"
+"""The environment variable in which a rank that is not forked finds its end of the pipe to its member, and its place in the store."""
+
+_FRESH = (
+    "this rank runs in a fresh interpreter, which took some seconds: a module of yours touched CUDA when it was imported"
+    " (torch.cuda.is_available() does), and a process that is forked after that cannot use it; ask where you need to know,"
+    " or set PYTORCH_NVML_BASED_CUDA_CHECK=1"
+)
 
 _POLL_S = 0.1
 _DIES_WITHIN_S = 5.0
@@ -55,11 +66,12 @@ class Member:
         store: where all members meet; survives the ranks.
         rank: the rank that it stands for.
         size: how many there are.
+        prefix: of the ranks' own places in the store; every generation has one.
         run_jobs: what the rank does, in a process of its own.
     """
 
-    def __init__(self, store: Store, *, rank: int, size: int, run_jobs: RunJobs) -> None:
-        self._store, self._rank, self._size, self._run_jobs = store, rank, size, run_jobs
+    def __init__(self, store: Store, *, rank: int, size: int, prefix: str, run_jobs: RunJobs) -> None:
+        self._store, self._rank, self._size, self._prefix, self._run_jobs = store, rank, size, prefix, run_jobs
         self._child: _Child | None = None
         self._current: Announcement | None = None
         self._exit_code: int | None = None
@@ -90,7 +102,7 @@ class Member:
         self._exit_code, self._current, self._started = None, announced, time.monotonic()
         if self._child is None or self._child.generation != announced.generation:
             self.end()
-            self._child = _Child(announced.generation, self._run_jobs)
+            self._child = _Child(announced.generation, f"{self._prefix}/generation_{announced.generation}", self._run_jobs)
         for number in STOP_SIGNALS:  # the agent tells the rank too, which saves and reports: wait for it
             if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `Leader.stop` is called
                 signal.signal(number, self.note_stop)
@@ -250,10 +262,25 @@ def serve(leader: Leader, group: Path) -> int:
     return PREEMPTED if leader.is_stopping else DONE
 
 
-class _Child:
-    """The process that is the rank: forked, so that it starts with torch imported."""
+def be_fresh_rank(run_jobs: RunJobs) -> None:
+    """Run jobs in a fresh interpreter, which took the place of a forked rank."""
+    descriptor, _, place = os.environ.pop(FRESH_VARIABLE).partition(" ")
+    os.set_inheritable(int(descriptor), False)
+    _be_rank(connection.Connection(int(descriptor)), place, run_jobs, remark=_FRESH)
 
-    def __init__(self, generation: int, run_jobs: RunJobs) -> None:
+
+def _be_rank(jobs: connection.Connection, place: str, run_jobs: RunJobs, *, remark: str = "") -> None:
+    run_jobs(place, lambda: _next_job(jobs), lambda exit_code: jobs.send_bytes(str(exit_code).encode()), remark)
+
+
+class _Child:
+    """The process that is the rank: forked, so that it starts with torch imported.
+
+    The member of rank 0 under torchrun has composed the job, and imported the user's modules for it. Where one of them has touched CUDA,
+    what is forked cannot: a fresh interpreter takes its place.
+    """
+
+    def __init__(self, generation: int, place: str, run_jobs: RunJobs) -> None:
         self.generation = generation
         self._exit_code: int | None = None
         self._ours, theirs = connection.Pipe()
@@ -261,7 +288,11 @@ class _Child:
         def be_rank() -> int:
             self._ours.close()
             run_dir.let_go()  # the folders are the member's, whose life is longer
-            run_jobs(lambda: _next_job(theirs), lambda exit_code: theirs.send_bytes(str(exit_code).encode()), generation)
+            if torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():
+                os.set_inheritable(theirs.fileno(), True)
+                environment = {**os.environ, FRESH_VARIABLE: f"{theirs.fileno()} {place}"}
+                os.execve(sys.executable, [sys.executable, "-u", "-m", "ddp_train"], environment)  # as torchrun has started the member
+            _be_rank(theirs, place, run_jobs)
             return DONE
 
         self.pid = fork(be_rank)

@@ -64,10 +64,14 @@ def leave(code: int) -> NoReturn:
 
 
 class Rank:
-    """This process as one rank. The process group opens with its first job, and serves those that follow."""
+    """This process as one rank. The process group opens with its first job, and serves those that follow.
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store, self._rank, self._size = store, rank, size
+    Args:
+        remark: for the log of each job; "": none.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, *, remark: str = "") -> None:
+        self._store, self._rank, self._size, self._remark = store, rank, size, remark
         self._world: World | None = None
         self._num_jobs = 0
         self._watch = Watch(store, rank, size)
@@ -77,6 +81,8 @@ class Rank:
         """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
         self._num_jobs += 1
         with rank_log(job.run_dir, self._rank, shows=not job.in_sweep) as terminal:
+            if self._remark:
+                logger.warning("%s", self._remark)
             state = TrainState()
             started = time.monotonic()
             stop: Stop | None = None

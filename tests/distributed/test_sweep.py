@@ -50,8 +50,24 @@ WAYS = {
 }
 
 
+TOUCHES_CUDA = """
+import os
+import torch
+from ddp_train.model.mlp import MLP
+
+# What torch.cuda.is_available() does where there is a GPU.
+os.register_at_fork(after_in_child=lambda: setattr(torch.cuda, "_is_in_bad_fork", lambda: True))
+
+class Touching(MLP):
+    def forward(self, images):
+        assert not torch.cuda._is_in_bad_fork()
+        return super().forward(images)
+"""
+
+
 def test_a_sweep_is_the_same_whichever_way_it_is_run(project: Project) -> None:
-    swept = ["-m", *TINY, "trainer.max_steps=3", "model.width=8,16", "seed=1,1"]
+    project.write("touches_cuda.py", TOUCHES_CUDA)
+    swept = ["-m", *TINY, "model._target_=touches_cuda.Touching", "trainer.max_steps=3", "model.width=8,16", "seed=1,1"]
     seen: dict[str, list[list[float]]] = {}
     for way, (arguments, torchrun) in WAYS.items():
         done = project.run(*swept, *arguments, f"hydra.sweep.dir={way}", torchrun=torchrun)
@@ -62,6 +78,8 @@ def test_a_sweep_is_the_same_whichever_way_it_is_run(project: Project) -> None:
         assert sorted(path.parent for path in sweep.rglob(".hydra")) == folders
         assert [yaml.safe_load((run / "config.yaml").read_text())["model"]["width"] for run in folders] == [8, 8, 16, 16]
         assert all(len(list((run / "logs").iterdir())) == 2 for run in folders)
+        logs = ["fresh interpreter" in (run / "logs/rank_00000.log").read_text() for run in folders]
+        assert logs == [way == "torchrun"] * 4  # where the process that becomes rank 0 has checked the config, and imported the module
         seen[way] = [losses(run) for run in folders]
         assert seen[way][0] == seen[way][1] != seen[way][2] == seen[way][3]  # nothing of a job is left in the next
     assert len({json.dumps(found) for found in seen.values()}) == 1
