@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from ddp_train import trainer
-from ddp_train.beat import Beats, Heart
 from ddp_train.device_queue import STEPS_AHEAD, DeviceQueue, device_queue
 from ddp_train.distributed import alone
-from ddp_train.pulse import Phase, Pulse
+from ddp_train.pulse import Pulse
 from ddp_train.state import TrainState
 from ddp_train.trainer import Loop, train
 from tests.unit.parts import components
@@ -70,29 +67,18 @@ def test_the_host_never_waits_for_a_device_that_keeps_up(gpu: Gpu) -> None:
     assert gpu.waits == 0
 
 
-def test_the_watch_is_told_what_the_device_has_finished_and_that_the_host_waits_for_it(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    heart, pulse, seen = Heart(), Pulse(), []
-    heart.follow(pulse)
-    pulse.enter(Phase.STEP, 40)
-    beats = Beats(os.getpid())
-
-    def look() -> tuple[int, bool]:
-        beat = beats.last(since=0.0)
-        return beat.device_step, beat.waits_for_device
-
-    assert look() == (-1, False)  # nobody has looked
+def test_it_is_told_what_the_device_has_finished_and_that_the_host_waits_for_it(gpu: Gpu) -> None:
+    pulse, told = Pulse(), []
+    pulse.listen_to_device(lambda step, is_awaited: told.append((step, is_awaited)))
     queue = device_queue(torch.device("cuda", 0), pulse)
-    for step in range(41, 41 + STEPS_AHEAD):
+    for step in range(41, 41 + STEPS_AHEAD):  # of a run that was resumed after 40 steps
         queue.after_step(step)
-    assert look() == (40, False)
-    synchronize = Event.synchronize
-    monkeypatch.setattr(Event, "synchronize", lambda event: (seen.append(look()), synchronize(event))[1])
+    assert told == [(40, False)] * STEPS_AHEAD
     queue.after_step(41 + STEPS_AHEAD)
-    assert seen == [(40, True)]
-    assert look() == (41, False)
+    assert told[STEPS_AHEAD:] == [(40, True), (41, False)]
     gpu.finished = gpu.given
     queue.after_step(42 + STEPS_AHEAD)
-    assert look() == (41 + STEPS_AHEAD, False)
+    assert told[-1] == (41 + STEPS_AHEAD, False)
 
 
 def test_the_loop_marks_the_end_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
