@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
+
+from ddp_train import nvml
 
 CPU_PROCESSES = 2
 """Processes on a machine without a GPU: enough to run the distributed code on a laptop."""
@@ -13,13 +17,36 @@ CPU_PROCESSES = 2
 def gpus() -> list[str]:
     """Return the names (for CUDA_VISIBLE_DEVICES) of the GPUs that a process started now would see.
 
-    Workers count again with torch, which knows drivers and MIG; this only decides how many of them to start, and where.
+    Workers count again with torch; this only decides how many of them to start, and where.
     """
+    machine = _machine()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.startswith(("GPU-", "MIG-")) and nvml.ask() is None:  # nobody can say what they mean
+        return [name.strip() for name in visible.split(",")][: len(machine.gpus)]
     if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        return [name for name in names[: names.index("-1") if "-1" in names else None] if name]  # CUDA ignores all after -1
-    return [str(number) for number in range(sum(1 for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()))]
+        return _chosen(visible, machine.gpus)
+    if all(gpu.mig is None for gpu in machine.gpus):
+        return [str(number) for number in range(len(machine.gpus))]
+    whole = [gpu.uuid for gpu in machine.gpus if gpu.mig is None]
+    return whole or [part for gpu in machine.gpus for part in gpu.mig or ()][:1]  # CUDA shows a process one part
+
+
+def why_none() -> str:
+    """Return why no GPU can be used although the machine has an NVIDIA driver; "" where it has none, or somebody has chosen so."""
+    machine, visible = _machine(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = f"{len(machine.gpus)} GPU{'s' if len(machine.gpus) > 1 else ''}"
+    if machine.gpus and visible in ("", "-1"):
+        return ""
+    if gpus():
+        return "" if _torch_has_cuda() else f"this machine has {count}, and the torch that is installed was built without CUDA"
+    if machine.gpus and visible is not None:
+        return f"CUDA_VISIBLE_DEVICES={visible} names none of this machine's {count}"
+    if machine.gpus:
+        return "this machine's GPUs are to be parted (MIG), and no part was made: nvidia-smi mig -lgi"
+    if machine.problem:
+        return f"the NVIDIA driver shows no GPU: {machine.problem}"
+    has_driver = nvml.ask() is not None or Path("/proc/driver/nvidia/version").exists()
+    return "the NVIDIA driver shows no GPU: nvidia-smi may say why" if has_driver else ""
 
 
 def count_gpus() -> int:
@@ -50,6 +77,46 @@ def processes_per_node(configured: int | None, device: str) -> int:
 def cores() -> int:
     """Return how many CPU cores this process may use (a container's or SLURM's share, not the machine's)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _machine() -> nvml.Machine:
+    """Return this machine's GPUs; by their device files where a container has left NVIDIA's library out."""
+    machine = nvml.ask()
+    if machine is not None:
+        return machine
+    return nvml.Machine(gpus=tuple(nvml.Gpu(uuid=path.name) for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()))
+
+
+def _chosen(visible: str, machine: Sequence[nvml.Gpu]) -> list[str]:
+    """Return the names in CUDA_VISIBLE_DEVICES that count, by CUDA's rules.
+
+    A name is a number (what follows its digits does not matter), a UUID or the beginning of one. The first that means nothing ends the
+    list. One that comes twice leaves no GPU at all. Of a parted GPU a process sees one part, and nothing beside it.
+    """
+    uuids = [gpu.uuid for gpu in machine]
+    parts = [part for gpu in machine for part in gpu.mig or ()]
+    names: list[str] = []
+    meant: list[int] = []
+    for name in map(str.strip, visible.split(",")):
+        if name.startswith("MIG-"):
+            return names or ([name] if _only(parts, name) >= 0 else [])
+        number = re.match(r"\+?\d+", name)
+        index = int(number[0]) if number else _only(uuids, name) if name.startswith("GPU-") else -1
+        if index < 0 or index >= len(machine):
+            break
+        if machine[index].mig is not None:
+            return names or ([name] if machine[index].mig else [])
+        if index in meant:
+            return []
+        names.append(name)
+        meant.append(index)
+    return names
+
+
+def _only(uuids: Sequence[str], beginning: str) -> int:
+    """Return which of these alone begins so; -1: none, or several."""
+    found = [index for index, uuid in enumerate(uuids) if uuid.startswith(beginning)]
+    return found[0] if len(found) == 1 else -1
 
 
 def _torch_has_cuda() -> bool:

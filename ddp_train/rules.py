@@ -242,10 +242,11 @@ def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[Co
     if device == "cuda" and not devices.is_torchrun_worker() and _nodes(cluster) == 1:
         gpus, wanted = devices.count_gpus(), devices.processes_per_node(cluster["processes_per_node"], "cuda")
         if gpus < wanted:
+            why = "" if gpus else devices.why_none()
             errors.append(
                 ConfigError(
                     key="cluster.processes_per_node" if gpus else "cluster.device",
-                    happened=f"{wanted} processes want a GPU each; this machine shows {gpus}",
+                    happened=f"{wanted} processes want a GPU each; this machine shows {gpus}{why and f': {why}'}",
                     fix=f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu",
                 )
             )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddp_train import devices
 from ddp_train.build import Components
 from ddp_train.distributed import World
 from ddp_train.job import Job
@@ -20,10 +21,13 @@ from ddp_train.state import TrainState
 
 def opening(job: Job, world: World) -> str:
     """Say what begins and where it lies."""
+    is_not_wanted = world.device.type == "cpu" and job.config.tree["cluster"]["device"] == "auto"
+    why = devices.why_none() if is_not_wanted else ""
     return "\n".join(
         [
             f"run      {job.run_dir.shown()}",
             f"ranks    {world.size} on {world.device.type}",
+            *([f"warning  no GPU is used: {why} (cluster=cpu: on purpose)"] if why else []),
             f"batch    {job.config.batch}",
         ]
     )

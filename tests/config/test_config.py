@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from ddp_train import app, config, target
+from ddp_train import app, config, nvml, target
 from ddp_train.cluster import environment_of, meeting
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
@@ -349,7 +349,7 @@ def test_slots_are_filled_as_they_become_free(monkeypatch: pytest.MonkeyPatch, t
 def test_a_wrong_sweep_is_refused_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(nvml, "ask", lambda: nvml.Machine(gpus=(nvml.Gpu(uuid="GPU-a"), nvml.Gpu(uuid="GPU-b"))))
     code, seen = sweep(monkeypatch, tmp_path, "-m", *arguments, "cluster.processes_per_node=1")
     assert (code, seen) == (2, [])
     assert said in capsys.readouterr().err
