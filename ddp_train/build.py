@@ -15,7 +15,7 @@ from typing import Any, cast
 import hydra.utils
 import torch
 from hydra.errors import HydraException
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -29,7 +29,8 @@ from ddp_train.data.order import SampleOrder
 from ddp_train.data.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.distributed import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import DataSource, MetricWriter, Objective, Predicting, Resident, Strategy
+from ddp_train.interfaces import Batch, DataSource, MetricWriter, Objective, Predicting, Resident, Strategy
+from ddp_train.joint import Joint, has_state
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
 from ddp_train.redaction import reveal
@@ -44,8 +45,9 @@ from ddp_train.target import accepts, locate, refusal
 class Components:
     """Everything that the loop works with."""
 
-    model: nn.Module  # as the config says; what is evaluated and saved
-    module: nn.Module  # the model as the strategy wraps it; what is trained
+    model: nn.Module  # as the config says; what is evaluated
+    trained: nn.Module  # the model, joined with an objective that has a state of its own: what is optimised, saved and compared
+    module: nn.Module  # the same, as the strategy wraps it
     objective: Objective
     optimizer: Optimizer
     scheduler: LRScheduler
@@ -56,6 +58,13 @@ class Components:
     eval_loader: Evaluation | None
     total_steps: int
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the objective's loss of a batch, shape [], computed through what the strategy has wrapped."""
+        if isinstance(self.trained, Joint):
+            loss: Tensor = self.module(batch)
+            return loss
+        return self.objective.loss(self.module, batch)
 
 
 def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Components:
@@ -86,17 +95,18 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
     model = instantiate(tree["model"], key="model", answers=answers)
     if not isinstance(model, nn.Module):
         raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(key="model", happened="the model has no parameter to train")
     objective = instantiate(tree["objective"], key="objective", answers=answers)
     if isinstance(objective, nn.Module):  # a loss with weights of its own
         objective = objective.to(world.device)
     objective = as_objective(objective)
+    trained = Joint(model, objective) if has_state(objective) else model
+    if not any(parameter.requires_grad for parameter in trained.parameters()):
+        raise ConfigError(key="model", happened="the model has no parameter to train")
     if tree["evaluate"]["save_predictions"]:
         _require_predictions(objective, eval_source)
     strategy: Strategy = instantiate(tree["strategy"], key="strategy")
-    module = strategy.prepare(model, world.device, world.size)
-    optimizer = _optimizer(tree["optimizer"], model)
+    module = strategy.prepare(trained, world.device, world.size)
+    optimizer = _optimizer(tree["optimizer"], trained)
     scheduler = instantiate(tree["scheduler"], key="scheduler", answers=answers, first=optimizer)
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(key="scheduler._target_", happened="ReduceLROnPlateau follows a metric", expected="a schedule of steps")
@@ -105,6 +115,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
 
     return Components(
         model=model,
+        trained=trained,
         module=module,
         objective=objective,
         optimizer=optimizer,

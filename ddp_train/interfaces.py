@@ -97,7 +97,10 @@ class Measured(Protocol):
 
 @runtime_checkable
 class Objective(Protocol):
-    """What is minimised, and what is measured."""
+    """What is minimised, and what is measured.
+
+    One that is an `nn.Module` may have parameters (a temperature, centres) and buffers: they are trained, shared and saved as the model's.
+    """
 
     goals: Mapping[str, Goal]
     """The metrics that `metrics` returns, the headline one first, and which way is better."""
@@ -137,7 +140,12 @@ class Strategy(Protocol):
     """How the ranks hold the model together."""
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        """Return the module to train, on `device`. Collective."""
+        """Return the module to train, on `device`. Collective.
+
+        Args:
+            model: the model; with an objective that has weights of its own both in one module, whose forward takes a batch and returns the
+                loss (`joint.py`).
+        """
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which backward keeps gradients local (all micro-batches of a step but the last)."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
+from ddp_train.joint import Joint
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ def muon(
 ) -> MuonAdamW:
     """Train hidden weight matrices with Muon, and everything else with AdamW.
 
-    AdamW gets the embeddings (and what is tied to them), the output head, convolution kernels, biases and normalisations.
+    AdamW gets the embeddings (and what is tied to them), the output head, convolution kernels, biases, normalisations, and an objective's
+    own parameters.
 
     Args:
         model: after the strategy has prepared it.
@@ -113,6 +115,8 @@ def _split_by_role(model: nn.Module, head_names: Sequence[str]) -> tuple[list[nn
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or name.rpartition(".")[2] in head_names
         for parameter in module.parameters()
     }
+    if isinstance(model, Joint):  # centres and the like are no layers
+        elsewhere |= {id(parameter) for parameter in model.objective.parameters()}
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for parameter in model.parameters():

@@ -243,8 +243,8 @@ def _loop(
         pulse=pulse,
         predictions_of=run_dir.predictions_of if tree["evaluate"]["save_predictions"] else None,
         watch=AnomalyWatch(**{key: trainer[key] for key in ("on_nonfinite", "spike_zscore", "on_spike")}, tell=tell),
-        guard=SkippingGuard(components.model, components.optimizer) if trainer["on_nonfinite"] == "skip" else StepGuard(),
-        replicas=FingerprintCheck(components.model, world, every_steps=every) if every else ReplicaCheck(),
+        guard=SkippingGuard(components.trained, components.optimizer) if trainer["on_nonfinite"] == "skip" else StepGuard(),
+        replicas=FingerprintCheck(components.trained, world, every_steps=every) if every else ReplicaCheck(),
         rewind=go_back,
     )
 
@@ -262,7 +262,7 @@ def _keep(settings: Mapping[str, Any], components: Components) -> Keep:
 def _probe(run_dir: RunDir, components: Components, keep: Keep, world: World) -> None:
     """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
     checkpoint.require_few_tensors(components, num_ranks=world.size)
-    size = checkpoint_probe.estimate(components.model, components.optimizer, num_ranks=world.size)
+    size = checkpoint_probe.estimate(components.trained, components.optimizer, num_ranks=world.size)
     if warning := checkpoint_probe.probe(run_dir.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)
 

@@ -41,7 +41,7 @@ class SkippingGuard(StepGuard):
 
     Without waiting for the device where the optimizer can be told on it, as torch's fused ones can; with others the host reads one number
     a step. So it does until the first step is taken: fused SGD would keep uninitialised memory as its momentum (torch 2.13).
-    Random streams and buffers of the objective go on, and a loss scaler lowers its scale as for any overflow.
+    Random streams go on, and a loss scaler lowers its scale as for any overflow.
     """
 
     needs_norm = True

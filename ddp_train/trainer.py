@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ddp_train import sanity
+from ddp_train import joint, sanity
 from ddp_train.anomaly import AnomalyWatch, Rewind
 from ddp_train.batch import batch_size
 from ddp_train.build import Components
@@ -236,9 +236,11 @@ def evaluate(
     Raises:
         OSError: on every rank when one could not write its predictions.
     """
-    world.copy_from_main(model.buffers())
-    was_training = model.training
-    model.eval()
+    world.copy_from_main(joint.buffers(model, objective))
+    parts = [part for part in (model, objective) if isinstance(part, nn.Module)]
+    modes = [(module, module.training) for part in parts for module in part.modules()]
+    for part in parts:
+        part.eval()
     totals: dict[str, Tensor] = {}
     gave_up = False
     skipped = 0
@@ -271,7 +273,8 @@ def evaluate(
         begins_batch()
     totals["gave_up"] = torch.tensor(gave_up, dtype=torch.int64, device=world.device)
     totals["skipped_samples"] = torch.tensor(skipped, device=world.device)
-    model.train(was_training)
+    for module, mode in modes:
+        module.training = mode
     sums: dict[str, float] = {}
     for is_float in (True, False):
         names = [name for name, value in totals.items() if value.is_floating_point() == is_float]
@@ -296,7 +299,7 @@ def settle(components: Components, world: World) -> None:
     micro_batch = components.train_loader.peek()
     for _ in range(2):
         with components.amp.autocast(world.device):
-            loss = components.objective.loss(components.module, to_device(micro_batch.batch, world.device))
+            loss = components.loss(to_device(micro_batch.batch, world.device))
         loss.backward()
     components.optimizer.zero_grad(set_to_none=True)
 
@@ -312,7 +315,7 @@ def _accumulate(
     """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
     batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
     with components.amp.autocast(world.device):
-        loss_sum = components.objective.loss(components.module, batch)
+        loss_sum = components.loss(batch)
     if not micro_batch.counts:
         loss_sum = loss_sum * 0.0
     weight = total_weight()  # not needed before

@@ -7,6 +7,7 @@ from torch import Tensor
 from ddp_train.build import Components
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.codec import leaf_of
+from ddp_train.checkpoint.parts import modules
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.checkpoint_probe import kept_tensors
 from ddp_train.errors import ConfigError
@@ -18,7 +19,8 @@ def require_few_tensors(components: Components, *, num_ranks: int) -> None:
     Raises:
         ConfigError: there are too many.
     """
-    model = {f"model.{name}": value for name, value in components.model.state_dict().items() if isinstance(value, Tensor)}
+    states = {part: module.state_dict().items() for part, module in modules(components).items()}
+    model = {f"{part}.{name}": value for part, items in states.items() for name, value in items if isinstance(value, Tensor)}
     kept = kept_tensors(components.optimizer).items()
     optimizer = {f"optimizer.state.{number}.{name}": value for number, state in kept for name, value in state.items()}
     leaves = [leaf_of(f"{SHARED}.{name}", value) for name, value in (model | optimizer).items()]

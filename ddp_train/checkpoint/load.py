@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddp_train.build import Components
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.compare import compare_model, compare_optimizer, load_optimizer, with_versions
-from ddp_train.checkpoint.parts import parts
+from ddp_train.checkpoint.parts import modules, parts
 from ddp_train.checkpoint.share import Piece, whole
 from ddp_train.checkpoint.snapshot import OWN, SHARED, divide_shared
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest
@@ -113,11 +113,15 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
 
 def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components, state: TrainState, world: World) -> None:
     """Put what all ranks have into the components, after comparing all of it."""
-    model, optimizer = components.model, components.optimizer
-    problems = compare_model(model, shared["model"]) + compare_optimizer(optimizer, shared)
+    optimizer, found = components.optimizer, modules(components)
+    problems = compare_model(components.model, shared["model"])
+    objective = compare_model(found.get("objective", nn.Module()), shared.get("objective", {}))  # without a state neither has one
+    problems += [f"of the objective: {problem}" for problem in objective]
+    problems += compare_optimizer(optimizer, shared)
     if not problems:
         try:
-            model.load_state_dict(with_versions(shared["model"], shared["model_versions"]))
+            for name, module in found.items():
+                module.load_state_dict(with_versions(shared[name], shared[f"{name}_versions"]))
             differences = load_optimizer(optimizer, shared["optimizer"])
             for name, part in parts(components, state).items():
                 part.load_state_dict(shared[name])

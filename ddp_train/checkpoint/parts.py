@@ -10,6 +10,7 @@ from torch import nn
 
 from ddp_train.build import Components
 from ddp_train.distributed import World
+from ddp_train.joint import Joint
 from ddp_train.state import TrainState, WindowSums, random_state
 
 
@@ -22,16 +23,22 @@ class Stateful(Protocol):
 
 
 def parts(components: Components, state: TrainState) -> dict[str, Stateful]:
-    """Return what has a state that is the same on every rank, beside model and optimizer, whose keys are compared when they are loaded."""
+    """Return what has a state that is the same on every rank, beside modules and optimizer, whose keys are compared on loading."""
     return {"scheduler": components.scheduler, "scaler": components.scaler, "state": state}
+
+
+def modules(components: Components) -> dict[str, nn.Module]:
+    """Return the modules that have weights: the model, and an objective of that kind."""
+    return dict(components.trained.named_children()) if isinstance(components.trained, Joint) else {"model": components.model}
 
 
 def shared_state(components: Components, state: TrainState) -> dict[str, Any]:
     """Return what is the same on every rank."""
-    model = components.model.state_dict()
+    states = {name: module.state_dict() for name, module in modules(components).items()}
     return {
-        "model": model,
-        "model_versions": getattr(model, "_metadata", {}),  # of the modules' own formats, which torch keeps beside the tensors
+        **states,
+        # Of the modules' own formats, which torch keeps beside the tensors.
+        **{f"{name}_versions": getattr(each, "_metadata", {}) for name, each in states.items()},
         "optimizer": components.optimizer.state_dict(),
         "optimizer_class": class_of(components.optimizer),
         **{name: part.state_dict() for name, part in parts(components, state).items()},
@@ -47,9 +54,10 @@ def own_state(components: Components, state: TrainState, window: WindowSums, wor
     }
 
 
-def may_be_infinite(model: nn.Module) -> Callable[[str], bool]:
+def may_be_infinite(components: Components) -> Callable[[str], bool]:
     """Return what tells of a tensor's name whether infinity is no sign of lost weights: a buffer may hold a mask."""
-    buffers = {f"model.{name}" for name, _ in model.named_buffers(remove_duplicate=False)}
+    found = modules(components).items()
+    buffers = {f"{part}.{name}" for part, module in found for name, _ in module.named_buffers(remove_duplicate=False)}
     return lambda name: name in buffers
 
 

@@ -74,7 +74,7 @@ class Saver:
             StateError: a checkpoint cannot hold the state.
         """
         self.finish()
-        self._world.copy_from_main(components.model.buffers())
+        self._world.copy_from_main(components.trained.buffers())
         shared, own = shared_state(components, state), own_state(components, state, window, self._world)
         snapshot = self._buffer.take(shared, own, rank=self._world.rank, size=self._world.size)
         self._count += 1
@@ -84,7 +84,7 @@ class Saver:
             nonce=self._nonce,
             step=state.step,
             snapshot=snapshot,
-            may_be_infinite=may_be_infinite(components.model),
+            may_be_infinite=may_be_infinite(components),
             facts={"config_sha256": self._config_hash, "facts": dict(facts or {})},
             remove_old=self._remove_old,
             wrote=self._count_part,

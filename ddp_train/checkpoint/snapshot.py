@@ -19,7 +19,7 @@ from ddp_train.checkpoint.share import Piece, divide, whole
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of the plain parts."""
 
-_ALIKE = tuple(f"{SHARED}.{part}." for part in ("model", "optimizer"))
+_ALIKE = tuple(f"{SHARED}.{part}." for part in ("model", "objective", "optimizer"))
 """Whose tensors are the same on all ranks: the strategy keeps the weights so, and with them the optimizer; `Saver` the buffers."""
 
 

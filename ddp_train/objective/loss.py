@@ -12,8 +12,10 @@ from ddp_train.batch import batch_size
 from ddp_train.interfaces import Batch, Goal, Objective
 
 
-class LossObjective:
+class LossObjective(nn.Module):
     """Adapt a third-party loss to the objective's protocol. A batch is `(inputs, targets)`; every sample weighs the same.
+
+    A module, so that the parameters of a loss that has some (learned centres, a temperature) are found.
 
     Args:
         loss_fn: `loss_fn(outputs, targets)` returns the mean over the batch's samples, shape [] (`reduction="mean"`). A loss that divides
@@ -21,6 +23,7 @@ class LossObjective:
     """
 
     def __init__(self, loss_fn: Callable[[Any, Any], Tensor]) -> None:
+        super().__init__()
         self.loss_fn = loss_fn
         self.goals: Mapping[str, Goal] = {"loss": "min"}
 

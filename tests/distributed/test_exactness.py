@@ -17,7 +17,31 @@ def losses(run: Path, split: str = "train") -> list[tuple[int, float]]:
     return [(record["step"], record["loss"]) for record in metrics(run, split)]
 
 
+WARM = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from ddp_train.objective.classification import Classification
+
+class Warm(nn.Module, Classification):
+    goals = {**Classification.goals, "temperature": "min"}
+    def __init__(self):
+        super().__init__()
+        Classification.__init__(self)
+        self.log_temperature = nn.Parameter(torch.zeros(()))
+        self.register_buffer("steps", torch.zeros(()))
+    def loss(self, model, batch):
+        images, labels = batch
+        self.steps += self.training
+        return F.cross_entropy(model(images) / self.log_temperature.exp(), labels, reduction="sum")
+    def metrics(self, totals):
+        return super().metrics(totals) | {"temperature": self.log_temperature.exp().item()}
+"""
+
+
 def test_the_same_global_batch_gives_the_same_run_on_one_two_and_four_processes(project: Project) -> None:
+    """Also with an objective that learns: its gradient is the mean over the global batch as the model's is."""
+    project.write("warm.py", WARM)
     for world_size, accumulation in ((1, 4), (2, 2), (4, 1)):
         done = project.run(
             *TINY_CONVNET,
@@ -26,6 +50,9 @@ def test_the_same_global_batch_gives_the_same_run_on_one_two_and_four_processes(
             f"trainer.grad_accum_steps={accumulation}",
             "trainer.clip_grad_norm=1.0",
             "trainer.evaluate_every_steps=10",
+            "trainer.check_replicas_every_steps=10",
+            "objective._target_=warm.Warm",
+            "~objective.label_smoothing",
             "cluster=cpu",
             f"cluster.processes_per_node={world_size}",
             f"hydra.run.dir=outputs/{world_size}",
@@ -41,6 +68,8 @@ def test_the_same_global_batch_gives_the_same_run_on_one_two_and_four_processes(
             assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-5)
             assert theirs.get("grad_norm", 0.0) == pytest.approx(mine.get("grad_norm", 0.0), rel=1e-4)
             assert theirs.get("accuracy") == mine.get("accuracy")  # counts: equal to the bit
+            assert theirs.get("temperature", 0.0) == pytest.approx(mine.get("temperature", 0.0), rel=1e-5)
+    assert abs(metrics(alone, "eval")[-1]["temperature"] - 1) > 1e-3
 
 
 NORMED = """
