@@ -121,6 +121,7 @@ def _record(found: failure.Failure, run_dir: RunDir, *, seconds: float = 0.0) ->
 
 def _quieten(log: Path | None) -> None:
     """Send what torch's agent logs to a file, which is created with the first line."""
+    logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     handler: logging.Handler = logging.NullHandler()
     if log is not None:
