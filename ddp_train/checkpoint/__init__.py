@@ -12,7 +12,7 @@ window sums, state of the data), as tensors and JSON: nothing in a checkpoint ca
     parts        what of a run is saved                        save, load   what the worker calls
     compare      does it fit this run?                         retention    which old ones go
     board        messages between the threads of one save      limit        can so many tensors be named at all?
-    limit        is it too much for the files' headers?
+    limit        is it too much for the files' headers?        host_memory  what a GPU can copy to
 
 A writer of another kind (torch.distributed.checkpoint for sharded models) would put its files into the same folder, between `make_partial`
 and `publish`.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import Leaf
+from ddp_train.checkpoint.host_memory import allocate
 from ddp_train.checkpoint.share import Piece, divide, whole
 
 SHARED, OWN = "shared", "rank"
@@ -107,7 +108,7 @@ class Buffer:
         total = sum(piece.num_bytes for piece in pieces)
         if self._memory.numel() < total:
             self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
-            self._memory = torch.empty(total, dtype=torch.uint8, pin_memory=self._is_pinned)
+            self._memory = allocate(total, pinned=self._is_pinned)
         position = 0
         for piece in pieces:
             yield piece, self._memory[position : position + piece.num_bytes].view(piece.dtype).view(piece.shape)

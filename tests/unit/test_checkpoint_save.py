@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from ddp_train import checkpoint
 from ddp_train.build import Components
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.board import Board
+from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.distributed import alone
 from ddp_train.state import TrainState, WindowSums
 from tests.unit.checkpoint_ranks import Ranks
@@ -109,6 +112,56 @@ def test_ranks_whose_shares_do_not_fit_together_are_named_and_nothing_is_publish
     each[2].optimizer.state[next(each[2].model.parameters())]["extra"] = torch.zeros(5)
     assert "rank 2: it has other tensors than rank 0 in optimizer" in Ranks(tmp_path, each).save(1)
     assert list(tmp_path.iterdir()) == []
+
+
+class FakeCuda:
+    """Stands for CUDA's runtime and a stream, and notes what memory is registered."""
+
+    def __init__(self, *, error: int = 0) -> None:
+        self.error, self.sizes, self.now = error, list[int](), dict[int, int]()
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert address % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
+        self.sizes.append(size)
+        if not self.error:
+            self.now[address] = size
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.now[address]
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self  # of a stream
+
+
+def buffer_on_a_gpu(monkeypatch: pytest.MonkeyPatch, fake: FakeCuda) -> Buffer:
+    for name in ("cudart", "Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *arguments: fake)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    return Buffer(torch.device("cuda"))
+
+
+def test_pinned_memory_is_as_large_as_the_share_and_given_back_before_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+    buffer = buffer_on_a_gpu(monkeypatch, fake)
+    for numel in (1_200_000, 1_100_000, 3_000_000):  # times four bytes; a power of two would be 8 and 16 MiB
+        weights = torch.arange(float(numel))
+        snapshot = buffer.take({"model": {"weights": weights}}, {}, rank=0, size=1)
+        assert next(values for piece, values in snapshot.places if piece.dtype is torch.float32).equal(weights)
+        assert list(fake.now.values()) == fake.sizes[-1:]
+        assert 0 <= fake.sizes[-1] - 4 * max(numel, 1_200_000) < 2 * mmap.PAGESIZE
+        del snapshot
+    assert len(fake.sizes) == 2  # a smaller state takes what there is
+    del buffer
+    assert not fake.now
+
+
+def test_memory_that_cannot_be_pinned_serves_as_well(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    buffer = buffer_on_a_gpu(monkeypatch, FakeCuda(error=2))
+    snapshot = buffer.take({"model": {"weights": torch.ones(9)}}, {}, rank=0, size=1)
+    assert sum(float(values.sum()) for piece, values in snapshot.places if piece.dtype is torch.float32) == 9
+    assert "not pinned (CUDA error 2)" in caplog.text
 
 
 def test_a_second_save_waits_for_the_first(tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch) -> None:
