@@ -21,7 +21,7 @@ from tests.conftest import Finished, Project, finish
 _MOST_RANKS = 8
 _REHEARSED_RANKS = 2
 _REPORTS = Path(__file__).parents[2] / "outputs" / "gpu"
-_NEEDED = pytest.StashKey["dict[str, Row]"]()
+_ROWS = pytest.StashKey["dict[str, Row]"]()
 
 
 @dataclass
@@ -132,7 +132,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_NEEDED] = {}
+    config.stash[_ROWS] = {}
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def rig(project: Project, request: pytest.FixtureRequest) -> Rig:
     """Give what an item runs on, or skip it where that is not there."""
     config = request.config
     device, ranks = config.getoption("--device", "cuda"), config.getoption("--ranks", None)
-    row = config.stash[_NEEDED][request.node.nodeid]
+    row = config.stash[_ROWS][request.node.nodeid]
     there = _REHEARSED_RANKS if device == "cpu" else torch.cuda.device_count()
     if there == 0:
         pytest.skip("needs a GPU, and torch sees none here (a rehearsal on a CPU: make gpu ARGS=--device=cpu)")
@@ -151,12 +151,12 @@ def rig(project: Project, request: pytest.FixtureRequest) -> Rig:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
-            config.stash[_NEEDED][item.nodeid] = Row(item.name.removeprefix("test_").replace("_", " "), _doc(item))
+            config.stash[_ROWS][item.nodeid] = Row(item.name.removeprefix("test_").replace("_", " "), _doc(item))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    rows = item.config.stash[_NEEDED]
+    rows = item.config.stash[_ROWS]
     if item.nodeid in rows:
         number = list(rows).index(item.nodeid) + 1
         _teller(item.config)(f"\n[{number} of {len(rows)}] {rows[item.nodeid].name}\n      {rows[item.nodeid].shows}")
@@ -165,7 +165,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     report: pytest.TestReport = yield
-    row = item.config.stash[_NEEDED].get(item.nodeid)
+    row = item.config.stash[_ROWS].get(item.nodeid)
     if row is not None:
         row.seconds += report.duration
         if report.skipped and isinstance(report.longrepr, tuple):
@@ -184,7 +184,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Write the report that a person sends in."""
-    rows = [row for row in config.stash[_NEEDED].values() if row.outcome]
+    rows = [row for row in config.stash[_ROWS].values() if row.outcome]
     if not rows or all(row.outcome == "skipped" for row in rows):
         return
     text = _report(rows, device=config.getoption("--device", "cuda"))
@@ -206,7 +206,7 @@ def _report(rows: list[Row], *, device: str) -> str:
         "",
         "| item | ranks | outcome | seconds | what was found |",
         "|---|---|---|---|---|",
-        *[f"| {row.name} | {row.ranks} | {row.outcome} | {row.seconds:.0f} | {'<br>'.join(row.notes)} |" for row in rows],
+        *[f"| {row.name} | {row.ranks} | {row.outcome} | {row.seconds:.0f} | {'<br>'.join(row.notes).replace('|', '/')} |" for row in rows],
         "",
         f"{sum(row.seconds for row in rows) / 60:.1f} minutes",
     ]
