@@ -38,9 +38,8 @@ def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> list[ConfigErro
             default = _default(owner, name)
             if name in BY_RUN.get(section, ()) or (default is None and section in BY_RUN) or _is_auto(default) or _takes_text(owner, name):
                 continue
-            expected = "a value; auto takes facts of the data in model and objective, " + " and ".join(
-                f"of the run in {other} ({', '.join(names)})" for other, names in BY_RUN.items()
-            )
+            own = f" ({', '.join(BY_RUN[section])})" if section in BY_RUN else ""
+            expected = f"a value; auto takes facts of the data in model and objective, of the run in scheduler and metrics{own}"
             happened = "is auto, and nothing answers it" + ("" if name else ": in a list it has no name")
             errors.append(ConfigError(key=key, happened=happened, expected=expected, fix=_with_value(key, default)))
     return errors

@@ -41,7 +41,7 @@ from ddp_train.rules import (
 )
 from ddp_train.run_dir import sha256
 from ddp_train.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, FaultConfig, LoaderConfig, RootConfig
-from ddp_train.spelling import nearest, override, removal
+from ddp_train.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.target import check_target
 
 
@@ -360,7 +360,9 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> li
             continue
         is_secret = any(redaction.spelled_out(key, inner) for key, inner in _leaves({name: value}))  # what was typed is not shown again
         advice = [_instead(text, valid) for text in typed if not is_secret and re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
-        if any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
+        if name in CALLED_HERE:
+            expected, advice = CALLED_HERE[name], [f"leave it out: {removal(name, value)}"]
+        elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
             expected = f"a part of a run: {', '.join(TARGETS)} or metrics.NAME; nobody makes another one"
             close = nearest(name, known)
             advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ddp_train import config
 from ddp_train.errors import ConfigError
 from ddp_train.schema import SECTIONS, TARGETS
-from ddp_train.spelling import nearest, override, removal
+from ddp_train.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.target import locate, takes
 from ddp_train.words import whole, without_override
 
@@ -63,11 +64,13 @@ def refuse_unknown_options(arguments: list[str]) -> None:
     errors = []
     for text in unknown:
         name, equals, _ = text.partition("=")
-        close = nearest(name.lstrip("-"), [option.lstrip("-") for option in own])
+        close = next(iter(get_close_matches(name.lstrip("-"), [option.lstrip("-") for option in own], n=1, cutoff=0.75)), "")
         meant = shlex.quote(text.lstrip("-")) if equals and not close else f"did you mean --{close}{text[len(name) :]}?" if close else ""
         errors.append(
             ConfigError(
-                happened=f"{name} is no option", expected="key=value without dashes" if equals else "", fix=meant or "ddp-train --help"
+                happened=f"{name} is no option",
+                expected="key=value without dashes, or an option of ddp-train --help",
+                fix=meant or "ddp-train --help",
             )
         )
     if errors:
@@ -258,6 +261,8 @@ def _not_there(given: Override, tree: Mapping[str, Any], valid: list[str]) -> Co
             expected="a + before what is added" + (f", or the key {close}" if close else ""),
             fix=shlex.quote(f"+{key}={value}"),
         )
+    if (root := key.partition(".")[0]) in CALLED_HERE:
+        return ConfigError(key=key, happened="is not a key of this configuration", expected=CALLED_HERE[root], fix="leave it out")
     if not close and "." not in key:
         return ConfigError(
             key=key,

@@ -11,6 +11,17 @@ from typing import Any
 _PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*")
 """Text that Hydra's parser takes without quotes."""
 
+CALLED_HERE = {
+    "callbacks": "checkpoint, evaluate and trainer, for what they do",
+    "logger": "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter",
+    "loggers": "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter",
+    "datamodule": "data",
+    "net": "model",
+    "criterion": "objective",
+    "loss": "objective",
+}
+"""What other frameworks have at the top of a configuration, and where ours has it."""
+
 _WORDS = ("null", "true", "false", "nan", "inf")
 
 
@@ -25,8 +36,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
     meant = [part for part in reversed(beside) if part.endswith(f"_{last}")] or get_close_matches(last, beside, n=1, cutoff=0.6)
     if meant:
         return beside[meant[0]]
-    elsewhere = [other for other in names if _last(other) == last] or [other for other in names if _last(other).endswith(f"_{last}")]
-    return elsewhere[0] if elsewhere else next(iter(get_close_matches(name, names, n=1, cutoff=0.8)), "")
+    keys = [other for other in names if "." in other or not section]  # a key in a section is no group
+    elsewhere = [other for other in keys if _last(other) == last] or [other for other in keys if _last(other).endswith(f"_{last}")]
+    alike = [other for other in names if other.count(".") == name.count(".")]  # a wrong section
+    return elsewhere[0] if elsewhere else next(iter(get_close_matches(name, alike, n=1, cutoff=0.8)), "")
 
 
 def override(key: str, value: Any, *, sign: str = "") -> str:

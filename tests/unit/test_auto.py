@@ -99,7 +99,12 @@ def test_without_a_fact_an_argument_that_can_do_without_is_null() -> None:
     ("override", "key", "said", "fix"),
     [
         ("optimizer.lr=auto", "optimizer.lr", "facts of the data in model and objective", "optimizer.lr=0.001"),
-        ("scheduler.warmup_steps=auto", "scheduler.warmup_steps", "of the run in scheduler (total_steps)", "scheduler.warmup_steps=0"),
+        (
+            "scheduler.warmup_steps=auto",
+            "scheduler.warmup_steps",
+            "of the run in scheduler and metrics (total_steps)",
+            "scheduler.warmup_steps=0",
+        ),
         ("data.image_size=auto", "data.image_size", "facts of the data in model and objective", "data.image_size=16"),
         ("strategy.bucket_cap_mb=auto", "strategy.bucket_cap_mb", "of the run in", "strategy.bucket_cap_mb=25"),
         ("model.image_shape=[auto,16,16]", "model.image_shape.0", "a value", "VALUE"),
