@@ -78,7 +78,7 @@ def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
     return found
 
 
-def in_native_code(pids: Iterable[int], *, within_s: float = 1.0) -> set[int]:
+def in_native_code(pids: Iterable[int], *, within_s: float = 0.5) -> set[int]:
     """Return the processes whose main thread is inside native code that does not return: a kernel launch, a read of a GPU, a collective.
 
     Python runs its signal handlers between bytecodes, and where it waits itself: for a lock, a socket, the end of a sleep. Who can tell
