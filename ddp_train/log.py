@@ -54,6 +54,7 @@ def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
     handler = logging.FileHandler(run_dir.rank_log(rank))
     handler.setFormatter(Redacting(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     handlers: list[logging.Handler] = [handler]
+    shown: list[Terminal] = []
     if rank == 0 and shows:
         shown = [Terminal(terminal.fileno(), owns=False, log=descriptor) for descriptor, terminal in zip((1, 2), terminals, strict=True)]
         sys.stdout, sys.stderr = shown
@@ -77,6 +78,8 @@ def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
         everybodys.setLevel(level)
         _flush()
         sys.stdout, sys.stderr = python_streams
+        for stream in shown:
+            stream.close()  # whoever has kept it must not write into what gets its descriptor next
         for descriptor, terminal in zip((1, 2), terminals, strict=True):
             os.dup2(terminal.fileno(), descriptor)
             terminal.close()

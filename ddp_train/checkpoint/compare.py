@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ddp_train.checkpoint.parts import class_of
 
 _CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
+_PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums")  # in the state of torch's schedulers
 _LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")  # state that has a parameter's shape
 
 
@@ -56,6 +57,14 @@ def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, 
     return list(saved["param_groups"]) if numbers else groups
 
 
+def regrouped_schedule(state: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> Any:
+    """Return a scheduler's saved state with a value for each of the optimizer's groups, where these are cut otherwise than they were."""
+    before = saved["param_groups"]
+    firsts = [group["params"][0] for group in regrouped(optimizer, saved)]
+    places = [next(place for place, group in enumerate(before) if first in group["params"]) for first in firsts]
+    return state if len(places) == len(before) else _put_in_places(state, places, len(before))
+
+
 def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
     """Load an optimizer's state in the types that it was saved in; where the config differs from what was saved, the config wins.
 
@@ -88,6 +97,17 @@ def with_versions(tensors: Mapping[str, Any], versions: Mapping[str, Any]) -> Or
     state = OrderedDict(tensors)
     state._metadata = versions  # type: ignore[attr-defined]  # where torch looks for them
     return state
+
+
+def _put_in_places(state: Any, places: list[int], size: int) -> Any:
+    if isinstance(state, Mapping):
+        return {
+            key: [value[place] for place in places]
+            if key in _PER_GROUP and isinstance(value, list) and len(value) == size
+            else _put_in_places(value, places, size)
+            for key, value in state.items()
+        }
+    return [_put_in_places(each, places, size) for each in state] if isinstance(state, list) else state
 
 
 def _rest(group: Mapping[str, Any]) -> dict[str, Any]:

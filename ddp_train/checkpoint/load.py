@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ddp_train.build import Components
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.compare import compare_model, compare_optimizer, load_optimizer, with_versions
+from ddp_train.checkpoint.compare import compare_model, compare_optimizer, load_optimizer, regrouped_schedule, with_versions
 from ddp_train.checkpoint.parts import modules, parts
 from ddp_train.checkpoint.share import Piece, whole
 from ddp_train.checkpoint.snapshot import OWN, SHARED, divide_shared
@@ -122,9 +122,10 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
         try:
             for name, module in found.items():
                 module.load_state_dict(with_versions(shared[name], shared[f"{name}_versions"]))
+            schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
             differences = load_optimizer(optimizer, shared["optimizer"])
             for name, part in parts(components, state).items():
-                part.load_state_dict(shared[name])
+                part.load_state_dict(schedule if name == "scheduler" else shared[name])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             problems = [f"{type(error).__name__}: {error}"]
     if problems:

@@ -334,7 +334,8 @@ def test_a_weight_decay_that_is_switched_on_or_off_keeps_every_parameters_state(
     def moments(parts: Components) -> dict[str, Tensor]:
         return {name: parts.optimizer.state[parameter]["exp_avg"] for name, parameter in parts.model.named_parameters()}
 
-    base = ["trainer.max_steps=3", "scheduler=step", "scheduler._target_=torch.optim.lr_scheduler.StepLR"]
+    base = ["trainer.max_steps=3", "scheduler=step", "scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingLR"]
+    base += ["~scheduler.step_size", "~scheduler.gamma", "+scheduler.T_max=1"]  # one of those that keep a rate for each group
     for before, after in (("0.1", "0.0"), ("0.0", "0.1")):
         trained = components(*base, f"optimizer.weight_decay={before}")
         train_to_the_end(trained)
