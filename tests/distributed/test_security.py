@@ -22,7 +22,7 @@ SECRETS = {  # planted by an environment variable of that name
     "PLANTED_CREDENTIAL": "planted-print-6",  # printed by every rank, and by a loader worker
 }
 PARTS = """
-import os, sys, torch
+import logging, os, sys, torch
 from ddp_train.data.synthetic_images import SyntheticImages
 from ddp_train.model.mlp import MLP
 from ddp_train.objective.classification import Classification
@@ -30,6 +30,7 @@ from ddp_train.objective.classification import Classification
 class Data(SyntheticImages):
     def batch(self, indices):
         print("worker", os.environ["PLANTED_CREDENTIAL"])
+        logging.info("noted %s", os.environ["PLANTED_CREDENTIAL"])
         return super().batch(indices)
 
 class Model(MLP):
@@ -37,6 +38,7 @@ class Model(MLP):
         super().__init__(**others)
         assert (token, url) == (os.environ["PLANTED_TOKEN"], os.environ["PLANTED_DATABASE"])
         print("rank", os.environ["PLANTED_CREDENTIAL"], token, url, flush=True)
+        logging.info("told %s", os.environ["PLANTED_CREDENTIAL"])
         print(os.environ["PLANTED_CREDENTIAL"], file=sys.stderr, flush=True)
         self.fails, self.steps = fails, 0
     def forward(self, x):
@@ -108,8 +110,13 @@ def test_secrets_stay_in_the_environment_and_only_loopback_listens(project: Proj
     run = project.the_run()
     assert ("cannot log in with ***" in stderr) is fails
     assert "rank *** *** ***" in stdout
-    assert "worker ***" in (run / "logs" / "rank_00001.log").read_text()
-    assert "'***': 1.0" in (run / "logs" / "rank_00000.log").read_text()
+    first, second = ((run / "logs" / f"rank_0000{rank}.log").read_text() for rank in range(2))
+    for log in (first, second):
+        assert "worker ***" in log
+        assert "loader worker INFO noted ***" in log
+        assert "rank *** *** ***" in log
+        assert "INFO told ***" in log
+    assert "'***': 1.0" in first
     assert "token: ${oc.env:PLANTED_TOKEN}" in (run / "config.yaml").read_text()
     assert (run / "tensorboard").is_dir()
     for secret in ("planted-environment-1", "planted-reference-2", "planted-url-3", *list(SECRETS.values())[3:]):
