@@ -35,6 +35,10 @@ class Settings:
         self.num_labels = num_labels
 
 
+def make_settings(**kwargs: Any) -> Settings:
+    return Settings(**kwargs)
+
+
 class Configured(nn.Module):
     """Takes any name, as torchvision's functions do, and a settings object, as transformers' models do."""
 
@@ -42,6 +46,14 @@ class Configured(nn.Module):
         super().__init__()
         self.head = nn.Linear(8, config.num_labels if config else kwargs.get("num_classes", 1000))
         self.config, self.sizes = config, sizes
+
+
+class Passing(Configured):
+    """Passes on whatever it gets, as torchvision's functions do."""
+
+    def __init__(self, config: Settings | None = None, **kwargs: Any) -> None:
+        super().__init__(config)
+        nn.Linear(4, 4, **kwargs)
 
 
 OWN_DATA = ["~data", "+data._target_=tests.unit.test_auto.Plain", "+data.eval.num_samples=10", "~metrics.tensorboard"]
@@ -87,6 +99,14 @@ def test_an_auto_inside_a_node_is_answered_too() -> None:
     assert parts.model.sizes == [{"num_classes": 10}]
     wanted = {"model.config.num_labels": 10, "model.sizes.0.num_classes": 10, "scheduler.total_steps": parts.total_steps}
     assert {key: parts.answers[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize("key", ["model.width", "model.config.width"])
+def test_an_argument_that_is_passed_on_in_vain_is_refused_with_its_key(key: str) -> None:
+    own = ["~model", "+model._target_=tests.unit.test_auto.Passing", "+model.config._target_=tests.unit.test_auto.make_settings"]
+    error = refused(f"+{key}=3", base=[*own, "~metrics.tensorboard"])
+    assert (error.key, error.fix) == (key, f"remove it: '~{key}'")
+    assert "unexpected keyword argument 'width'" in error.happened
 
 
 def test_without_a_fact_an_argument_that_can_do_without_is_null() -> None:
