@@ -1,15 +1,20 @@
 """Whether all ranks still have the same weights: they must, to the last bit, and a bit that flips on one of them is not seen otherwise.
 
-Each rank adds up the bits of every tensor as integers, on its device, and one small gather brings the sums together.
+Each rank adds up the bits of every tensor as integers, on its device, and one small gather brings the sums together. Of what else all must
+have (schedule, loss scale, position) hashes are compared.
 """
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ddp_train.distributed import World
 from ddp_train.errors import RunError
@@ -33,16 +38,27 @@ class ReplicaCheck:
 
 
 class FingerprintCheck(ReplicaCheck):
-    """Compares the model of all ranks now and then. Made on all of them, when the model is as it will be trained.
+    """Compares what all ranks must have alike, now and then. Made on all of them, when the model is as it will be trained.
 
-    Parameters are compared, and the buffers that training does not change: those that it does (batch norm's averages) are each rank's own.
+    Parameters are compared, the optimizer's tensors, and the buffers that training does not change. Those that it does (batch norm's
+    averages) are each rank's own from one synchronised forward to the next, which begins with rank 0's; rank 0's are what is saved.
 
     Args:
+        model: what is trained, an objective with weights of its own included.
+        others: return a hash of each other thing that must be the same, by name.
         every_steps: steps between two comparisons; each save has one before it besides, because every rank may write a part of it.
     """
 
-    def __init__(self, model: nn.Module, world: World, *, every_steps: int) -> None:
-        self._world, self._every_steps = world, every_steps
+    def __init__(
+        self,
+        model: nn.Module,
+        world: World,
+        *,
+        every_steps: int,
+        optimizer: Optimizer | None = None,
+        others: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self._world, self._every_steps, self._optimizer, self._others = world, every_steps, optimizer, others
         self._checked = -1  # the step after which it was done last
         self._parameters, self._buffers = dict(model.named_parameters()), dict(model.named_buffers())
         self._buffers_at_start = self._gather(self._buffers)
@@ -64,39 +80,58 @@ class FingerprintCheck(ReplicaCheck):
             ReplicaError: on all ranks, with the rank and the tensor that differ.
         """
         self._checked = step
-        sums = self._gather(self._parameters | self._buffers)
-        is_constant = (sums[:, len(self._parameters) :] == self._buffers_at_start).sum(dim=0) * 2 > self._world.size
-        is_compared = torch.cat([torch.ones(len(self._parameters), dtype=torch.bool), is_constant])
-        differs = (sums != sums[0]).any(dim=0) & is_compared
-        if not differs.any():
+        kept = self._kept()
+        facts = self._world.gather({"optimizer's tensors": hashlib.sha256(" ".join(kept).encode()).hexdigest(), **self._others()})
+        columns: dict[str, list[Any]] = {
+            name: [each.get(name) for each in facts] for name in sorted({name for each in facts for name in each})
+        }
+        if len(set(columns["optimizer's tensors"])) == 1:  # else their sums are not as many on each rank
+            always, sums = self._parameters | kept, self._gather(self._parameters | kept | self._buffers)
+            is_constant = (sums[:, len(always) :] == self._buffers_at_start).sum(dim=0) * 2 > self._world.size
+            is_compared = [True] * len(always) + is_constant.tolist()
+            columns |= {name: sums[:, place].tolist() for place, name in enumerate([*always, *self._buffers]) if is_compared[place]}
+        different = {name: column for name, column in columns.items() if len(set(column)) > 1}
+        if not different:
             return
         hosts = self._world.gather(socket.gethostname())
         drifted: dict[int, list[str]] = {}
         unclear = []
-        for place, name in enumerate([*self._parameters, *self._buffers]):
-            if differs[place]:
-                column = sums[:, place].tolist()
-                value, count = Counter(column).most_common(1)[0]
-                if count * 2 <= self._world.size:
-                    unclear.append(name)
-                for rank in [rank for rank in range(self._world.size) if column[rank] != value and count * 2 > self._world.size]:
-                    drifted.setdefault(rank, []).append(name)
+        for name, column in different.items():
+            value, count = Counter(column).most_common(1)[0]
+            if count * 2 <= self._world.size:
+                unclear.append(name)
+            for rank in [rank for rank in range(self._world.size) if column[rank] != value and count * 2 > self._world.size]:
+                drifted.setdefault(rank, []).append(name)
         found = [f"rank {rank} on {hosts[rank]} differs from the others in {_some(names)}" for rank, names in sorted(drifted.items())]
         if unclear:
             found.append(f"the ranks differ in {_some(unclear)}, and no majority says which is right")
         raise ReplicaError(
             key="trainer.check_replicas_every_steps",
             happened=f"a corrupted replica, found after step {step}: {'; '.join(found)}",
-            expected="the same parameters on all ranks, bit for bit",
+            expected="the same weights, optimizer state and schedule on all ranks, bit for bit",
             fix="ddp-train resume RUN, which goes on from the newest checkpoint: nothing was saved since; if it is the same machine again,"
             " replace it (memory), or look for code that changes weights on one rank alone",
         )
+
+    def _kept(self) -> dict[str, Tensor]:
+        """Return the tensors that the optimizer keeps, by what they are of."""
+        if self._optimizer is None:
+            return {}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self._parameters.items()}
+        return {
+            f"{kind} of {names.get(parameter, 'a parameter')}": value
+            for parameter, state in self._optimizer.state.items()
+            for kind, value in state.items()
+            if isinstance(value, Tensor)
+        }
 
     def _gather(self, tensors: dict[str, Tensor]) -> Tensor:
         """Return the sum of the bits of every tensor on every rank, shape [ranks, tensors], int64, on the CPU. Collective."""
         if not tensors:
             return torch.zeros(self._world.size, 0, dtype=torch.int64)
-        return self._world.gather_rows(torch.stack([_sum_of_bits(tensor.detach()) for tensor in tensors.values()])).cpu()
+        return self._world.gather_rows(
+            torch.stack([_sum_of_bits(tensor.detach()).to(self._world.device) for tensor in tensors.values()])
+        ).cpu()
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

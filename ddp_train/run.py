@@ -244,7 +244,15 @@ def _loop(
         predictions_of=run_dir.predictions_of if tree["evaluate"]["save_predictions"] else None,
         watch=AnomalyWatch(**{key: trainer[key] for key in ("on_nonfinite", "spike_zscore", "on_spike")}, tell=tell),
         guard=SkippingGuard(components.trained, components.optimizer) if trainer["on_nonfinite"] == "skip" else StepGuard(),
-        replicas=FingerprintCheck(components.trained, world, every_steps=every) if every else ReplicaCheck(),
+        replicas=FingerprintCheck(
+            components.trained,
+            world,
+            every_steps=every,
+            optimizer=components.optimizer,
+            others=lambda: checkpoint.hashes(components, state),
+        )
+        if every
+        else ReplicaCheck(),
         rewind=go_back,
     )
 

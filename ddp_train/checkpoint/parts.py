@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
+import torch
+import xxhash
 from torch import nn
 
 from ddp_train.build import Components
+from ddp_train.checkpoint import codec
 from ddp_train.distributed import World
 from ddp_train.joint import Joint
 from ddp_train.state import TrainState, WindowSums, random_state
@@ -25,6 +29,18 @@ class Stateful(Protocol):
 def parts(components: Components, state: TrainState) -> dict[str, Stateful]:
     """Return what has a state that is the same on every rank, beside modules and optimizer, whose keys are compared on loading."""
     return {"scheduler": components.scheduler, "scaler": components.scaler, "state": state}
+
+
+def hashes(components: Components, state: TrainState) -> dict[str, str]:
+    """Return a hash of each part: of what all ranks should have, and nothing keeps alike."""
+    found = {}
+    for name, part in parts(components, state).items():
+        plain, tensors = codec.encode(part.state_dict(), name)
+        each = xxhash.xxh3_128(json.dumps(plain, sort_keys=True).encode())
+        for tensor in tensors.values():
+            each.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        found[name] = each.hexdigest()
+    return found
 
 
 def modules(components: Components) -> dict[str, nn.Module]:
