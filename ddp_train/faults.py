@@ -67,18 +67,20 @@ class _Injector:
     def __init__(self, faults: list[FaultConfig], components: Components, run_dir: RunDir) -> None:
         self._waiting, self._components, self._run_dir = faults, components, run_dir
         self._hooks: list[RemovableHandle] = []  # until the step is over
+        self._hooked_at = 0
         self._reads_fail = _let_reads_fail(components) if any(fault.kind == "worker_raise" for fault in faults) else None
 
     def __call__(self, phase: Phase, step: int) -> None:
-        while self._hooks and phase is not Phase.STEP:  # not by its number: after a rewind it may come again
+        is_over = phase not in (Phase.DATA, Phase.STEP) or step != self._hooked_at  # a step may wait for data in its midst
+        while self._hooks and is_over:
             self._hooks.pop().remove()
         for fault in [each for each in self._waiting if _is_due(each, phase, step)]:
             if fault.kind != "slow":
                 self._waiting.remove(fault)
                 logger.warning("debug.faults: %s, at %s after step %d", fault.kind, phase, step)
-            self._strike(fault)
+            self._strike(fault, step)
 
-    def _strike(self, fault: FaultConfig) -> None:
+    def _strike(self, fault: FaultConfig, step: int) -> None:
         checkpoints, seconds = self._run_dir.checkpoints, fault.seconds
         match fault.kind:
             case "sleep" | "slow":
@@ -100,6 +102,7 @@ class _Injector:
                 logger.warning("debug.faults: %s of %s", fault.kind, damage(checkpoints, fault.kind))
             case "nan" | "spike":
                 factor = float("nan") if fault.kind == "nan" else _SPIKE
+                self._hooked_at = step
                 self._hooks.append(_scale_output(self._components.model, factor))
             case "drift":
                 parameter = next(each for each in self._components.model.parameters() if each.requires_grad)

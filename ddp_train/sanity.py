@@ -12,10 +12,9 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, islice
 from typing import Any, cast
 
 import numpy as np
@@ -44,8 +43,8 @@ _LABEL_ERROR = re.compile(r"Target (-?\d+) is out of bounds|device-side (assert)
 _AT_RANDOM = 0.05  # a loss that differs by more from one time to the next says nothing about sum and mean
 
 
-def check(components: Components, stream: Iterator[MicroBatch], world: World, *, samples: int, predicts: bool) -> Iterator[MicroBatch]:
-    """Try the first micro-batch of `stream` and the first of the evaluation, and return the stream as it was.
+def check(components: Components, first: Sequence[MicroBatch], world: World, *, samples: int, predicts: bool) -> None:
+    """Try the first micro-batch of training, if there is one, and the first of the evaluation; rank 0 prints what they are.
 
     Args:
         samples: the data's position.
@@ -55,9 +54,8 @@ def check(components: Components, stream: Iterator[MicroBatch], world: World, *,
         ConfigError: data, model and objective do not fit.
         DataError: a label is out of range.
     """
-    first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
     lines = []
-    with _put_back(components, world.device):
+    with untouched(components, world.device):
         if first:
             ids = components.train_loader.sample_ids(samples, 0)
             lines.append(_try(components, first[0], ids, world, split="training", predicts=predicts))
@@ -70,7 +68,6 @@ def check(components: Components, stream: Iterator[MicroBatch], world: World, *,
         torch.cuda.empty_cache()  # its blocks are of other sizes than the steps'
     if world.is_main:
         print(*(f"tried    {line}" for line in lines), sep="\n", flush=True)
-    return chain(first, stream)
 
 
 def explain(error: Exception, model: nn.Module, objective: Objective, micro_batch: MicroBatch, ids: Indices | None, *, what: str) -> None:
@@ -310,7 +307,7 @@ def _without_compiling() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextmanager
-def _put_back(components: Components, device: torch.device) -> Iterator[None]:
+def untouched(components: Components, device: torch.device) -> Iterator[None]:
     """Put back what computing changes: random streams, buffers, modes, and attributes of the model's modules and of the objective."""
     objective = components.objective
     parts = [components.model, objective, *getattr(objective, "__dict__", {}).values()]

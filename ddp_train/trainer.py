@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import islice
+from functools import cache, partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_train import joint, sanity
 from ddp_train.anomaly import AnomalyWatch, Rewind
@@ -30,7 +32,7 @@ from ddp_train.data.reader import MicroBatch
 from ddp_train.device_queue import device_queue
 from ddp_train.distributed import World
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Objective, Predicting
+from ddp_train.interfaces import Indices, Objective, Predicting
 from ddp_train.predictions import PredictionFiles
 from ddp_train.pulse import Phase, Pulse
 from ddp_train.replica import ReplicaCheck
@@ -76,9 +78,7 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
         NonFiniteLossError: the loss was NaN or infinite; all ranks raise at the same log step.
         ReplicaError: the ranks' weights are not the same any more.
     """
-    stream = copied_ahead(components.train_loader.micro_batches(state.samples), world.device)
-    if loop.sanity_check and state.step < components.total_steps:
-        stream = sanity.check(components, stream, world, samples=state.samples, predicts=loop.predictions_of is not None)
+    stream = _stream(components, state, world, loop)
     while True:
         try:
             return _train(components, state, world, loop, stream)
@@ -86,6 +86,23 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
             if loop.rewind is None:
                 raise
             loop.rewind(found)
+
+
+def _stream(components: Components, state: TrainState, world: World, loop: Loop) -> Iterator[MicroBatch]:
+    """Return this rank's micro-batches, after its first one has served for all that comes before the first step. Collective."""
+    stream = copied_ahead(components.train_loader.micro_batches(state.samples), world.device)
+    if state.step >= components.total_steps:
+        return stream
+    is_settled = state.step > 0 or world.size == 1 or not _keeps_gradients(components)
+    if is_settled and not loop.sanity_check:
+        return stream
+    first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
+    if loop.sanity_check:
+        sanity.check(components, first, world, samples=state.samples, predicts=loop.predictions_of is not None)
+    if not is_settled and first:
+        with sanity.untouched(components, world.device):
+            settle(components, world, first[0])
+    return chain(first, stream)
 
 
 def _train(components: Components, state: TrainState, world: World, loop: Loop, stream: Iterator[MicroBatch]) -> bool:
@@ -98,41 +115,20 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
             return False  # the checkpoint that we come from owes it, too
         state.owes_evaluation = False
     while state.step < components.total_steps:
-        started = time.perf_counter()
-        loop.pulse.enter(Phase.DATA, state.step)
         batch = loader.order.batch_at(state.samples)
-        micro_batches = list(islice(stream, loader.grad_accum_steps))
-        if len(micro_batches) < loader.grad_accum_steps:  # on one rank, say: the others would wait for it in the all-reduce
-            raise DataError(
-                key="data",
-                happened=f"the data of rank {world.rank} ended within step {state.step + 1}, after {len(micro_batches)} of its"
-                f" {loader.grad_accum_steps} micro-batches",
-                expected="data that goes on until the run's last step, on every rank",
-                fix="look for a StopIteration that the data set raises",
-            )
-        window.data_wait_s += time.perf_counter() - started
-        window.skipped += sum(len(micro_batch.skipped) for micro_batch in micro_batches)
-
         is_last = state.step + 1 == components.total_steps
         is_log_step = is_last or (state.step + 1) % loop.log_every_steps == 0
-        loop.pulse.enter(Phase.STEP, state.step)
-        try:
-            grad_norm = train_step(
-                components,
-                micro_batches,
-                world,
-                window,
-                global_batch_size=batch.size,
-                clip_grad_norm=loop.clip_grad_norm,
-                measure_grad_norm=is_log_step,
-                guard=loop.guard,
-            )
-        except IndexError as error:  # a label out of range, say
-            for number, micro_batch in enumerate(micro_batches):
-                sample_ids = loader.sample_ids(state.samples, number)
-                what = f"this rank's batch of step {state.step + 1}"
-                sanity.explain(error, components.model, components.objective, micro_batch, sample_ids, what=what)
-            raise
+        grad_norm = train_step(
+            components,
+            _of_step(components, state, world, loop, stream, window),
+            world,
+            window,
+            global_batch_size=batch.size,
+            clip_grad_norm=loop.clip_grad_norm,
+            measure_grad_norm=is_log_step,
+            guard=loop.guard,
+            sample_ids=partial(loader.sample_ids, state.samples),
+        )
         state.step += 1
         state.samples += batch.size
         queue.after_step(state.step)
@@ -162,9 +158,31 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
     return True
 
 
+def _of_step(
+    components: Components, state: TrainState, world: World, loop: Loop, stream: Iterator[MicroBatch], window: Window
+) -> Iterator[MicroBatch]:
+    """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
+    step, parts = state.step, components.train_loader.grad_accum_steps
+    for number in range(parts):
+        started = time.perf_counter()
+        loop.pulse.enter(Phase.DATA, step)
+        micro_batch = next(stream, None)
+        if micro_batch is None:  # on one rank, say: the others would wait for it in the all-reduce
+            raise DataError(
+                key="data",
+                happened=f"the data of rank {world.rank} ended within step {step + 1}, after {number} of its {parts} micro-batches",
+                expected="data that goes on until the run's last step, on every rank",
+                fix="look for a StopIteration that the data set raises",
+            )
+        window.data_wait_s += time.perf_counter() - started
+        window.skipped += len(micro_batch.skipped)
+        loop.pulse.enter(Phase.STEP, step)
+        yield micro_batch
+
+
 def train_step(
     components: Components,
-    micro_batches: Sequence[MicroBatch],
+    micro_batches: Iterable[MicroBatch],
     world: World,
     window: Window,
     *,
@@ -172,11 +190,16 @@ def train_step(
     clip_grad_norm: float | None,
     measure_grad_norm: bool = False,
     guard: StepGuard = _EVERY_STEP,
+    sample_ids: Callable[[int], Indices | None] = lambda number: None,
 ) -> Tensor | None:
     """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
 
     Gradients are all-reduced once, in the last micro-batch's backward, and are the exact weighted mean over the global batch: every
     loss is a sum, divided by the weight of the whole batch.
+
+    Args:
+        micro_batches: as many as the loader's `grad_accum_steps`, asked for one by one.
+        sample_ids: gives the samples of each of them, for messages.
 
     Returns:
         Gradient norm before clipping, L2 over all parameters, shape [], not synchronised; None when it is neither measured nor clipped.
@@ -185,11 +208,16 @@ def train_step(
     """
     window.begin_step()
     guard.begin()
-    total_weight = _start_total_weight(components.objective, micro_batches, world, global_batch_size=global_batch_size)
-    for micro_batch in micro_batches[:-1]:
-        with components.strategy.no_sync(components.module):
-            _accumulate(components, micro_batch, world, window, total_weight, guard)
-    _accumulate(components, micro_batches[-1], world, window, total_weight, guard)
+    last = components.train_loader.grad_accum_steps - 1
+    total_weight, micro_batches = _start_total_weight(components.objective, micro_batches, world, global_batch_size=global_batch_size)
+    for number, micro_batch in enumerate(micro_batches):
+        try:
+            with components.strategy.no_sync(components.module) if number < last else nullcontext():
+                _accumulate(components, micro_batch, world, window, total_weight, guard)
+        except IndexError as error:  # a label out of range, say
+            what = "this rank's micro-batch"
+            sanity.explain(error, components.model, components.objective, micro_batch, sample_ids(number), what=what)
+            raise
 
     grad_norm = None
     if clip_grad_norm is not None or measure_grad_norm or guard.needs_norm:
@@ -202,7 +230,7 @@ def train_step(
     guard.step(components.optimizer, components.scaler, grad_norm)
     components.scaler.update()
     components.scheduler.step()
-    components.optimizer.zero_grad(set_to_none=True)
+    _zero_gradients(components)
     if guard.needs_norm and grad_norm is not None:
         window.norms.append(grad_norm)
     window.end_step(total_weight(), samples=global_batch_size)
@@ -287,21 +315,25 @@ def evaluate(
     return None if gave_up else objective.metrics(sums) | ({"skipped_samples": skipped} if loader.skips else {})
 
 
-def settle(components: Components, world: World) -> None:
+def settle(components: Components, world: World, micro_batch: MicroBatch | None = None) -> None:
     """Bring DDP into the state that it has after its first steps, before a checkpoint is loaded. Collective.
 
     DDP rebuilds its buckets after the first backward, and where an element lies in a bucket decides the order in which the ranks' values
     are added. Without this, a resumed run on three or more ranks differs from one that never stopped in the last bits. Parameters are
     not touched; buffers and random streams are, so it comes before loading. Twice, because a static graph takes two.
+
+    Where gradients are kept (`_keeps_gradients`) they are in the buckets from then on, so a run that begins is settled, too.
     """
     if world.size == 1:
         return
-    micro_batch = components.train_loader.peek()
+    micro_batch = micro_batch or components.train_loader.peek()
+    batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
     for _ in range(2):
+        components.optimizer.zero_grad(set_to_none=True)  # which would keep the first buckets alive beside those that replace them
         with components.amp.autocast(world.device):
-            loss = components.loss(to_device(micro_batch.batch, world.device))
+            loss = components.loss(batch)
         loss.backward()
-    components.optimizer.zero_grad(set_to_none=True)
+    _zero_gradients(components)
 
 
 def _accumulate(
@@ -326,17 +358,43 @@ def _accumulate(
 
 
 def _start_total_weight(
-    objective: Objective, micro_batches: Sequence[MicroBatch], world: World, *, global_batch_size: int
-) -> Callable[[], float | Tensor]:
-    """Return what gives the weight of the whole global batch: known from its shape, or being summed over the ranks meanwhile."""
-    first = objective.weight(micro_batches[0].batch)
-    if isinstance(first, int):
-        known = first / batch_size(micro_batches[0].batch) * global_batch_size
-        return lambda: known
-    weights = [torch.as_tensor(objective.weight(each.batch), dtype=torch.float64) * each.counts for each in micro_batches]
+    objective: Objective, micro_batches: Iterable[MicroBatch], world: World, *, global_batch_size: int
+) -> tuple[Callable[[], float | Tensor], Iterable[MicroBatch]]:
+    """Return what gives the weight of the whole global batch, and the micro-batches.
+
+    The weight is known from the shapes of the first one; or it is that of all of them, being summed over the ranks meanwhile.
+    """
+    rest = iter(micro_batches)
+    first = next(rest)
+    weight = objective.weight(first.batch)
+    if isinstance(weight, int):
+        known = weight / batch_size(first.batch) * global_batch_size
+        return lambda: known, chain([first], rest)
+    every = [first, *rest]
+    weights = [torch.as_tensor(objective.weight(each.batch), dtype=torch.float64) * each.counts for each in every]
     wait = world.start_sum(torch.stack(weights).sum())  # reduced where the data is, mostly on the CPU: no wait for the device
 
-    return cache(lambda: wait().to(world.device, non_blocking=True))
+    return cache(lambda: wait().to(world.device, non_blocking=True)), every
+
+
+def _zero_gradients(components: Components) -> None:
+    """Forget the gradients of a step."""
+    components.optimizer.zero_grad(set_to_none=not _keeps_gradients(components))
+
+
+def _keeps_gradients(components: Components) -> bool:
+    """Tell whether gradients are zeroed where they are, in DDP's buckets.
+
+    So with accumulation: the first micro-batches of a step would else put theirs beside the buckets, in as much memory again. Without,
+    DDP itself moves each one there, and zeroing is work for nothing. Not where a parameter may have none in a step, as optimizers must see.
+    """
+    module = components.module
+    return (
+        components.train_loader.grad_accum_steps > 1
+        and isinstance(module, DistributedDataParallel)
+        and bool(module.gradient_as_bucket_view)
+        and not module.find_unused_parameters
+    )
 
 
 def _log(components: Components, state: TrainState, world: World, loop: Loop, window: Window, grad_norm: Tensor | None) -> None:

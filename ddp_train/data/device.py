@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ def copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> I
 
 
 def _copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
-    side = torch.cuda.Stream(device)
+    side = _copying_stream(device)
     waiting: tuple[MicroBatch, torch.cuda.Event] | None = None
     for micro_batch in micro_batches:
         with torch.cuda.stream(side):
@@ -36,6 +37,12 @@ def _copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> 
         waiting = micro_batch._replace(placed=placed), arrived
     if waiting is not None:
         yield _given(*waiting)
+
+
+@cache
+def _copying_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream of this process for copies to a device: torch's allocator keeps freed memory for each stream by itself."""
+    return torch.cuda.Stream(device)
 
 
 def _given(micro_batch: MicroBatch, arrived: torch.cuda.Event) -> MicroBatch:

@@ -61,7 +61,10 @@ def test_a_bad_number_is_of_one_step(tmp_path: Path, kind: str, factor: float) -
     before = model(images)
     pulse.enter(Phase.STEP, 1)
     torch.testing.assert_close(model(images), before * factor, equal_nan=True)
-    for phase in (Phase.DATA, Phase.STEP):  # the same step again, as after a rewind
+    for phase in (Phase.DATA, Phase.STEP):  # the step's next micro-batch
+        pulse.enter(phase, 1)
+    torch.testing.assert_close(model(images), before * factor, equal_nan=True)
+    for phase in (Phase.START, Phase.DATA, Phase.STEP):  # the same step again, as after a rewind
         pulse.enter(phase, 1)
     torch.testing.assert_close(model(images), before)
 

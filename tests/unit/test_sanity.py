@@ -309,6 +309,6 @@ def test_masked_tokens_are_trained_on_also_where_a_batch_has_none_that_count() -
 def test_no_tensor_of_the_check_is_kept() -> None:
     parts, alive = components(), list[Any]()
     parts.model.register_forward_hook(lambda module, inputs, output: alive.append(weakref.ref(output)))
-    sanity.check(parts, parts.train_loader.micro_batches(0), alone(), samples=0, predicts=False)
+    sanity.check(parts, [next(parts.train_loader.micro_batches(0))], alone(), samples=0, predicts=False)
     assert len(alive) == 5
     assert [reference() for reference in alive] == [None] * 5

@@ -1,0 +1,87 @@
+"""Batches on the device, with a GPU that is none: how many streams there are, and how much lies on the device at a time."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddp_train import trainer
+from ddp_train.data import device
+from ddp_train.data.reader import MicroBatch
+from ddp_train.distributed import alone
+from ddp_train.interfaces import Batch
+from ddp_train.objective.classification import Classification
+from ddp_train.state import TrainState
+from ddp_train.trainer import Loop, train
+from tests.unit.parts import components
+
+CUDA = torch.device("cuda", 0)
+
+
+class FakeStream:
+    """Counts the streams that are made."""
+
+    made = 0
+
+    def __init__(self, device: torch.device) -> None:
+        FakeStream.made += 1
+
+    def record_event(self) -> None: ...
+
+    def wait_event(self, event: None) -> None: ...
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Tensor]]]:
+    """Let copies to the GPU stay on the CPU, and return all that were made."""
+    made: list[weakref.ref[Tensor]] = []
+
+    def to_device(batch: Batch, device: torch.device) -> Batch:
+        placed = [each.clone() for each in batch]
+        made.append(weakref.ref(placed[0]))
+        return tuple(placed)
+
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(device, "to_device", to_device)
+    device._copying_stream.cache_clear()
+    stream, FakeStream.made = FakeStream(CUDA), 0
+    yield made
+    device._copying_stream.cache_clear()
+
+
+def test_all_copies_to_a_device_go_through_one_stream(copies: list[Any]) -> None:
+    for _ in range(3):
+        batches = [MicroBatch((torch.zeros(1), torch.zeros(1)), counts=True) for _ in range(4)]
+        assert len(list(device.copied_ahead(iter(batches), CUDA))) == 4
+    assert (len(copies), FakeStream.made) == (12, 1)
+
+
+class Weighing(Classification):
+    """Weighs by content, so that the micro-batches of a step are all read before its first forward."""
+
+    def weight(self, batch: Batch) -> Any:
+        return torch.tensor(super().weight(batch))
+
+
+@pytest.mark.parametrize(("objective", "most"), [(Classification(), 3), (Weighing(), 9)])
+def test_few_micro_batches_are_on_the_device_at_a_time(
+    copies: list[weakref.ref[Tensor]], monkeypatch: pytest.MonkeyPatch, objective: Classification, most: int
+) -> None:
+    parts = components("data.micro_batch_size=4", "trainer.grad_accum_steps=8", "trainer.max_steps=2", "trainer.evaluate_every_steps=9")
+    parts.objective, parts.eval_loader = objective, None
+    monkeypatch.setattr(trainer, "copied_ahead", lambda stream, world_device: device.copied_ahead(stream, CUDA))
+    alive: list[int] = []
+    parts.model.register_forward_hook(lambda *_: alive.append(sum(copy() is not None for copy in copies)))
+    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
+    train(parts, TrainState(), alone(), Loop(**settings, write=lambda record: None, save=lambda window: None))
+    assert len(alive) == 16
+    assert max(alive) == most
