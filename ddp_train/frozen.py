@@ -92,7 +92,7 @@ def _goes_on(job: Job, result: Mapping[str, Any]) -> bool:
 
 
 def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved: Mapping[str, Any]) -> None:
-    """Refuse to continue a run from a folder in which its relative paths and its modules would be others, or none.
+    """Refuse to continue a run from a folder that lacks what its relative paths and its modules were where it began.
 
     Raises:
         ConfigError: with the command that goes where the run was started.
@@ -108,9 +108,9 @@ def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved:
     for key, value in config.nodes(saved):
         if not isinstance(value, str) or key in changed or not value:
             continue
-        is_module = key.endswith("._target_") and _is_module_of(began, value.partition(".")[0])
+        is_module = key.endswith("._target_") and _is_only_there(began, value.partition(".")[0])
         is_path = ("/" in value or _PATH.search(key)) and not Path(value).is_absolute() and (began / value).exists()
-        if is_module or (is_path and not ((here / value).exists() and (here / value).samefile(began / value))):
+        if is_module or (is_path and not (here / value).exists()):
             raise ConfigError(
                 key=key,
                 happened=f"is {value}, in {began}, where the run was started; you stand in {here}",
@@ -119,16 +119,14 @@ def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved:
             )
 
 
-def _is_module_of(began: Path, name: str) -> bool:
-    """Tell whether a module lies in the folder where a run was started, and is not what would be imported here."""
-    if name == "ddp_train" or not ((began / f"{name}.py").exists() or (began / name).is_dir()):
+def _is_only_there(began: Path, name: str) -> bool:
+    """Tell whether a module lies in the folder where a run was started, and cannot be imported here."""
+    if not ((began / f"{name}.py").exists() or (began / name).is_dir()):
         return False
     try:
-        spec = importlib.util.find_spec(name)
+        return importlib.util.find_spec(name) is None
     except (ImportError, ValueError):
-        spec = None
-    places = [spec.origin, *(spec.submodule_search_locations or [])] if spec is not None else []
-    return not any(place and Path(place).is_relative_to(began) for place in places)
+        return True
 
 
 def run_of(path: Path) -> Path:
