@@ -134,7 +134,7 @@ def test_a_second_ctrl_c_ends_a_run_that_hangs_at_once(project: Project) -> None
     time.sleep(0.5)
     assert process.poll() is None  # rank 1 sleeps in its third step
     process.send_signal(signal.SIGINT)
-    done = finish(process, timeout=2)
+    done = finish(process, timeout=5)  # it would sleep for 100 s
     assert done.returncode == 130
     wait_for(lambda: not our_processes(project.folder), timeout_s=3)
     assert "Ctrl-C again" in done.stderr
@@ -148,7 +148,7 @@ def test_a_stop_before_training_ends_at_once_and_says_that_nothing_is_saved(proj
     process = project.start("model=mlp", "model._target_=slow.Slow", *USE_FRAGILE[1:5], "~model.num_classes")
     wait_for(lambda: (project.folder / "building").exists())
     process.send_signal(signal.SIGTERM)
-    done = finish(process, timeout=5)
+    done = finish(process, timeout=15)  # it would build for 60 s
     assert done.returncode == 143, done.output
     assert "stopped before the first step, nothing to save" in done.stdout
     assert "Traceback" not in done.output
