@@ -68,7 +68,7 @@ def closing(job: Job, result: Mapping[str, Any]) -> str:
             f"  run folder           {folder}",
             "",
             "Try next:",
-            f"  {tools} --logdir {_outputs(folder)}",
+            *([f"  {tools} --logdir {_outputs(folder)}"] if job.config.tree["metrics"].get("tensorboard") else []),
             f"  {command} resume {shlex.quote(folder)} trainer.{longer}={twice}",
             f"  {command} -m {printable(shlex.join(_sweep(job)))}",
         ]

@@ -31,3 +31,10 @@ def test_a_global_batch_that_the_data_cannot_fill_is_not_said_to_be_used() -> No
 def test_all_parameters_are_counted_and_those_that_are_trained() -> None:
     assert "model    MLP, 13,018 parameters, all trained\n" in plan()
     assert "model    MLP, 13,018 parameters, 730 of them trained\n" in plan(frozen=True)
+
+
+def test_tensorboard_is_tried_next_where_it_was_written() -> None:
+    result = {"step": 4, "samples": 4, "seconds": 1.0, "metrics": {"last": {}, "best": {}}}
+    for overrides, is_written in ([], True), (["~metrics.tensorboard"], False):
+        job = Job(config=checked(*overrides, base=[]), run_dir=RunDir(Path("run")), command=[], overrides=overrides)
+        assert ("tensorboard --logdir" in summary.closing(job, result)) is is_written
