@@ -43,6 +43,7 @@ from ddp_train.run_dir import sha256
 from ddp_train.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, FaultConfig, LoaderConfig, RootConfig
 from ddp_train.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.target import check_target
+from ddp_train.words import whole
 
 
 class ConfigErrors(Exception):
@@ -277,10 +278,11 @@ def check_overrides(overrides: Sequence[str]) -> None:
     """
     guard.check_overrides(overrides)
     errors = []
-    for text in overrides:
-        key, _, value = text.partition("=") if not text.startswith("-") else ("", "", text)
-        name = redaction.spelled_out(key.lstrip("+~"), value.strip("'\""))
-        errors += [_spelled_out(key.lstrip("+~"), name)] if name else []
+    for text in dict.fromkeys([*overrides, *whole(overrides)[0]]):  # as they came, and as they were meant
+        key, equals, value = text.partition("=")
+        key, value = (key.lstrip("+~-").strip(), value.strip("'\" ")) if equals else ("", text)
+        name = redaction.spelled_out(key, value)
+        errors += [_spelled_out(key, name)] if name else []
     if errors:
         raise ConfigErrors(errors)
 
@@ -340,7 +342,7 @@ def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
         key=key,
         happened="is not a key of this configuration",
         expected="" if close else f"one of {', '.join(other for other in valid if other.rpartition('.')[0] == section)}",
-        fix=f"did you mean {override(close, value)}?" if close else f"remove it: {removal(key, value)}",
+        fix=f"did you mean {override(close, value, was=key)}?" if close else f"remove it: {removal(key, value)}",
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from ddp_train import redaction
+
 _PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*")
 """Text that Hydra's parser takes without quotes."""
 
@@ -42,9 +44,23 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return elsewhere[0] if elsewhere else next(iter(get_close_matches(name, alike, n=1, cutoff=0.8)), "")
 
 
-def override(key: str, value: Any, *, sign: str = "") -> str:
-    """Return an override as it is typed in a shell."""
-    return shlex.quote(f"{sign}{key}={text_of(value)}")
+def override(key: str, value: Any, *, sign: str = "", was: str = "") -> str:
+    """Return an override as it is typed in a shell, with references in the place of secrets.
+
+    Args:
+        was: the key that the value stands at now, where it is another one.
+    """
+    return shlex.quote(f"{sign}{key}={text_of(without_secrets(key, without_secrets(was, value)))}")
+
+
+def without_secrets(key: str, value: Any) -> Any:
+    """Return a value as it may be shown: with a variable's name wherever it spells a secret out."""
+    if isinstance(value, Mapping):
+        return {name: without_secrets(f"{key}.{name}", inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_secrets(key, inner) for inner in value]
+    name = redaction.spelled_out(key, value)
+    return redaction.reference(name) if name else value
 
 
 def removal(key: str, value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ddp_train import policy
 from ddp_train.errors import ConfigError
-from ddp_train.spelling import override, removal
+from ddp_train.spelling import override, removal, without_secrets
 
 AUTO = "auto"
 """Stands for a value that only the data or the run knows (auto.py)."""
@@ -117,7 +117,7 @@ def _check_arguments(
                     key=f"{key}.{name}",
                     happened=f"{path} has no argument {name!r}",
                     expected=f"{', '.join(named)}" if named else "no argument",
-                    fix=f"did you mean {override(f'{key}.{close[0]}', given[name], sign=sign)}?"
+                    fix=f"did you mean {override(f'{key}.{close[0]}', given[name], sign=sign, was=f'{key}.{name}')}?"
                     if close
                     else f"remove it: {removal(f'{key}.{name}', given[name])}",
                 )
@@ -147,7 +147,7 @@ def _check_arguments(
             errors.append(
                 ConfigError(
                     key=f"{key}.{name}",
-                    happened=f"is {value!r}",
+                    happened=f"is {without_secrets(f'{key}.{name}', value)!r}",
                     expected=f"a value of type {_spell(hints[name])}",
                     fix=f"""'{key}.{name}="{value}"'""" if wants_text else "",
                 )

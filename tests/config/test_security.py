@@ -92,6 +92,10 @@ def test_what_others_can_write_is_not_continued(
         (["+cluster.env.WANDB_API_KEY=abcdefgh12"], "WANDB_API_KEY"),
         (["-m", "seed=1,2", "+logger={api_key: abcdefgh12}"], "API_KEY"),
         (["resume", "outputs/none", "logger.api_key=abcdefgh12"], "API_KEY"),
+        (["+extra.api_key =abcdefgh12"], "API_KEY"),
+        (["+extra.api_key", "=abcdefgh12"], "API_KEY"),  # which the shell has cut
+        (["+extra.api_key=", "abcdefgh12"], "API_KEY"),
+        (["--logger.api_key=abcdefgh12"], "API_KEY"),
     ],
 )
 def test_a_secret_that_is_spelled_out_is_refused_without_being_repeated(
@@ -105,6 +109,23 @@ def test_a_secret_that_is_spelled_out_is_refused_without_being_repeated(
     assert (code, jobs) == (2, [])
     assert f"${{oc.env:{variable}}}" in said.err
     assert not any(secret in said.out + said.err + written(tmp_path) for secret in ("abcdefgh12", "tops3cret", "hunter22"))
+
+
+class Writer:
+    def __init__(self, api_key: str = "", port: int = 0) -> None: ...
+
+
+@pytest.mark.parametrize("wrong", ["apikey: abcdefgh12", "api_kye: abcdefgh12", "port: {api_key: abcdefgh12}"])
+def test_what_a_yaml_spells_out_is_not_repeated_by_advice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    own = f"metrics:\n  mine:\n    _target_: {__name__}.Writer\n    {wrong}\n"
+    (tmp_path / "mine/experiment/own.yaml").write_text(f"# @package _global_\n{own}")
+    assert command_line(monkeypatch, tmp_path, "--config-dir=mine", "experiment=own") == (2, [])
+    said = capsys.readouterr()
+    assert "${oc.env:" in said.err
+    assert "abcdefgh12" not in said.out + said.err
 
 
 def test_a_reference_to_a_secret_stays_one_and_the_hash_does_not_know_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
