@@ -20,6 +20,9 @@ from ddp_train.checkpoint.share import Piece, divide, whole
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of the plain parts."""
 
+_SLACK, _TEXTS = 64, 1 << 16
+"""Room for what grows from save to save, a 64th and 64 KiB (numbers since the last record, say): new memory costs a GPU's rank seconds."""
+
 _ALIKE = tuple(f"{SHARED}.{part}." for part in ("model", "objective", "optimizer"))
 """Whose tensors are the same on all ranks: the strategy keeps the weights so, and with them the optimizer; `Saver` the buffers."""
 
@@ -108,7 +111,7 @@ class Buffer:
         total = sum(piece.num_bytes for piece in pieces)
         if self._memory.numel() < total:
             self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
-            self._memory = allocate(total, pinned=self._is_pinned)
+            self._memory = allocate(total + total // _SLACK + _TEXTS, pinned=self._is_pinned)
         position = 0
         for piece in pieces:
             yield piece, self._memory[position : position + piece.num_bytes].view(piece.dtype).view(piece.shape)
