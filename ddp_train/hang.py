@@ -6,6 +6,7 @@ to do with its device. Pure functions: the watch (`watch_process.py`) gathers th
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "ddp_train/rendezvous.py",
     "ddp_train/checkpoint/board.py",
 )
+_READS = re.compile(r"ddp_train/data/(?!device\.py|loader\.py)")  # in the stack of a rank that reads samples itself
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
 ERROR = "Hang"
@@ -228,9 +230,17 @@ def _waits(facts: Facts) -> bool:
 def _waits_for_device(facts: Facts) -> bool:
     """Tell whether a rank may be waiting for its device, which may be waiting for others.
 
-    While it does, it is inside native code, in any line that gives the device work or reads a result. Python code that hangs is not.
+    While it does, it is inside native code, in any line that gives the device work or reads a result. Python code that hangs is not, and
+    neither is a library that reads samples.
     """
-    return facts.uses_device and facts.beat.phase in _USES_DEVICE and (facts.beat.waits_for_device or facts.is_in_native_code)
+    if not facts.uses_device or facts.beat.phase not in _USES_DEVICE:
+        return False
+    return facts.beat.waits_for_device or (facts.is_in_native_code and not _reads(facts))
+
+
+def _reads(facts: Facts) -> bool:
+    """Tell whether a rank reads samples itself: what it waits for in a native library then is no device."""
+    return any(_READS.search(frame.filename) for frame in facts.frames)
 
 
 def _fix(facts: Facts) -> str:

@@ -143,6 +143,10 @@ GPUS = {
         [native(0, READ, phase=Phase.EVALUATION), native(1, READ, phase=Phase.EVALUATION), python(2, DATA_SET, phase=Phase.EVALUATION)],
         [2],
     ),
+    "the same, in a native library of the data set, as h5py": (
+        [native(0, READ, phase=Phase.EVALUATION), native(1, DATA_SET, phase=Phase.EVALUATION), native(2, READ, phase=Phase.EVALUATION)],
+        [1],
+    ),
     "a save that waits for the device, whose work waits for a rank that still computes": (
         [native(0, SNAPSHOT, phase=Phase.SAVE), native(1, SNAPSHOT, phase=Phase.SAVE), python(2, OWN, phase=Phase.STEP, step=4)],
         [2],
