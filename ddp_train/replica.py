@@ -33,6 +33,9 @@ class ReplicaCheck:
     def after(self, step: int) -> None:
         """Say that a step was taken."""
 
+    def go_back(self) -> None:
+        """Take note that the weights are those of an earlier step again."""
+
     def before_save(self, step: int) -> None:
         """Say that a checkpoint will be written."""
 
@@ -67,6 +70,10 @@ class FingerprintCheck(ReplicaCheck):
         """Compare if it is time. Collective."""
         if step % self._every_steps == 0:
             self._check(step)
+
+    def go_back(self) -> None:
+        """Take note that the weights are those of an earlier step again."""
+        self._checked = -1
 
     def before_save(self, step: int) -> None:
         """Compare, unless it has just been done. Collective."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,6 +86,7 @@ def train(components: Components, state: TrainState, world: World, loop: Loop) -
             if loop.rewind is None:
                 raise
             loop.rewind(found)
+            loop.replicas.go_back()
 
 
 def _stream(components: Components, state: TrainState, world: World, loop: Loop) -> Iterator[MicroBatch]:
@@ -102,7 +103,14 @@ def _stream(components: Components, state: TrainState, world: World, loop: Loop)
     if not is_settled and first:
         with sanity.untouched(components, world.device):
             settle(components, world, first[0])
-    return chain(first, stream)
+    return _after(first, stream)
+
+
+def _after(first: list[MicroBatch], rest: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+    """Yield all of them, and keep none: `itertools.chain` would hold the first ones, and their memory, to its end."""
+    while first:
+        yield first.pop(0)
+    yield from rest
 
 
 def _train(components: Components, state: TrainState, world: World, loop: Loop, stream: Iterator[MicroBatch]) -> bool:
@@ -369,7 +377,7 @@ def _start_total_weight(
     weight = objective.weight(first.batch)
     if isinstance(weight, int):
         known = weight / batch_size(first.batch) * global_batch_size
-        return lambda: known, chain([first], rest)
+        return lambda: known, _after([first], rest)
     every = [first, *rest]
     weights = [torch.as_tensor(objective.weight(each.batch), dtype=torch.float64) * each.counts for each in every]
     wait = world.start_sum(torch.stack(weights).sum())  # reduced where the data is, mostly on the CPU: no wait for the device
