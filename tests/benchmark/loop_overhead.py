@@ -42,6 +42,7 @@ from ddp_train.data.draw import Shuffled
 from ddp_train.data.order import SampleOrder
 from ddp_train.distributed import World, alone, join_store, open_world
 from ddp_train.interfaces import Batch, Indices
+from ddp_train.pulse import Pulse
 from ddp_train.state import TrainState
 from ddp_train.trainer import Loop, Record, train
 from ddp_train.worker import leave
@@ -194,7 +195,16 @@ def measure(name: str, pairs: int, device: str) -> None:
     clock = [now(world)]
 
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        facts = {"run_dir": folder, "config": checked.tree, "step": 0, "total_steps": components.total_steps}
+        facts = {
+            "run_dir": folder,
+            "config": checked.tree,
+            "hyper_parameters": {},
+            "run_name": "",
+            "pulse": Pulse(),
+            "step": 0,
+            "epoch": 0.0,
+        }
+        facts |= {"total_steps": components.total_steps, "steps_per_epoch": components.train_loader.order.steps_per_epoch}
         writers = build_writers(checked.tree["metrics"], **facts) if world.is_main else []
 
         def write(record: Record) -> None:
