@@ -55,7 +55,8 @@ def frozen_job(
 
 
 def refuse_without_effect(job: Job, overrides: list[str]) -> None:
-    """Refuse to change a run of which all steps are taken; where it runs (`cluster.*`) may differ, as scripts that start it again have it.
+    """Refuse to change a run of which all steps are taken. A script that starts it again until it is done repeats its words: where it runs
+    (`cluster.*`) may differ, and what config.yaml holds by now is no change.
 
     Raises:
         ConfigError: one of the overrides would change nothing.
@@ -64,7 +65,10 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     if result.get("status") != "completed" or _goes_on(job, result):
         return
     harmless = _EVALUATION if job.config.tree["evaluate"]["save_predictions"] else ()  # which is then made up for
-    idle = [text for text in overrides if not text.startswith(("cluster.", *harmless))]
+    now = dict(config.nodes(job.config.tree))
+    held = [dict(config.nodes(tree)) for tree in (saved_config(job.run_dir.root), _read(job.run_dir.root)[0])]
+    keys = {text: text.partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
+    idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in held]]
     if not idle:
         return
     limit = "max_steps" if trainer["max_steps"] is not None and trainer["max_steps"] <= result["step"] else "max_epochs"

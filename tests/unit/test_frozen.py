@@ -21,7 +21,7 @@ from tests.unit.parts import checked, components, saved
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Give the folder of a run of ten steps that is done, with checkpoints of steps 5 and 10."""
-    (tmp_path / "config.yaml").write_text(checked("trainer.max_steps=10").yaml())
+    (tmp_path / "config.yaml").write_text(checked("trainer.max_steps=10").yaml({"model.num_classes": 10}))
     write_json(tmp_path / "result.json", {"status": "completed", "step": 10, "epoch": 0.5, "samples": 320})
     for step in (5, 10):
         saved(tmp_path / "checkpoints", step, components())
@@ -41,6 +41,8 @@ def resume(run: Path, *overrides: str, checkpoint: str | None = None) -> Job:
         ("cluster.walltime=60",),  # a script that starts it again until it is done
         ("optimizer.lr=0.1", "trainer.max_steps=20"),
         ("evaluate.save_predictions=true", "data.eval_batch_size=7"),
+        ("trainer.max_steps=10", "model.num_classes=auto"),  # which it has by now
+        ("model.num_classes=10",),
     ],
 )
 def test_what_has_an_effect_on_a_run_that_is_done_is_accepted(run: Path, overrides: tuple[str, ...]) -> None:
