@@ -1,7 +1,8 @@
 """Arguments that are `auto`: who answers them, and what they came to. Imports no torch; docs/decisions/0005-auto.md says why it is so.
 
 An `auto` takes the fact of its argument's name, also in nodes inside a node: of the data in model and objective, of the run in scheduler
-and metrics. One without a fact is null where that is the argument's own default (the class can do without), and else an error.
+and metrics. One without a fact is null where that is the argument's own default (the class can do without), stays where the class has a
+meaning of its own for it (its default, or annotated as text), and is else an error.
 Answers are kept by their dotted keys, `model.num_classes`.
 """
 
@@ -58,7 +59,9 @@ def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
             fact = name if name in facts else _ALSO_CALLED.get(name, name)
             if fact in facts:
                 answers[key] = facts[fact]
-            elif _default(owner, name) is None:
+            elif _is_auto(default := _default(owner, name)) or _takes_text(owner, name):
+                continue  # the class has a meaning of its own for it
+            elif default is None:
                 answers[key] = None
             else:
                 left[key] = name
@@ -114,10 +117,11 @@ def _unanswered(left: Mapping[str, str], facts: Mapping[str, Any]) -> ConfigErro
     values = {key: nearest(name, facts) for key, name in left.items()}
     typed = " ".join(override(key, plain(facts[near])) if near else f"{key}=VALUE" for key, near in values.items())
     is_text = not {*left.values()}.isdisjoint(_TEXT)
+    giver = "the run" if next(iter(left)).partition(".")[0] in BY_RUN else "the data"
     return ConfigError(
         key=", ".join(left),
-        happened=f"{'is' if len(left) == 1 else 'are'} auto, and the data does not say {'it' if len(left) == 1 else 'them'}",
-        expected=f"a fact of the data; it has {said}" if said else "a fact of the data; it has none (`facts` of a data set: docs/data.md)",
+        happened=f"{'is' if len(left) == 1 else 'are'} auto, and {giver} does not say {'it' if len(left) == 1 else 'them'}",
+        expected=f"a fact of {giver}; it has {said}" if said else f"a fact of {giver}; it has none (`facts` of a data set: docs/data.md)",
         fix=typed + (", or text: data=char_text objective=language_modeling" if is_text else ""),
     )
 

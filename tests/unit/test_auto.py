@@ -115,6 +115,22 @@ def test_without_a_fact_an_argument_that_can_do_without_is_null() -> None:
     assert auto.answer({"objective": node}, facts) == {"objective.ignore_index": None}
 
 
+class OwnWord:
+    def __init__(self, mode: str | None = None, size: object = "auto", width: int = 3) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("section", "giver"), [("model", "the data"), ("objective", "the data"), ("scheduler", "the run"), ("metrics", "the run")]
+)
+def test_a_class_may_have_a_meaning_of_its_own_for_auto(section: str, giver: str) -> None:
+    node = {"_target_": "tests.unit.test_auto.OwnWord", "mode": "auto", "size": "auto"}
+    assert auto.check({section: node}, (section,)) == []
+    assert auto.answer({section: node}, {"step": 3}) == {}
+    assert auto.answer({section: node}, {"size": 3}) == {f"{section}.size": 3}
+    with pytest.raises(ConfigError, match=rf"{section}.width: is auto, and {giver} does not say it\n.* a fact of {giver}; it has step=3"):
+        auto.answer({section: {**node, "width": "auto"}}, {"step": 3})
+
+
 @pytest.mark.parametrize(
     ("override", "key", "said", "fix"),
     [
