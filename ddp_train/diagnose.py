@@ -113,7 +113,7 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
 
     parser = OverridesParser.create(loader)
     words, errors = whole(args.overrides)
-    choices: list[str] = []
+    choices: list[Override] = []
     values: list[Override] = []
     for text in words:
         try:
@@ -126,10 +126,12 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
             wrong = [] if override_.is_delete() else _wrong_options(override_, loader.get_group_options(override_.key_or_group))
             errors += wrong
             if not wrong:
-                choices.append(_one(override_))
+                choices.append(override_)
         else:
             values.append(override_)
-    base = _plain(compose(choices))
+    chosen, again = _without_second_choice(choices, compose([_one(each) for each in choices if not each.is_add()]).hydra.runtime.choices)
+    errors += again
+    base = _plain(compose(chosen))
     known = dict(config.nodes(base))
     groups = loader.get_group_options("", results_filter=None)
     options = {group: loader.get_group_options(group) for group in groups}
@@ -148,7 +150,7 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
             there = {name: value for name, value in there.items() if not (is_gone and (name == key or name.startswith(f"{key}.")))}
             there |= {} if is_gone else {key: each.value()}
     try:
-        composed = compose([*choices, *good])
+        composed = compose([*chosen, *good])
         hydra_node = composed.pop("hydra") if _unlock(composed) else None
         tree = _plain(composed)
         errors += [_not_there(each, tree, [*known, *groups]) for each in unknown]
@@ -225,6 +227,19 @@ def _wrong_options(chosen: Override, options: list[str]) -> list[ConfigError]:
         fix = _PLUGINS.get((group, choice), f"did you mean {group}={close}?" if close else "")
         errors.append(ConfigError(key=group, happened=f"has no option {choice!r}", expected=f"one of {', '.join(options)}", fix=fix))
     return errors
+
+
+def _without_second_choice(choices: Sequence[Override], defaults: Mapping[str, Any]) -> tuple[list[str], list[ConfigError]]:
+    """Return the choices of groups as they were meant, and an error for each that adds a group which is among the defaults already."""
+    meant, errors = [], []
+    for each in choices:
+        text, key = _one(each), each.key_or_group + (f"@{each.package}" if each.package else "")
+        if each.is_add() and key in defaults:
+            text = text.lstrip("+")
+            fix = shlex.quote(str(each.input_line).lstrip("+"))
+            errors.append(ConfigError(key=key, happened="is in the configuration already", expected="no + before it", fix=fix))
+        meant.append(text)
+    return meant, errors
 
 
 def _wrong_sign(given: Override, known: Mapping[str, Any]) -> ConfigError | None:

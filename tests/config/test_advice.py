@@ -108,6 +108,8 @@ def test_an_experiment_without_its_first_line_says_so(
         (["mine=0.1"], "values of your own", ["+extra.mine=0.1"]),
         (["optimizer.amsgrad=true"], "torch.optim.AdamW takes it", ["+optimizer.amsgrad=true"]),
         (["+optimizer.lr=0.1"], "is in the configuration already", ["optimizer.lr=0.1"]),
+        (["+model=mlp"], "no + before it", ["model=mlp"]),
+        (["+experiment=mnist_convnet"], "no + before it", ["experiment=mnist_convnet"]),
         (["optimizer=sgd", "~optimizer.fused"], "is null, and Hydra does not remove that", ["optimizer.fused=0", "~optimizer.fused"]),
         (["cluster.env.NCCL_DEBUG=INFO"], "a + before what is added", ["+cluster.env.NCCL_DEBUG=INFO"]),
         (["--config-name=confg"], "there is no confg.yaml", ["--config-name=config"]),
