@@ -105,17 +105,8 @@ def run(place: Place) -> int:
         return _report(lambda: _resume(arguments, place), place)
     if command == ["runs"]:
         return _report(lambda: _show(arguments), place)
-    sys.argv[1:] = _options_first(sys.argv[1:])
+    sys.argv[1:] = diagnose.options_first(sys.argv[1:])
     return _report(lambda: _compose(place), place)
-
-
-def _options_first(arguments: list[str]) -> list[str]:
-    """Put options before overrides: Hydra's parser takes no override after an option that follows one (`model=mlp -m seed=1,2`)."""
-
-    def is_override(text: str) -> bool:
-        return text not in ("-m", "--multirun") and not (text.startswith("--") and "=" in text)
-
-    return sorted(arguments, key=is_override)  # which keeps the order of each kind
 
 
 def _compose(place: Place) -> int:

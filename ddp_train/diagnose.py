@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -53,16 +54,24 @@ def explain(error: Exception, arguments: list[str], conf: Path) -> str:
 
 
 def refuse_unknown_options(arguments: list[str]) -> None:
-    """Raise for options that are neither Hydra's nor ours, before Hydra's parser shows its usage and leaves.
+    """Raise for options that are neither Hydra's nor ours, or lack their value, before Hydra's parser shows its usage and leaves.
 
     Raises:
         ConfigErrors: with every such option.
     """
     parser = get_args_parser()
+    parser.exit_on_error = False
     own = {text for action in parser._actions for text in action.option_strings}
-    _, unknown = parser.parse_known_args([text for text in arguments if text != "--version"])
+    try:
+        _, unknown = parser.parse_known_args([text for text in arguments if text != "--version"])
+    except ArgumentError as error:
+        name = str(error.argument_name).partition("/")[0]
+        options = next(action.choices for action in parser._actions if name in action.option_strings)
+        expected = f"one of {', '.join(options)}" if options else f"{name}=VALUE"
+        fix = f"{name}={next(iter(options)) if options else 'VALUE'}"
+        raise config.ConfigErrors([ConfigError(key=name, happened=error.message, expected=expected, fix=fix)]) from None
     errors = []
-    for text in unknown:
+    for text in [text for text in unknown if text.startswith("-")]:  # what follows such an option is not known to the parser either
         name, equals, _ = text.partition("=")
         close = next(iter(get_close_matches(name.lstrip("-"), [option.lstrip("-") for option in own], n=1, cutoff=0.75)), "")
         meant = shlex.quote(text.lstrip("-")) if equals and not close else f"did you mean --{close}{text[len(name) :]}?" if close else ""
@@ -77,6 +86,29 @@ def refuse_unknown_options(arguments: list[str]) -> None:
         raise config.ConfigErrors(errors)
 
 
+def options_first(arguments: list[str]) -> list[str]:
+    """Put options, with their values, before overrides: Hydra's parser takes no override after an option that follows one."""
+    options, overrides = [], []
+    rest = list(arguments)
+    while rest:
+        text, *rest = rest
+        if not text.startswith("-") or text[1:2].isdigit() or text[1:2] == ".":  # a number, cut off its key
+            overrides.append(text)
+            continue
+        options.append(text)
+        action = next((each for each in get_args_parser()._actions if any(name.startswith(text) for name in each.option_strings)), None)
+        if action is None or action.nargs == 0:
+            continue
+        if action.nargs == "?":
+            is_given = bool(rest) and rest[0] in (action.choices or ())
+            options.append(rest.pop(0) if is_given else str(action.const))
+        elif rest:
+            options.append(rest.pop(0))
+        else:
+            return arguments  # nothing behind it, which is refused
+    return [*options, *overrides]
+
+
 def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
     """Raise for an override that does not name a key of a saved config.
 
@@ -88,9 +120,12 @@ def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
     errors += without_override(meant, values, {})
     for text in meant:
         key, equals, value = text.partition("=")
-        if not equals:
+        if text.startswith("~"):
+            kept = "single values: a run that is resumed keeps its components"
+            errors.append(ConfigError(key=key[1:], happened="would be removed", expected=kept, fix="leave it out"))
+        elif not equals:
             continue
-        if key not in values:
+        elif key not in values:
             errors.append(_unknown(key, value, [*values]))
         elif isinstance(values[key], Mapping):
             errors.append(ConfigError(key=key, happened="is a group", expected="single keys: a run that is resumed keeps its components"))
@@ -140,13 +175,18 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     there = dict(known)  # as far as the overrides before have left it
     unknown: list[Override] = []
     for each in values:
-        if not each.is_add() and not each.is_force_add() and each.key_or_group not in known and not _is_below_added(each, values):
+        key = each.key_or_group
+        if each.is_delete():
+            is_known = any(name == key or name.startswith(f"{key}.") for name in there)
+        else:
+            is_known = each.is_add() or each.is_force_add() or key in known
+        if not is_known and not _is_below_added(each, values):
             unknown.append(each)
         elif problem := _wrong_sign(each, there):
             errors.append(problem)
         else:
             good.append(_one(each))
-            key, is_gone = each.key_or_group, each.is_delete()
+            is_gone = each.is_delete()
             there = {name: value for name, value in there.items() if not (is_gone and (name == key or name.startswith(f"{key}.")))}
             there |= {} if is_gone else {key: each.value()}
     try:
@@ -205,14 +245,26 @@ def _unlock(composed: DictConfig) -> bool:
 def _unreadable(text: str, error: HydraException) -> ConfigError:
     """Say what to do about a value that Hydra's parser cannot read: most often a text that needs quotes."""
     key, _, value = text.partition("=")
-    opening = {"[": "]", "{": "}", "(": ")"}
-    open_ = [opening[char] for char in value if char in opening][sum(char in opening.values() for char in value) :]
+    open_ = _closing(value)
     if not key.lstrip("+~"):
         return ConfigError(happened=f"{text!r} has no key", expected="key=value, group=option, +key=value or ~key", fix="ddp-train --help")
     happened = f"{value!r} cannot be read" if value else str(error).splitlines()[0]
-    fix = shlex.quote(f"{key}={value}{''.join(reversed(open_))}") if open_ else override(key, value)
+    fix = shlex.quote(f"{key}={value}{open_}") if open_ else override(key, value)
     expected = "as many brackets closed as opened" if open_ else "quotes around text with blanks or brackets, and the shell's around them"
     return ConfigError(key=key.lstrip("+~"), happened=happened, expected=expected, fix=fix)
+
+
+def _closing(value: str) -> str:
+    """Return the brackets that are left to close, in their order; "" where others are wrong too."""
+    closing, open_ = {"[": "]", "{": "}", "(": ")"}, ""
+    for char in value:
+        if char in closing:
+            open_ = closing[char] + open_
+        elif char in closing.values():
+            if not open_.startswith(char):
+                return ""
+            open_ = open_[1:]
+    return open_
 
 
 def _wrong_options(chosen: Override, options: list[str]) -> list[ConfigError]:
@@ -265,8 +317,8 @@ def _not_there(given: Override, tree: Mapping[str, Any], valid: list[str]) -> Co
     """Say what to type for a key that the configuration does not have: `+` where something would read it, else the nearest one."""
     key, value = given.key_or_group, str(given.input_line).partition("=")[2]
     if given.is_delete():
-        close = nearest(key, valid)
-        fix = shlex.quote(f"~{close}") if close else "leave it out"
+        close = nearest(key, [name for name in valid if name.startswith("hydra") == key.startswith("hydra")])  # ours are below hydra too
+        fix = shlex.quote(f"~{close}") if close and close != key else "leave it out"
         return ConfigError(key=key, happened="is not a key of this configuration", expected="one that is there to be removed", fix=fix)
     close, reader = nearest(key, valid), _reader(key, tree)
     if reader:

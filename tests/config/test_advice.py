@@ -108,6 +108,7 @@ def test_an_experiment_without_its_first_line_says_so(
         (["mine=0.1"], "values of your own", ["+extra.mine=0.1"]),
         (["optimizer.amsgrad=true"], "torch.optim.AdamW takes it", ["+optimizer.amsgrad=true"]),
         (["+optimizer.lr=0.1"], "is in the configuration already", ["optimizer.lr=0.1"]),
+        (["+extra.mine={a:[1,2]"], "as many brackets closed as opened", ["+extra.mine={a:[1,2]}"]),
         (["+model=mlp"], "no + before it", ["model=mlp"]),
         (["+experiment=mnist_convnet"], "no + before it", ["experiment=mnist_convnet"]),
         (["optimizer=sgd", "~optimizer.fused"], "is null, and Hydra does not remove that", ["optimizer.fused=0", "~optimizer.fused"]),
@@ -126,6 +127,39 @@ def test_what_hydra_refuses_says_what_was_meant(
     right = [text for text in wrong if text in ("data=mnist", "optimizer=sgd")]
     if meant != ["--multirun"]:  # of nothing, which Hydra runs as a sweep of one
         assert command_line(monkeypatch, tmp_path, *right, *meant)[0] == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "fix"),
+    [
+        (["~callbacks"], "callbacks: is not a key", "leave it out"),
+        (["~model.width", "~model.width"], "model.width: is not a key", "leave it out"),
+        (["+callbacks.es._target_=x", "~callbacks", "trainer.max_stepz=1"], "max_stepz: is not a key", "did you mean trainer.max_steps=1?"),
+        (["model=mlp", "--config-dir"], "--config-dir: expected one argument", "--config-dir=VALUE"),
+        (["model=mlp", "--cfg", "jop", "seed=1"], "expected: one of job, hydra, all", "--cfg=job"),
+        (["resume", "s", "~model.width"], "keeps its components", "leave it out"),
+        (["resume", "s", "~model"], "model: would be removed", "leave it out"),
+    ],
+)
+def test_nothing_is_removed_that_was_not_meant(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: list[str], said: str, fix: str
+) -> None:
+    command_line(monkeypatch, tmp_path, "hydra.run.dir=s")
+    assert command_line(monkeypatch, tmp_path, *typed) == (2, [])
+    shown = capsys.readouterr().err
+    assert said in shown, shown
+    assert re.findall(r"^  fix: (.+)$", shown, re.MULTILINE) == [fix], shown
+
+
+@pytest.mark.parametrize(
+    "options", [["--cfg", "job"], ["-c", "job", "-cd", "cf"], ["--info", "-cd", "cf"], ["--info", "config"], ["-c=job"]]
+)
+def test_options_stand_anywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    (tmp_path / "cf").mkdir()
+    assert command_line(monkeypatch, tmp_path, "model=mlp", *options, "seed=123") == (0, [])
+    assert "seed: 123" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
