@@ -361,7 +361,8 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> li
             errors.append(_without_package(str(option), value, hydra))
             continue
         is_secret = any(redaction.spelled_out(key, inner) for key, inner in _leaves({name: value}))  # what was typed is not shown again
-        advice = [_instead(text, valid) for text in typed if not is_secret and re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
+        meant = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
+        advice = [_instead(text, valid) for text in meant if not is_secret]
         if name in CALLED_HERE:
             expected, advice = CALLED_HERE[name], [f"leave it out: {removal(name, value)}"]
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
@@ -370,7 +371,9 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> li
             advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]
         else:
             expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, stand below extra"
-            if option:
+            if option and not meant:  # an experiment's choice, beside which a second one would stand
+                advice = [f"in the defaults of your YAML, write /{name}@extra.{name}: {option}"]
+            elif option:
                 advice = [override(f"{name}@extra.{name}", option, sign="+")]
             elif not advice:
                 close = nearest(name, valid)

@@ -14,6 +14,11 @@ from ddp_train.errors import ConfigError
 from ddp_train.spelling import nearest, override
 
 COMMANDS = ("resume", "runs", "prepare")
+_COMMAND_FIRST = {
+    "resume": "the command first, and single values: a run that is resumed keeps its components",
+    "runs": "the command first, and nothing but the folder of a sweep",
+    "prepare": "the command first",
+}
 _TRAINS = ("train", "fit", "run", "start")
 _EVALUATES = ("evaluate", "eval", "test", "validate", "predict")
 _OPEN, _CLOSE = "[{(", "]})"
@@ -81,8 +86,8 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
     happened = f"ddp-train has no command {first!r}"
     is_run = (path / "config.yaml").exists() or (path / "sweep.json").exists()
     if first in COMMANDS:
-        fix = shlex.join(["ddp-train", *bare, *others])
-        return ConfigError(happened=f"{first!r} is a command, and stands behind other words", expected="the command first", fix=fix)
+        fix = shlex.join(["ddp-train", *bare, *_taken(first, others, keys)])
+        return ConfigError(happened=f"{first!r} is a command, and stands behind other words", expected=_COMMAND_FIRST[first], fix=fix)
     if first in _TRAINS:
         return ConfigError(happened=happened, expected="nothing: ddp-train without one trains", fix=shlex.join(["ddp-train", *others]))
     if first in _EVALUATES:
@@ -93,10 +98,21 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
         return ConfigError(happened=happened, expected="an option", fix=f"ddp-train --{first}")
     if is_run and len(bare) == 1:
         happened = f"{first} is the folder of a {'sweep' if (path / 'sweep.json').exists() else 'run'}, and nothing says what to do with it"
-        return ConfigError(happened=happened, expected="a command", fix=shlex.join(["ddp-train", "resume", first, *others]))
+        return ConfigError(
+            happened=happened, expected="a command", fix=shlex.join(["ddp-train", "resume", first, *_taken("resume", others, keys)])
+        )
     if (is_run or first not in keys) and (close := nearest(first, COMMANDS)):
-        return ConfigError(happened=happened, expected=", ".join(COMMANDS), fix=shlex.join(["ddp-train", close, *bare[1:], *others]))
+        fix = shlex.join(["ddp-train", close, *bare[1:], *_taken(close, others, keys)])
+        return ConfigError(happened=happened, expected=", ".join(COMMANDS), fix=fix)
     return None
+
+
+def _taken(command: str, others: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that a command takes: `resume` those of single values, `runs` none."""
+    if command == "prepare":
+        return list(others)
+    names = [text.partition("=")[0] for text in others]
+    return [text for text, name in zip(others, names, strict=True) if command == "resume" and not isinstance(keys.get(name, {}), Mapping)]
 
 
 def _together(words: Sequence[str]) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from ddp_train.run_dir import RunDir
 
-_LONGEST_NAME = 200  # characters; a file name may have 255 bytes
+_LONGEST_NAME = 200  # bytes; a file name may have 255
 _AXES = ("split", "step", "epoch", "samples", "time")
 
 
@@ -36,7 +36,8 @@ class TensorBoard:
         run_name: str = "",
         step: int = 0,
     ) -> None:
-        folder = RunDir(Path(run_dir)).tensorboard / re.sub(r"[/\0]", "_", run_name)[:_LONGEST_NAME]
+        name = re.sub(r"[/\0]", "_", run_name).encode()[:_LONGEST_NAME].decode(errors="ignore")
+        folder = RunDir(Path(run_dir)).tensorboard / name
         self._writer = SummaryWriter(str(folder), purge_step=step + 1 if folder.exists() else None, flush_secs=30)
         self._hyper_parameters = dict(hyper_parameters or {})
         self._last: dict[str, float] = {}

@@ -77,6 +77,22 @@ def test_a_users_values_and_groups_have_their_place_below_extra(
     assert jobs[0].config.tree["model"]["width"] == 48
 
 
+def test_a_group_that_an_experiment_chooses_has_its_place_in_the_experiment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for group in ("augment", "experiment"):
+        (tmp_path / "mine" / group).mkdir(parents=True)
+    (tmp_path / "mine/augment/strong.yaml").write_text("crop: 4\n")
+    experiment = tmp_path / "mine/experiment/mine.yaml"
+    experiment.write_text("# @package _global_\ndefaults:\n  - /augment: strong\n")
+    assert command_line(monkeypatch, tmp_path, "--config-dir=mine", "experiment=mine") == (2, [])
+    line = capsys.readouterr().err.rpartition("your YAML, write ")[2].strip()
+    assert line == "/augment@extra.augment: strong"
+    experiment.write_text(experiment.read_text().replace("/augment: strong", line))
+    _, jobs = command_line(monkeypatch, tmp_path, "--config-dir=mine", "experiment=mine")
+    assert jobs[0].config.tree["extra"] == {"augment": {"crop": 4}}
+
+
 def test_an_experiment_without_its_first_line_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,7 +182,8 @@ def test_options_stand_anywhere(
     ("typed", "said", "meant"),
     [
         (["train", "model=mlp"], "ddp-train without one trains", ["model=mlp"]),
-        (["model=mlp", "runs", "s"], "the command first", ["runs", "s", "model=mlp"]),
+        (["model=mlp", "runs", "s"], "the command first", ["runs", "s"]),
+        (["model=mlp", "seed=3", "resume", "s"], "keeps its components", ["resume", "s", "seed=3"]),
         (["rusume", "s"], "no command 'rusume'", ["resume", "s"]),
         (["version"], "an option", ["--version"]),
         (["s"], "is the folder of a run", ["resume", "s"]),
@@ -180,7 +197,7 @@ def test_a_word_that_is_no_command_says_which_one_is(
     shown = capsys.readouterr().err
     assert said in shown, shown
     assert advised(shown) == ["ddp-train", *meant]
-    if "model=mlp" not in meant[1:]:
+    if meant != ["runs", "s"]:  # the folder of a run
         assert command_line(monkeypatch, tmp_path, *meant)[0] == 0
 
 

@@ -103,6 +103,7 @@ def test_the_jobs_of_a_sweep_can_be_told_apart_in_tensorboard(tmp_path: Path) ->
     names = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("events.*")}
     assert names == {"0/tensorboard/optimizer.lr=0.1,model=mlp", "1/tensorboard/optimizer.lr=0.2,model=mlp"}
     TensorBoard(str(tmp_path), {}, run_name="data.root=/a/b").close()
+    TensorBoard(str(tmp_path), {}, run_name="é" * 200).close()
     assert (tmp_path / "tensorboard/data.root=_a_b").is_dir()
 
 
