@@ -135,17 +135,17 @@ def _secrets() -> Mapping[str, str]:
     global _scanned
     # Asked for every text that is written. What lies behind os.environ is compared in microseconds; reading through it decodes everything.
     environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
-    if environment == _scanned:
-        return _seen
-    _scanned = dict(environment)
-    for name, value in os.environ.items():
-        if len(value) < _SHORTEST or value in _seen:
-            continue
-        if is_secret_variable(name) and not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value))):
-            _seen[value] = name  # but not the path of a file that holds one
-        elif "://" in value and (found := _URL.search(value)) and len(found["password"]) >= _SHORTEST:
-            _seen[found["password"]] = name
-    return _seen
+    if environment != _scanned:
+        now = dict(environment)
+        for name, value in ((os.fsdecode(name), os.fsdecode(value)) for name, value in now.items()):
+            if len(value) < _SHORTEST or value in _seen:
+                continue
+            if is_secret_variable(name) and not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value))):
+                _seen[value] = name  # but not the path of a file that holds one
+            elif "://" in value and (found := _URL.search(value)) and len(found["password"]) >= _SHORTEST:
+                _seen[found["password"]] = name
+        _scanned = now  # last: another thread that asks meanwhile looks for itself
+    return _seen.copy()  # which stays as it is while other threads see more
 
 
 @lru_cache(maxsize=8)

@@ -59,6 +59,23 @@ def test_the_environment_is_looked_through_once_until_it_changes(monkeypatch: py
     assert redaction.redact("another_s3cr3t and " + SECRET) == "*** and ***"
 
 
+def test_who_asks_while_the_environment_is_looked_through_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, is_secret = [], redaction.is_secret_variable
+
+    def look(name: str) -> bool:
+        if not shown:
+            shown.append("")
+            shown.append(redaction.redact(SECRET))  # as another thread does
+        return is_secret(name)
+
+    monkeypatch.setattr(redaction, "is_secret_variable", look)
+    secrets = iter(redaction._secrets())
+    assert shown[1] == "***"
+    monkeypatch.setenv("UNIT_OTHER_KEY", "another_s3cr3t")
+    redaction.redact("")
+    assert SECRET in list(secrets)  # though there is one more by now
+
+
 def test_a_reference_is_no_secret_and_is_revealed_where_it_is_needed() -> None:
     url = "https://${oc.env:UNIT_USER}:${oc.env:UNIT_API_KEY}@host"
     assert redaction.spelled_out("data.url", url) is None
