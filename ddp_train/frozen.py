@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ddp_train import auto, config, diagnose
+from ddp_train import auto, config, devices, diagnose
 from ddp_train.boundary import require_own
 from ddp_train.checkpoint_policy import BEST, LAST, candidates, is_name, require_candidates
 from ddp_train.config import RunConfig
@@ -42,16 +42,25 @@ def frozen_job(
     _require_place(asked or checkpoint or folder, folder, overrides, saved)
     tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
     assert isinstance(tree, dict)
-    first, hydra = folder / ".hydra" / "overrides.yaml", folder / ".hydra" / "hydra.yaml"
+    first, options = _typed(folder)
     return Job(
         config=config.load({str(name): value for name, value in tree.items()}),
         run_dir=RunDir(folder),
         command=list(sys.argv),
-        overrides=[*(config.texts(OmegaConf.load(first)) if first.exists() else []), *overrides],
-        options=config.options(OmegaConf.load(hydra).hydra) if hydra.exists() else [],
+        overrides=[*first, *overrides],
+        options=options,
         in_sweep=in_sweep,
         checkpoint=checkpoint,
     )
+
+
+def _typed(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the overrides and the options that a run began with. They are for what is shown: a file that was cut off keeps no run back."""
+    hydra = folder / ".hydra"
+    try:
+        return config.texts(OmegaConf.load(hydra / "overrides.yaml")), config.options(OmegaConf.load(hydra / "hydra.yaml").hydra)
+    except Exception:  # OSError, or whatever reading half of a file raises
+        return [], []
 
 
 def refuse_without_effect(job: Job, overrides: list[str]) -> None:
@@ -108,9 +117,11 @@ def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved:
     here = Path.cwd()
     if not began.is_dir() or began.samefile(here):
         return
-    changed = [text.partition("=")[0] for text in overrides]
+    program = "torchrun ... -m ddp_train" if devices.is_torchrun_worker() else "ddp-train"
+    unread = ["resume", *(text.partition("=")[0] for text in overrides)]  # what is resumed was typed
+    unread += ["init_from"] if candidates(RunDir(folder).checkpoints / LAST) else []
     for key, value in config.nodes(saved):
-        if not isinstance(value, str) or key in changed or not value:
+        if not isinstance(value, str) or key in unread or not value:
             continue
         is_module = key.endswith("._target_") and _is_only_there(began, value.partition(".")[0])
         is_path = ("/" in value or _PATH.search(key)) and not Path(value).is_absolute() and (began / value).exists()
@@ -119,7 +130,7 @@ def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved:
                 key=key,
                 happened=f"is {value}, in {began}, where the run was started; you stand in {here}",
                 expected="the folder that relative paths and modules of the run mean",
-                fix=f"{shlex.join(['cd', str(began)])} && {shlex.join(['ddp-train', 'resume', str(Path(asked).absolute()), *overrides])}",
+                fix=f"{shlex.join(['cd', str(began)])} && {program} {shlex.join(['resume', str(Path(asked).absolute()), *overrides])}",
             )
 
 
