@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ddp_train import __version__, config, devices, diagnose, guard, launch, optuna_sweeper, sweep_screen
 from ddp_train.boundary import check_below, check_pattern, require_own
 from ddp_train.checkpoint_policy import is_checkpoint
-from ddp_train.config import section
+from ddp_train.config import CONF, section
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from ddp_train.frozen import changes, frozen_job, record, refuse_without_effect, run_of
@@ -59,9 +59,6 @@ class Place:
         self.has_begun = True
         return made
 
-
-CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if path.is_dir())
-"""The config groups: inside the installed package, or at the top of a checkout."""
 
 _USAGE = {
     "resume": """ddp-train resume RUN [key=value ...]

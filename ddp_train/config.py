@@ -45,6 +45,9 @@ from ddp_train.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.target import check_target
 from ddp_train.words import whole
 
+CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if path.is_dir())
+"""The config groups: inside the installed package, or at the top of a checkout."""
+
 
 class ConfigErrors(Exception):
     """Every problem of a configuration, to be shown together; exit code 2."""
@@ -169,8 +172,11 @@ def texts(overrides: Any) -> list[str]:
 def options(hydra: DictConfig) -> list[str]:
     """Return what a command line needs, beside its overrides, to find the same YAML again."""
     here = Path.cwd()
-    added = [Path(source.path) for source in hydra.runtime.config_sources if source.provider == "command-line"]
-    found = [f"--config-dir={folder.relative_to(here) if folder.is_relative_to(here) else folder}" for folder in added]
+    sources = hydra.runtime.config_sources
+    added = [Path(source.path) for source in sources if source.provider == "command-line"]
+    instead = [source.path for source in sources if source.provider == "main" and Path(source.path) != CONF]
+    found = [f"--config-path={path}" for path in instead]  # whole: Hydra takes a relative one for a module of ours
+    found += [f"--config-dir={folder.relative_to(here) if folder.is_relative_to(here) else folder}" for folder in added]
     found += [f"--config-name={hydra.job.config_name}"] if hydra.job.config_name not in (None, "config") else []
     return found + [text for text in texts(hydra.overrides.hydra) if text.lstrip("+").startswith("hydra.searchpath=")]
 

@@ -135,7 +135,7 @@ def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
 
 def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     args = get_args_parser().parse_args(arguments)
-    search_path = create_config_search_path(str(conf))
+    search_path = create_config_search_path(args.config_path or str(conf))
     if args.config_dir is not None:
         search_path.prepend("command-line", f"file://{os.path.abspath(args.config_dir)}", anchor=SearchPathQuery(provider="schema"))
     setup_globals()

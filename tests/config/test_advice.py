@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from ddp_train import __version__, diagnose, summary
+from ddp_train import __version__, config, diagnose, summary
 from tests.config.test_config import command_line, sweep
 
 
@@ -338,6 +339,18 @@ def test_what_to_try_next_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert tried == f"-m --config-dir=mine model=wide +model.bias=true '~model.bias' seed={5 if resumed else 4} optimizer.lr={rate}"
     code, seen = sweep(monkeypatch, tmp_path, *shlex.split(tried), "cluster=cpu")
     assert (code, seen) == (0, ["start 5", "end 5", "start 5", "end 5", "free"])
+
+
+def test_what_to_try_next_finds_a_whole_configuration_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(config.CONF, tmp_path / "own")
+    (tmp_path / "own/model/mine.yaml").write_text("defaults: [mlp]\n")
+    option = f"--config-path={tmp_path}/own"
+    _, (job,) = command_line(monkeypatch, tmp_path, option, "model=mine")
+    assert job.options == [option]
+    assert command_line(monkeypatch, tmp_path, option, "model=mime") == (2, [])
+    assert advised(capsys.readouterr().err) == ["model=mine"]
 
 
 def test_a_sweeper_that_is_not_installed_is_named_with_its_package() -> None:
