@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from ddp_train import auto, guard, policy, redaction
+from ddp_train import FOLDER, auto, guard, policy, redaction
 from ddp_train.errors import ConfigError
 from ddp_train.rules import (
     BatchIdentity,
@@ -45,7 +45,7 @@ from ddp_train.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.target import check_target
 from ddp_train.words import whole
 
-CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if path.is_dir())
+CONF = next(path for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
 """The config groups: inside the installed package, or at the top of a checkout."""
 
 

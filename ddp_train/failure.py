@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ddp_train import FOLDER
 from ddp_train.errors import UserError
 from ddp_train.exit_code import FAILED, NO_PROGRESS
 from ddp_train.redaction import printable, redact_code
@@ -164,7 +165,7 @@ def describe(frames: Sequence[traceback.FrameSummary]) -> str:
 def own_line(error: BaseException) -> str:
     """Return the innermost line of an error's stack that is the user's, else of ours: where it is, and what stands there."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    users = [frame for frame in frames if not frame.filename.startswith(str(Path(__file__).parent))]
+    users = [frame for frame in frames if not frame.filename.startswith(str(FOLDER))]
     frame = (users or frames)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}"
 
@@ -302,7 +303,7 @@ def _is_own(filename: str) -> bool:
     """Tell whether a source file is the user's or ours, and not a library's; ours pass a collective on in distributed.py."""
     if filename.endswith(("ddp_train/distributed.py", "ddp_train/stop.py")):
         return False
-    if filename.startswith(str(Path(__file__).parent)):
+    if filename.startswith(str(FOLDER)):
         return True
     is_library = filename.startswith((sysconfig.get_path("stdlib"), "<")) or "/site-packages/" in filename or "/dist-packages/" in filename
     return not is_library

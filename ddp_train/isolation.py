@@ -16,13 +16,14 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-_INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(__file__).parent))
+from ddp_train import FOLDER
+
+_INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(FOLDER))
 _HOOKS = [
     hooks
     for name, hooks in vars(torch.nn.modules.module).items()
