@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 
-from ddp_train import terminal
-from ddp_train.devices import is_torchrun_worker
 from ddp_train.exit_code import FAILED
-from ddp_train.process import AGENT_VARIABLE, be_private, die_with_parent
+from ddp_train.system import terminal
+from ddp_train.system.devices import is_torchrun_worker
+from ddp_train.system.process import AGENT_VARIABLE, be_private, die_with_parent
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from ddp_train import elastic, failure, loopback, progress, rendezvous
 from ddp_train.exit_code import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS
 from ddp_train.log import Redacting
-from ddp_train.process import STOP_SIGNALS
 from ddp_train.run_dir import RunDir
+from ddp_train.system.process import STOP_SIGNALS
 
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 _OPTIONS = ("--grace-s=", "--run-dir=", "--group=", "--log=")

@@ -12,8 +12,8 @@ import struct
 import time
 from dataclasses import dataclass
 
-from ddp_train import memory_file
 from ddp_train.pulse import Phase, Pulse
+from ddp_train.system import shared_memory
 
 _NAME = "ddp_train_beat"
 _LAYOUT = struct.Struct("=dqqq")
@@ -50,8 +50,8 @@ class Heart:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
-        if memory_file.IS_SUPPORTED:
-            descriptor = memory_file.create(_NAME)  # stays open: the watch opens it by its name
+        if shared_memory.IS_SUPPORTED:
+            descriptor = shared_memory.create(_NAME)  # stays open: the watch opens it by its name
             os.ftruncate(descriptor, mmap.PAGESIZE)
             self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
         self._first_step = -1
@@ -79,7 +79,7 @@ class Beats:
 
     def __init__(self, pid: int) -> None:
         self._memory: mmap.mmap | None = None
-        descriptor = memory_file.open_of(pid, _NAME)
+        descriptor = shared_memory.open_of(pid, _NAME)
         if descriptor is not None:
             self._memory = mmap.mmap(descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
             os.close(descriptor)

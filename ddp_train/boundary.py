@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddp_train.errors import ConfigError
-from ddp_train.lock import HOLDER
+from ddp_train.system.folder_lock import HOLDER
 
 
 def check_pattern(pattern: str, folder: str, *, key: str) -> list[ConfigError]:

@@ -16,7 +16,7 @@ from typing import TextIO
 from ddp_train import failure
 from ddp_train.redaction import redact_code
 from ddp_train.run_dir import RunDir
-from ddp_train.terminal import Terminal
+from ddp_train.system.terminal import Terminal
 
 logger = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from ddp_train import failure, run_dir
 from ddp_train.distributed import wait_for
 from ddp_train.exit_code import DONE, FAILED, PREEMPTED, STOPPED
 from ddp_train.job import Job
-from ddp_train.process import STOP_SIGNALS, fork
 from ddp_train.run_dir import RunDir
+from ddp_train.system.process import STOP_SIGNALS, fork
 
 RunJobs = Callable[[str, Callable[[], Job | None], Callable[[int], None], str], None]
 """What a rank does: (its place in the store, next job or None at the end, report an exit code, a remark for the log of each job)."""

@@ -23,7 +23,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ddp_train import cluster, config, devices, memory, sweep_screen
+from ddp_train import cluster, config, memory, sweep_screen
 from ddp_train.boundary import check_below
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import FAILED as FAILED_CODE
@@ -33,6 +33,7 @@ from ddp_train.launch.sweep import Policy, Schedule
 from ddp_train.run_dir import RunDir
 from ddp_train.spelling import nearest
 from ddp_train.sweep_dir import COMPLETED, FAILED, Sweep, SweepJob
+from ddp_train.system import devices
 
 MakeSlots = Callable[[Path, int], Sequence[Slot]]
 """Gives so many slots; the path is the folder for the logs of torch's agents."""

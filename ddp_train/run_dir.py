@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_train import lock
 from ddp_train.errors import ConfigError
 from ddp_train.redaction import redact, redact_all
+from ddp_train.system import folder_lock
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def claim_new(wanted: Path) -> Path:
             _make(folder)
         except FileExistsError:
             continue
-        lock.hold(folder, key="hydra.run.dir")
+        folder_lock.hold(folder, key="hydra.run.dir")
         return folder
     raise ConfigError(key="hydra.run.dir", happened=f"{wanted} and 9,999 folders after it exist", fix="choose another name")
 
@@ -167,8 +167,8 @@ def claim_given(folder: Path, *, key: str) -> Path:
     with contextlib.suppress(FileExistsError):
         _make(folder)
     if folder.is_dir():
-        lock.hold(folder, key=key)
-    if not folder.is_dir() or any(path.name != lock.HOLDER for path in folder.iterdir()):
+        folder_lock.hold(folder, key=key)
+    if not folder.is_dir() or any(path.name != folder_lock.HOLDER for path in folder.iterdir()):
         raise ConfigError(
             key=key,
             happened=f"{folder} exists and is not an empty folder",
@@ -180,7 +180,7 @@ def claim_given(folder: Path, *, key: str) -> Path:
 
 def let_go() -> None:
     """Give up every folder that this process holds, and remove those that it made and nothing has come to use."""
-    lock.release()
+    folder_lock.release()
     while _made:
         folder = _made.pop()
         with contextlib.suppress(OSError):

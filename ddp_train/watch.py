@@ -15,10 +15,10 @@ from typing import Any, TextIO
 
 from torch.distributed import Store
 
-from ddp_train import memory_file, stacks
 from ddp_train.beat import Heart
 from ddp_train.job import Job
 from ddp_train.pulse import Pulse
+from ddp_train.system import shared_memory, stack_dump
 from ddp_train.watch_process import OTHER_NODES, Orders
 
 _MEET_WITHIN = timedelta(minutes=5)
@@ -38,9 +38,9 @@ class Watch:
         self._size, self._heart = size, Heart()
         self._process: subprocess.Popen[str] | None = None
         self._pids: dict[int, int] = {}
-        stacks.answer()
+        stack_dump.answer()
         store.set(f"watch/{rank}", str(os.getpid()))
-        if int(os.environ["LOCAL_RANK"]) == 0 and memory_file.IS_SUPPORTED:
+        if int(os.environ["LOCAL_RANK"]) == 0 and shared_memory.IS_SUPPORTED:
             ranks = range(rank, rank + int(os.environ["LOCAL_WORLD_SIZE"]))  # torchrun counts a node's ranks one after another
             store.wait([f"watch/{each}" for each in ranks], _MEET_WITHIN)
             self._pids = {each: int(store.get(f"watch/{each}")) for each in ranks}

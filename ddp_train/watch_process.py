@@ -20,11 +20,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train import failure, hang, restart, stacks
+from ddp_train import failure, hang, restart
 from ddp_train.beat import Beat, Beats
 from ddp_train.flight_recorder import Request
-from ddp_train.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, state_of
 from ddp_train.run_dir import RunDir
+from ddp_train.system import stack_dump
+from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, state_of
 
 OTHER_NODES = 2
 """Where nobody on this node is to blame, another node has this many time-outs to name somebody."""
@@ -114,8 +115,8 @@ class _Job:
         if not gives_up and all(self._looked_at.get(rank) == beats[rank].time for rank in overdue):
             return
         running = [pid for pid in pids.values() if state_of(pid) not in hang.STOPPED]
-        texts = stacks.ask(running)
-        native = stacks.in_native_code(running) if self._orders.uses_device else set()
+        texts = stack_dump.ask(running)
+        native = stack_dump.in_native_code(running) if self._orders.uses_device else set()
         ranks = [self._facts(rank, pid, beats[rank], still[rank], texts.get(pid, ""), pid in native) for rank, pid in pids.items()]
         blamed = hang.blame(ranks, overdue)
         if not blamed and len(overdue) == len(pids) and not waits_elsewhere:
@@ -141,17 +142,17 @@ class _Job:
     def _facts(self, rank: int, pid: int, beat: Beat, still_s: float, text: str, is_in_native_code: bool) -> hang.Facts:
         workers = []
         for child in descendants(pid):
-            state, note = state_of(child), stacks.note_of(child)
+            state, note = state_of(child), stack_dump.note_of(child)
             if child != os.getpid() and (note or state in (*hang.STOPPED, hang.IN_KERNEL)):
-                answer = "" if state in hang.STOPPED else stacks.ask([child], within_s=0.5).get(child, "")
-                workers.append(hang.Worker(pid=child, state=state, reads=note, frames=stacks.main_thread(answer)))
+                answer = "" if state in hang.STOPPED else stack_dump.ask([child], within_s=0.5).get(child, "")
+                workers.append(hang.Worker(pid=child, state=state, reads=note, frames=stack_dump.main_thread(answer)))
         return hang.Facts(
             rank=rank,
             pid=pid,
             state=state_of(pid),
             beat=beat,
             still_s=still_s,
-            frames=stacks.main_thread(text),
+            frames=stack_dump.main_thread(text),
             workers=workers,
             uses_device=self._orders.uses_device,
             is_in_native_code=is_in_native_code,

@@ -18,18 +18,18 @@ from torch.distributed import DistError, Store
 
 from ddp_train import cluster, failure, memory, progress, restart, summary
 from ddp_train.data.workers import start_server
-from ddp_train.devices import resolve_device
 from ddp_train.distributed import World, open_world
 from ddp_train.exit_code import FINAL
 from ddp_train.flight_recorder import FlightRecorder
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
-from ddp_train.process import exit_code_of
 from ddp_train.pulse import Pulse
 from ddp_train.run import run_job, status_of
 from ddp_train.run_dir import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic
 from ddp_train.stop import Stop
+from ddp_train.system.devices import resolve_device
+from ddp_train.system.process import exit_code_of
 from ddp_train.watch import Watch, patience
 
 logger = logging.getLogger(__name__)

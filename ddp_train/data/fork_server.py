@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-from ddp_train.process import RANK_VARIABLE, die_with_parent
+from ddp_train.system.process import RANK_VARIABLE, die_with_parent
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from ddp_train import stacks
 from ddp_train.data.slot import Slot
 from ddp_train.errors import UserError
-from ddp_train.process import RANK_VARIABLE, STOP_SIGNALS, die_with_parent
-from ddp_train.terminal import outlive
+from ddp_train.system import stack_dump
+from ddp_train.system.process import RANK_VARIABLE, STOP_SIGNALS, die_with_parent
+from ddp_train.system.terminal import outlive
 
 AHEAD = 2  # requests that each worker has been given
 _ENDS_WITHIN_S = 2.0
@@ -188,8 +188,8 @@ def _serve(
     outlive()  # streams without secrets, as the rank's
     logging.basicConfig(level=logging.INFO, format="%(asctime)s loader worker %(levelname)s %(message)s")
     torch.set_num_threads(1)
-    stacks.answer()
-    note = stacks.Note()  # for the report of a hang
+    stack_dump.answer()
+    note = stack_dump.Note()  # for the report of a hang
     for slot in cycle([Slot(descriptor.fileno()) for descriptor in slots]):
         try:
             request = connection.recv()

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ddp_train import devices
 from ddp_train.exit_code import INTERRUPTED, TERMINATED
 from ddp_train.launch.stopping import stop_signals
 from ddp_train.memory import STARTED, STARTED_VARIABLE
-from ddp_train.process import AGENT_VARIABLE, fork
+from ddp_train.system import devices
+from ddp_train.system.process import AGENT_VARIABLE, fork
 
 
 def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from ddp_train import devices, progress
+from ddp_train import progress
 from ddp_train.cluster import ALONE, environment_of, max_restarts
 from ddp_train.exit_code import DONE, INTERRUPTED, NO_PROGRESS, STOPPED, TERMINATED
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.run_dir import write_json
+from ddp_train.system import devices
 
 
 def run(job: Job) -> int:

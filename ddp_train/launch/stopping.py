@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ddp_train.process import EARLY_WARNINGS, STOP_SIGNALS
+from ddp_train.system.process import EARLY_WARNINGS, STOP_SIGNALS
 
 
 @contextmanager

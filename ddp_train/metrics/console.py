@@ -13,7 +13,7 @@ from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ddp_train.pulse import Phase, Pulse
-from ddp_train.terminal import Terminal
+from ddp_train.system.terminal import Terminal
 
 _HIDDEN = ("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms", "samples_per_s")
 _REDRAW_S = 0.5  # a drawing takes about a millisecond of Python, in which the loop waits

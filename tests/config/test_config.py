@@ -12,11 +12,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from ddp_train import app, config, nvml, target
+from ddp_train import app, config, target
 from ddp_train.cluster import environment_of, meeting
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.run_dir import write_json
+from ddp_train.system import nvml
 
 OPTIONS = sorted(
     f"{path.parent.name}={path.stem}" for path in app.CONF.glob("*/*.yaml") if path.parent.name not in ("experiment", "cluster")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddp_train import checkpoint, elastic, launch, lock, progress, schema, watch_process, worker
+from ddp_train import checkpoint, elastic, launch, progress, schema, watch_process, worker
 from ddp_train.launch import torchrun
+from ddp_train.system import folder_lock
 from tests.unit.parts import checked
 
 ROOT = Path(__file__).parents[2]
@@ -73,8 +74,8 @@ def test_every_fault_is_told() -> None:
         ("decisions/0013-watch.md", r"not scheduled for (\w+) seconds", watch_process._GAP_S),
         ("decisions/0014-no-progress.md", r"after (\w+) restarts without it", progress._RESTARTS),
         ("decisions/0014-no-progress.md", r"survivors of a failure ([\d.]+) s", elastic._SURVIVORS_S),
-        ("security.md", r"refreshed every ([\d.]+) s", lock.REFRESH_S),
-        ("security.md", r"until it is ([\d.]+) s old", lock._STALE_AFTER * lock.REFRESH_S),
+        ("security.md", r"refreshed every ([\d.]+) s", folder_lock.REFRESH_S),
+        ("security.md", r"until it is ([\d.]+) s old", folder_lock._STALE_AFTER * folder_lock.REFRESH_S),
         ("multinode.md", r"noticed after (\w+) seconds", torchrun._ALIVE_EVERY_S * torchrun._MISSED_SIGNS),
     ],
 )

@@ -18,7 +18,7 @@ from ddp_train.watch_process import Orders, _Job
 RANK = """
 import os, sys, threading, time
 from pathlib import Path
-from ddp_train import stacks
+from ddp_train.system import stack_dump as stacks
 from ddp_train.flight_recorder import FlightRecorder
 from ddp_train.run_dir import RunDir
 

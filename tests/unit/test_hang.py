@@ -12,10 +12,11 @@ from traceback import FrameSummary
 
 import pytest
 
-from ddp_train import hang, stacks
+from ddp_train import hang
 from ddp_train.beat import Beat, Beats, Heart
-from ddp_train.process import exit_code_of, state_of
 from ddp_train.pulse import Phase, Pulse
+from ddp_train.system import stack_dump
+from ddp_train.system.process import exit_code_of, state_of
 from ddp_train.watch import patience
 
 WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
@@ -197,7 +198,7 @@ def test_where_all_wait_the_one_in_another_place_is_named() -> None:
 def test_beats_and_stacks_are_read_from_another_process() -> None:
     code = """
 import time
-from ddp_train import stacks
+from ddp_train.system import stack_dump as stacks
 from ddp_train.beat import Heart
 from ddp_train.pulse import Phase, Pulse
 heart, pulse = Heart(), Pulse()
@@ -218,10 +219,10 @@ linger()
         assert (beat.phase, beat.step, beat.first_step, beat.has_taken_a_step) == (Phase.SAVE, 5, 4, True)
         assert (beat.device_step, beat.waits_for_device) == (3, True)
         assert Beats(process.pid).last(since=time.monotonic()).phase is Phase.START  # of a job before
-        frames = stacks.main_thread(stacks.ask([process.pid])[process.pid])
+        frames = stack_dump.main_thread(stack_dump.ask([process.pid])[process.pid])
         assert [frame.name for frame in frames] == ["<module>", "linger"]
-        assert stacks.note_of(process.pid) == "the samples 3 to 5"
-        assert stacks.in_native_code([process.pid]) == set()  # a sleep is Python's own
+        assert stack_dump.note_of(process.pid) == "the samples 3 to 5"
+        assert stack_dump.in_native_code([process.pid]) == set()  # a sleep is Python's own
         process.send_signal(signal.SIGKILL)
         while state_of(process.pid) != "Z":
             time.sleep(0.01)
@@ -232,7 +233,7 @@ linger()
 def test_a_main_thread_inside_native_code_is_told_from_one_that_runs_python() -> None:
     code = """
 import ctypes
-from ddp_train import stacks
+from ddp_train.system import stack_dump as stacks
 stacks.answer()
 lock = ctypes.create_string_buffer(64)
 print("ready", flush=True)
@@ -243,7 +244,7 @@ for _ in range(2):
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            answers = [stacks.in_native_code([process.pid], within_s=0.3) for _ in range(3)]  # at first it may be on its way there
+            answers = [stack_dump.in_native_code([process.pid], within_s=0.3) for _ in range(3)]  # at first it may be on its way there
             assert answers[-1] == {process.pid}
             assert process.poll() is None
         finally:
@@ -252,8 +253,8 @@ for _ in range(2):
 
 def test_a_process_that_has_not_registered_is_not_asked() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        assert stacks.ask([process.pid], within_s=0.1) == {}
-        assert stacks.in_native_code([process.pid], within_s=0.1) == set()
+        assert stack_dump.ask([process.pid], within_s=0.1) == {}
+        assert stack_dump.in_native_code([process.pid], within_s=0.1) == set()
         assert process.poll() is None  # the signal would have ended it
         process.kill()
 

@@ -25,7 +25,7 @@ from ddp_train.pulse import Phase, Pulse
 from ddp_train.rules import BatchIdentity
 from ddp_train.run_dir import RunDir
 from ddp_train.sweep_dir import Sweep, SweepJob
-from ddp_train.terminal import Terminal
+from ddp_train.system.terminal import Terminal
 from tests.conftest import wait_for
 
 

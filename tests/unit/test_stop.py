@@ -19,8 +19,8 @@ import torch
 from torch.distributed import TCPStore
 
 from ddp_train.distributed import World, alone
-from ddp_train.process import STOP_SIGNALS
 from ddp_train.stop import WALLTIME, Stop
+from ddp_train.system.process import STOP_SIGNALS
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

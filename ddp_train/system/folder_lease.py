@@ -1,6 +1,6 @@
 """The lease of a folder that other machines may see: a process that refreshes the holder's file as long as somebody holds the folder.
 
-    python -m ddp_train.lease FILE INTERVAL_S
+    python -m ddp_train.system.folder_lease FILE INTERVAL_S
 
 A process, and not a thread of the holder: agents and ranks are forked from the holder, which must have no other thread then
 (docs/decisions/0010-loader-workers.md). Its standard input is a pipe whose other end goes where the lock goes: to the holder and to what is
@@ -15,7 +15,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from ddp_train.process import STOP_SIGNALS
+from ddp_train.system.process import STOP_SIGNALS
 
 
 def main(file: str, interval_s: float) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from traceback import FrameSummary
 
-from ddp_train import memory_file
+from ddp_train.system import shared_memory
 
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
 _SIGNAL_TO_PYTHON = _SIGNAL + 1
@@ -28,9 +28,9 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 def answer() -> None:
     """Let others ask for this process's stacks, and whether its main thread runs Python. Called once, in that thread."""
-    if memory_file.IS_SUPPORTED:
-        faulthandler.register(_SIGNAL, file=memory_file.create(_STACKS), all_threads=True)
-        answers = memory_file.create(_ANSWERS)
+    if shared_memory.IS_SUPPORTED:
+        faulthandler.register(_SIGNAL, file=shared_memory.create(_STACKS), all_threads=True)
+        answers = shared_memory.create(_ANSWERS)
         signal.signal(_SIGNAL_TO_PYTHON, lambda number, frame: os.write(answers, b"."))
 
 
@@ -38,7 +38,7 @@ class Note:
     """What this process is doing, for others to read; about a microsecond each time."""
 
     def __init__(self) -> None:
-        self._descriptor = memory_file.create(_NOTE) if memory_file.IS_SUPPORTED else None
+        self._descriptor = shared_memory.create(_NOTE) if shared_memory.IS_SUPPORTED else None
 
     def write(self, text: str) -> None:
         """Replace the note; it may have 200 bytes."""
@@ -48,7 +48,7 @@ class Note:
 
 def note_of(pid: int) -> str:
     """Return the note of a process; "" where it has none."""
-    descriptor = memory_file.open_of(pid, _NOTE)
+    descriptor = shared_memory.open_of(pid, _NOTE)
     if descriptor is None:
         return ""
     try:
@@ -61,7 +61,7 @@ def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
     """Return the stacks of all threads as faulthandler writes them, by pid; processes that cannot answer are left out."""
     files, sizes = {}, {}
     for pid in pids:
-        if _catches(pid, _SIGNAL) and (descriptor := memory_file.open_of(pid, _STACKS)) is not None:
+        if _catches(pid, _SIGNAL) and (descriptor := shared_memory.open_of(pid, _STACKS)) is not None:
             files[pid], sizes[pid] = descriptor, [os.fstat(descriptor).st_size]
             os.kill(pid, _SIGNAL)
     deadline = time.monotonic() + within_s
@@ -84,7 +84,7 @@ def in_native_code(pids: Iterable[int], *, within_s: float = 0.5) -> set[int]:
     Python runs its signal handlers between bytecodes, and where it waits itself: for a lock, a socket, the end of a sleep. Who can tell
     nothing of this is left out.
     """
-    files = {pid: file for pid in pids if _catches(pid, _SIGNAL_TO_PYTHON) and (file := memory_file.open_of(pid, _ANSWERS)) is not None}
+    files = {pid: file for pid in pids if _catches(pid, _SIGNAL_TO_PYTHON) and (file := shared_memory.open_of(pid, _ANSWERS)) is not None}
     sizes = {pid: os.fstat(file).st_size for pid, file in files.items()}
     for pid in files:
         os.kill(pid, _SIGNAL_TO_PYTHON)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_train import nvml
+from ddp_train.system import nvml
 
 CPU_PROCESSES = 2
 """Processes on a machine without a GPU: enough to run the distributed code on a laptop."""

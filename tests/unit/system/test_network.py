@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from ddp_train import distributed
-from ddp_train.network import address_towards, interface_of
+from ddp_train.system.network import address_towards, interface_of
 
 
 def test_the_kernel_knows_which_interface_has_an_address() -> None:

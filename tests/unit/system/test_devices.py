@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ddp_train import devices, nvml
 from ddp_train.distributed import alone
 from ddp_train.summary import opening
+from ddp_train.system import devices, nvml
 
 MISMATCH = 18
 PART = "MIG-aaaa"

@@ -154,7 +154,7 @@ def _lease(file: Path) -> subprocess.Popen[bytes] | None:
     """Start the process that refreshes the holder's file."""
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "ddp_train.lease", str(file), str(REFRESH_S)],
+            [sys.executable, "-m", "ddp_train.system.folder_lease", str(file), str(REFRESH_S)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
