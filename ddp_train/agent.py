@@ -20,10 +20,12 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from ddp_train import elastic, failure, loopback, progress, rendezvous
+from ddp_train import elastic, loopback, rendezvous
 from ddp_train.exit_code import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS
 from ddp_train.log import Redacting
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.attempts import settle
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.system.process import STOP_SIGNALS
 
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
@@ -55,7 +57,7 @@ def main(arguments: list[str]) -> int:
             rank, first = elastic.first_of(failures)
             said = failure.native_words(run_dir, rank, first.pid)
             _record(failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, said=said), run_dir)  # if it died without a word
-            verdict = progress.settle(run_dir, has_failed=True)
+            verdict = settle(run_dir, has_failed=True)
         return not verdict and _code(failures) not in FINAL
 
     try:
@@ -75,7 +77,7 @@ def main(arguments: list[str]) -> int:
             found = found.beside(failure.last_words(run_dir, {other: each.pid for other, each in error.failures.items() if other != rank}))
             if not verdict and _record(found, run_dir, seconds=time.monotonic() - started):
                 print(found.screen(run_dir), file=sys.stderr, flush=True)
-            verdict = progress.settle(run_dir, has_failed=True) if verdict is None else verdict
+            verdict = settle(run_dir, has_failed=True) if verdict is None else verdict
             if verdict:
                 print(verdict, file=sys.stderr, flush=True)
                 return NO_PROGRESS

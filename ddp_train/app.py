@@ -25,7 +25,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import __version__, config, diagnose, guard, launch, optuna_sweeper, sweep_screen
-from ddp_train.boundary import check_below, check_pattern, require_own
 from ddp_train.checkpoint_policy import is_checkpoint
 from ddp_train.config import CONF, section
 from ddp_train.errors import ConfigError
@@ -34,7 +33,8 @@ from ddp_train.frozen import changes, frozen_job, record, refuse_without_effect,
 from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
 from ddp_train.multirun import MakeSlots, Multirun
-from ddp_train.run_dir import RunDir, claim_given, claim_new, let_go
+from ddp_train.run_folder.paths import RunDir, claim_given, claim_new, let_go
+from ddp_train.run_folder.trust import check_below, check_pattern, require_own
 from ddp_train.sweep_dir import RUNNING, Sweep, is_sweep, sweep_of
 from ddp_train.system import devices
 from ddp_train.system.folder_lock import held, hold, is_held

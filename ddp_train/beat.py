@@ -12,7 +12,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from ddp_train.pulse import Phase, Pulse
+from ddp_train.phase import Phase, Pulse
 from ddp_train.system import shared_memory
 
 _NAME = "ddp_train_beat"

@@ -39,7 +39,7 @@ from ddp_train.rules import (
     check_steps,
     check_strategy,
 )
-from ddp_train.run_dir import sha256
+from ddp_train.run_folder.paths import sha256
 from ddp_train.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, FaultConfig, LoaderConfig, RootConfig
 from ddp_train.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.target import check_target

@@ -10,7 +10,7 @@ from collections import deque
 
 import torch
 
-from ddp_train.pulse import Pulse
+from ddp_train.phase import Pulse
 
 STEPS_AHEAD = 8
 """Two would keep the device busy; eight outlast what holds a host up for a moment (a slow batch, a collection of garbage)."""

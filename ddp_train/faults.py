@@ -28,8 +28,8 @@ from ddp_train.build import Components
 from ddp_train.distributed import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices
-from ddp_train.pulse import Phase, Pulse
-from ddp_train.run_dir import RunDir
+from ddp_train.phase import Phase, Pulse
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.schema import EVERY_ATTEMPT, FaultConfig
 
 logger = logging.getLogger(__name__)

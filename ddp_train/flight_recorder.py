@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 
 _FILE = "flight_recorder_rank_"  # torch adds the rank, here and to the pipe
 _PIPE = "ddp_train_flight_recorder_"

@@ -14,12 +14,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ddp_train import auto, config, diagnose
-from ddp_train.boundary import require_own
 from ddp_train.checkpoint_policy import BEST, LAST, candidates, is_name, require_candidates
 from ddp_train.config import RunConfig
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
-from ddp_train.run_dir import RunDir, write_atomic
+from ddp_train.run_folder.paths import RunDir, write_atomic
+from ddp_train.run_folder.trust import require_own
 from ddp_train.system import devices
 from ddp_train.target import AUTO
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train import app, failure, memory, progress, rendezvous, restart
+from ddp_train import app, memory, rendezvous, restart
 from ddp_train.distributed import join_store, join_store_again, wait_for
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, STOPPED
@@ -24,7 +24,9 @@ from ddp_train.isolation import Baseline
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.warm_group import GROUP_VARIABLE
 from ddp_train.member import FRESH_VARIABLE, Leader, Member, be_fresh_rank, serve
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.attempts import forget, settle
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.worker import Rank
 
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
@@ -101,8 +103,8 @@ class Group:
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         if job.checkpoint is not None and not self._attempt.remembered:
-            progress.forget(job.run_dir)  # somebody has chosen where to go on
-        elif verdict := progress.settle(job.run_dir):
+            forget(job.run_dir)  # somebody has chosen where to go on
+        elif verdict := settle(job.run_dir):
             print(verdict, file=sys.stderr, flush=True)
             with suppress(OSError):  # a full disk: it has been said
                 failure.from_verdict(verdict).record(job.run_dir)

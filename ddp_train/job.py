@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_train.config import RunConfig
 from ddp_train.rules import BatchIdentity
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 
 JOB_VARIABLE = "DDP_TRAIN_JOB"
 """The environment variable in which an agent's ranks find the job that was composed for them."""

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from ddp_train import failure
 from ddp_train.redaction import redact_code
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.system.terminal import Terminal
 
 logger = logging.getLogger(__name__)

@@ -26,11 +26,12 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
-from ddp_train import failure, run_dir
 from ddp_train.distributed import wait_for
 from ddp_train.exit_code import DONE, FAILED, PREEMPTED, STOPPED
 from ddp_train.job import Job
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder import failure
+from ddp_train.run_folder import paths as run_dir
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.system.process import STOP_SIGNALS, fork
 
 RunJobs = Callable[[str, Callable[[], Job | None], Callable[[int], None], str], None]

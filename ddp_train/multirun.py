@@ -24,13 +24,13 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train import cluster, config, memory, sweep_screen
-from ddp_train.boundary import check_below
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import FAILED as FAILED_CODE
 from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
 from ddp_train.launch.sweep import Policy, Schedule
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.trust import check_below
 from ddp_train.spelling import nearest
 from ddp_train.sweep_dir import COMPLETED, FAILED, Sweep, SweepJob
 from ddp_train.system import devices

@@ -21,7 +21,7 @@ from ddp_train.data.token_writer import TokenWriter
 from ddp_train.data.tokenizer import Tokenizer, make_tokenizer
 from ddp_train.errors import ConfigError, DataError, UserError
 from ddp_train.exit_code import DONE, FAILED, WRONG_INPUT
-from ddp_train.run_dir import let_go
+from ddp_train.run_folder.paths import let_go
 from ddp_train.system.folder_lock import hold
 
 USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]

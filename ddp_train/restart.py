@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from ddp_train.checkpoint_policy import is_checkpoint
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.sweep_dir import is_sweep
 
 LOST = "Another rank ended without a report and broke the connection"

@@ -13,7 +13,7 @@ from ddp_train.anomaly import Event, Rewind
 from ddp_train.build import Components
 from ddp_train.distributed import World
 from ddp_train.errors import RunError
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.state import Jump, TrainState
 
 _MOST_IN_VAIN = 3  # rewinds to the same checkpoint

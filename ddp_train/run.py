@@ -14,19 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddp_train import (
-    auto,
-    checkpoint,
-    checkpoint_policy,
-    checkpoint_probe,
-    environment,
-    frozen,
-    init_from,
-    memory,
-    predictions,
-    progress,
-    summary,
-)
+from ddp_train import auto, checkpoint, checkpoint_policy, checkpoint_probe, environment, frozen, init_from, memory, predictions, summary
 from ddp_train.anomaly import AnomalyWatch, Event, Rewind
 from ddp_train.build import Components, build, build_writers
 from ddp_train.checkpoint_policy import Keep, Ranking, Schedule, ranking
@@ -37,11 +25,12 @@ from ddp_train.exit_code import DONE, STOPPED
 from ddp_train.faults import inject
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job
-from ddp_train.pulse import Phase, Pulse
+from ddp_train.phase import Phase, Pulse
 from ddp_train.redaction import redact_all
 from ddp_train.replica import FingerprintCheck, ReplicaCheck
 from ddp_train.rewind import rewind
-from ddp_train.run_dir import RunDir, write_json
+from ddp_train.run_folder.attempts import end
+from ddp_train.run_folder.paths import RunDir, write_json
 from ddp_train.state import TrainState, seed_all
 from ddp_train.step_guard import SkippingGuard, StepGuard
 from ddp_train.stop import WALLTIME, Stop
@@ -85,7 +74,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
     if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):
         _make_up_for_predictions(job, components, state, world, pulse)
         if world.is_main:
-            progress.end(run_dir)
+            end(run_dir)
             print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
         return DONE
     if world.is_main:
@@ -114,7 +103,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
             writer.close()
         result = _result(status, components, state, loop, seconds=time.monotonic() - started)
         write_json(run_dir.result, result)
-        progress.end(run_dir, is_saved=not unsaved)
+        end(run_dir, is_saved=not unsaved)
         if not is_done and stop.cause() is WALLTIME:
             print(f"the time is up but for cluster.grace_s={tree['cluster']['grace_s']} s", flush=True)
         place = run_dir.continues() if unsaved else ""

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.distributed import DistError
 from torch.utils.hooks import RemovableHandle
 
-from ddp_train import failure
 from ddp_train.batch import batch_size, describe, map_tensors, tensors_of
 from ddp_train.build import Components
 from ddp_train.data.device import to_device
@@ -34,6 +33,7 @@ from ddp_train.errors import ConfigError, DataError, UserError
 from ddp_train.interfaces import Batch, Indices, Labelled, Objective, Predicting
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective
+from ddp_train.run_folder import failure
 from ddp_train.state import random_state, set_random_state
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from ddp_train.build import Components
 from ddp_train.distributed import World
 from ddp_train.job import Job
 from ddp_train.redaction import printable
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.state import TrainState
 from ddp_train.system import devices
 

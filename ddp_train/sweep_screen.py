@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from ddp_train import failure
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.sweep_dir import COMPLETED, FAILED, QUEUED, RUNNING, Sweep, SweepJob
 
 _COLOURS = {COMPLETED: "green", FAILED: "red", RUNNING: "cyan", QUEUED: "dim"}

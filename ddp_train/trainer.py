@@ -33,8 +33,8 @@ from ddp_train.device_queue import device_queue
 from ddp_train.distributed import World
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices, Objective, Predicting
+from ddp_train.phase import Phase, Pulse
 from ddp_train.predictions import PredictionFiles
-from ddp_train.pulse import Phase, Pulse
 from ddp_train.replica import ReplicaCheck
 from ddp_train.state import TrainState
 from ddp_train.step_guard import StepGuard

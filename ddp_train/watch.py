@@ -17,7 +17,7 @@ from torch.distributed import Store
 
 from ddp_train.beat import Heart
 from ddp_train.job import Job
-from ddp_train.pulse import Pulse
+from ddp_train.phase import Pulse
 from ddp_train.system import shared_memory, stack_dump
 from ddp_train.watch_process import OTHER_NODES, Orders
 

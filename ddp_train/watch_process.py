@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train import failure, hang, restart
+from ddp_train import hang, restart
 from ddp_train.beat import Beat, Beats
 from ddp_train.flight_recorder import Request
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.system import stack_dump
 from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, state_of
 

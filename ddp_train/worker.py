@@ -16,16 +16,18 @@ from typing import Any, NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
-from ddp_train import cluster, failure, memory, progress, restart, summary
+from ddp_train import cluster, memory, restart, summary
 from ddp_train.data.workers import start_server
 from ddp_train.distributed import World, open_world
 from ddp_train.exit_code import FINAL
 from ddp_train.flight_recorder import FlightRecorder
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
-from ddp_train.pulse import Pulse
+from ddp_train.phase import Pulse
 from ddp_train.run import run_job, status_of
-from ddp_train.run_dir import RunDir, write_json
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.attempts import Notes, begin, end
+from ddp_train.run_folder.paths import RunDir, write_json
 from ddp_train.state import TrainState, be_deterministic
 from ddp_train.stop import Stop
 from ddp_train.system.devices import resolve_device
@@ -86,7 +88,7 @@ class Rank:
             state = TrainState()
             started = time.monotonic()
             stop: Stop | None = None
-            notes: progress.Notes | None = None
+            notes: Notes | None = None
             try:
                 tree, pulse = job.config.tree, Pulse()
                 device = resolve_device(tree["cluster"]["device"])
@@ -116,7 +118,7 @@ class Rank:
                     at=None if job.in_sweep else _stops_at(tree["cluster"]),  # a sweep stops as a whole
                 )
                 if self._world.is_main:
-                    notes = progress.begin(job.run_dir)
+                    notes = begin(job.run_dir)
                     pulse.listen(notes)
                 code = run_job(job, self._world, state, stop, pulse)
                 self._watch.end()
@@ -194,7 +196,7 @@ def _stops_at(section: Mapping[str, Any]) -> float | None:
 
 def _leave_untrained(run_dir: RunDir, number: signal.Signals) -> None:
     """Say that a stop came before the first step (rank 0)."""
-    progress.end(run_dir, is_saved=False)
+    end(run_dir, is_saved=False)
     if not run_dir.is_completed():
         write_json(
             run_dir.result, {"status": status_of(number), "step": None, "epoch": None, "samples": None, "metrics": {}, "seconds": None}

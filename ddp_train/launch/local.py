@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from ddp_train import progress
 from ddp_train.cluster import ALONE, environment_of, max_restarts
 from ddp_train.exit_code import DONE, INTERRUPTED, NO_PROGRESS, STOPPED, TERMINATED
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
-from ddp_train.run_dir import write_json
+from ddp_train.run_folder.attempts import forget, settle
+from ddp_train.run_folder.paths import write_json
 from ddp_train.system import devices
 
 
@@ -20,8 +20,8 @@ def run(job: Job) -> int:
     The agent finds a free port itself: any number of runs share a machine.
     """
     if job.checkpoint is not None:
-        progress.forget(job.run_dir)  # somebody has chosen where to go on
-    elif verdict := progress.settle(job.run_dir):
+        forget(job.run_dir)  # somebody has chosen where to go on
+    elif verdict := settle(job.run_dir):
         print(verdict, file=sys.stderr)
         return NO_PROGRESS
     cluster = job.config.tree["cluster"]

@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ddp_train import failure, progress
 from ddp_train.exit_code import FINAL, INTERRUPTED, PREEMPTED, STOPPED
 from ddp_train.job import Job
 from ddp_train.launch.slot import Slot
 from ddp_train.launch.stopping import stop_signals
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.attempts import settle
 from ddp_train.sweep_dir import COMPLETED, FAILED, RUNNING, Sweep, SweepJob
 
 _POLL_S = 0.1
@@ -117,7 +118,7 @@ class Schedule:
         elif task.entry.status == FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             task.entry.failures += 1
-            if verdict := progress.settle(task.job.run_dir, has_failed=True):
+            if verdict := settle(task.job.run_dir, has_failed=True):
                 self._say(verdict)
             found = failure.load(task.job.run_dir)
             is_final = bool(verdict) or (found is not None and found.exit_code in FINAL)

@@ -19,11 +19,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddp_train import failure
 from ddp_train.cluster import ALONE, environment_of
 from ddp_train.exit_code import FAILED, INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
+from ddp_train.run_folder import failure
 from ddp_train.system import devices
 
 GROUP_VARIABLE = "DDP_TRAIN_GROUP"

@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ddp_train.pulse import Phase, Pulse
+from ddp_train.phase import Phase, Pulse
 from ddp_train.system.terminal import Terminal
 
 _HIDDEN = ("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms", "samples_per_s")

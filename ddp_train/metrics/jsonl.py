@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_train.run_dir import RunDir, write_atomic
+from ddp_train.run_folder.paths import RunDir, write_atomic
 
 
 class JsonLines:

@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 
 _LONGEST_NAME = 200  # bytes; a file name may have 255
 _AXES = ("split", "step", "epoch", "samples", "time")

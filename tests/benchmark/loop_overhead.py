@@ -42,7 +42,7 @@ from ddp_train.data.draw import Shuffled
 from ddp_train.data.order import SampleOrder
 from ddp_train.distributed import World, alone, join_store, open_world
 from ddp_train.interfaces import Batch, Indices
-from ddp_train.pulse import Pulse
+from ddp_train.phase import Pulse
 from ddp_train.state import TrainState
 from ddp_train.trainer import Loop, Record, train
 from ddp_train.worker import leave

@@ -16,7 +16,7 @@ from ddp_train import app, config, target
 from ddp_train.cluster import environment_of, meeting
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
-from ddp_train.run_dir import write_json
+from ddp_train.run_folder.paths import write_json
 from ddp_train.system import nvml
 
 OPTIONS = sorted(

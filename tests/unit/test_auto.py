@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ddp_train import auto, config, frozen
 from ddp_train.errors import ConfigError
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 from tests.unit.parts import checked, components
 
 

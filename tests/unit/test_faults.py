@@ -12,8 +12,8 @@ from ddp_train import config
 from ddp_train.distributed import alone
 from ddp_train.errors import UserError
 from ddp_train.faults import ON_ITSELF, InjectedFault, damage, inject
-from ddp_train.pulse import Phase, Pulse
-from ddp_train.run_dir import RunDir
+from ddp_train.phase import Phase, Pulse
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.schema import FAULTS, PHASES
 from tests.unit.parts import checked, components
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train import failure
 from ddp_train.flight_recorder import FlightRecorder, Request
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.watch_process import Orders, _Job
 
 RANK = """
@@ -20,7 +20,7 @@ import os, sys, threading, time
 from pathlib import Path
 from ddp_train.system import stack_dump as stacks
 from ddp_train.flight_recorder import FlightRecorder
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 
 def be_torch():  # as the monitor thread of ProcessGroupNCCL does; it looks once a second
     pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "3.pipe"

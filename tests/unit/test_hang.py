@@ -14,7 +14,7 @@ import pytest
 
 from ddp_train import hang
 from ddp_train.beat import Beat, Beats, Heart
-from ddp_train.pulse import Phase, Pulse
+from ddp_train.phase import Phase, Pulse
 from ddp_train.system import stack_dump
 from ddp_train.system.process import exit_code_of, state_of
 from ddp_train.watch import patience
@@ -200,7 +200,7 @@ def test_beats_and_stacks_are_read_from_another_process() -> None:
 import time
 from ddp_train.system import stack_dump as stacks
 from ddp_train.beat import Heart
-from ddp_train.pulse import Phase, Pulse
+from ddp_train.phase import Phase, Pulse
 heart, pulse = Heart(), Pulse()
 stacks.answer()
 stacks.Note().write("the samples 3 to 5")

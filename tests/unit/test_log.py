@@ -11,7 +11,7 @@ SCRIPT = """
 import logging, sys
 from pathlib import Path
 from ddp_train.log import rank_log
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 rank, shows = int(sys.argv[1]), sys.argv[2] == "shows"
 with rank_log(RunDir(Path("run")), rank, shows=shows) as terminal:
     print("printed")
@@ -62,7 +62,7 @@ SPEAKS_C = """
 import ctypes, os, sys
 from pathlib import Path
 from ddp_train.log import rank_log
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 
 libc = ctypes.CDLL(None)
 libc.printf(b"before\\n")

@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 
 from ddp_train.job import Job
 from ddp_train.member import Announcement, Leader
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 from tests.unit.parts import checked
 
 

@@ -21,9 +21,9 @@ from ddp_train.metrics import console as console_module
 from ddp_train.metrics.console import Console
 from ddp_train.metrics.jsonl import JsonLines
 from ddp_train.metrics.tensorboard import TensorBoard
-from ddp_train.pulse import Phase, Pulse
+from ddp_train.phase import Phase, Pulse
 from ddp_train.rules import BatchIdentity
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.sweep_dir import Sweep, SweepJob
 from ddp_train.system.terminal import Terminal
 from tests.conftest import wait_for

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train import failure, restart
-from ddp_train.run_dir import RunDir
+from ddp_train import restart
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunDir
 
 
 @pytest.fixture

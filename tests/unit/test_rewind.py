@@ -13,9 +13,9 @@ import pytest
 
 from ddp_train.anomaly import Rewind
 from ddp_train.distributed import alone
-from ddp_train.pulse import Phase, Pulse
+from ddp_train.phase import Phase, Pulse
 from ddp_train.rewind import rewind
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.state import TrainState
 from tests.unit.parts import components, saved
 

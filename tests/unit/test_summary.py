@@ -8,7 +8,7 @@ from ddp_train import summary
 from ddp_train.build import build
 from ddp_train.distributed import alone
 from ddp_train.job import Job
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.state import TrainState
 from tests.unit.parts import checked
 

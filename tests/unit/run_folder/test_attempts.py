@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train import failure, progress
 from ddp_train.errors import DataError
-from ddp_train.pulse import Phase
-from ddp_train.run_dir import RunDir
+from ddp_train.phase import Phase
+from ddp_train.run_folder import attempts as progress
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunDir
 from tests.conftest import wait_for
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train import failure, run_dir
 from ddp_train.errors import ConfigError, DataError
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder import failure
+from ddp_train.run_folder import paths as run_dir
+from ddp_train.run_folder.paths import RunDir
 
 
 @pytest.fixture(autouse=True)

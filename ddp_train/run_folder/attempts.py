@@ -18,8 +18,8 @@ from threading import Event, Thread
 from typing import Any
 
 from ddp_train.exit_code import FINAL, NO_PROGRESS
-from ddp_train.pulse import Phase
-from ddp_train.run_dir import RunDir, write_json
+from ddp_train.phase import Phase
+from ddp_train.run_folder.paths import RunDir, write_json
 
 _RESTARTS = 3  # in a row without progress
 _NOTE_EVERY_S = 1.0

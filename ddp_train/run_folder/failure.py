@@ -18,7 +18,7 @@ from ddp_train import FOLDER
 from ddp_train.errors import UserError
 from ddp_train.exit_code import FAILED, NO_PROGRESS
 from ddp_train.redaction import printable, redact_code
-from ddp_train.run_dir import RunDir, create_json, write_json
+from ddp_train.run_folder.paths import RunDir, create_json, write_json
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
 _LINES_SHOWN = 8

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_train import failure
-from ddp_train.run_dir import RunDir
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunDir
 
 
 def test_ranks_that_did_the_same_share_a_line_and_many_lines_are_cut() -> None:
