@@ -24,9 +24,11 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train import __version__, config, diagnose, guard, launch, optuna_sweeper, sweep_screen
+from ddp_train import __version__, launch, optuna_sweeper, sweep_screen
 from ddp_train.checkpoint_policy import is_checkpoint
-from ddp_train.config import CONF, section
+from ddp_train.config import hydra_errors, limits
+from ddp_train.config.check import CONF, ConfigErrors, RunConfig, check, check_overrides, options, section, texts
+from ddp_train.config.target import locate
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from ddp_train.frozen import changes, frozen_job, record, refuse_without_effect, run_of
@@ -38,7 +40,6 @@ from ddp_train.run_folder.trust import check_below, check_pattern, require_own
 from ddp_train.sweep_dir import RUNNING, Sweep, is_sweep, sweep_of
 from ddp_train.system import devices
 from ddp_train.system.folder_lock import held, hold, is_held
-from ddp_train.target import locate
 
 
 @dataclass(kw_only=True)
@@ -98,18 +99,18 @@ def run(place: Place) -> int:
     if command and command[0] in _USAGE and {"--help", "-h"} & set(arguments):
         print(_USAGE[command[0]])
         return DONE
-    guard.install()
+    limits.install()
     if command == ["resume"]:
         return _report(lambda: _resume(arguments, place), place)
     if command == ["runs"]:
         return _report(lambda: _show(arguments), place)
-    sys.argv[1:] = diagnose.options_first(sys.argv[1:])
+    sys.argv[1:] = hydra_errors.options_first(sys.argv[1:])
     return _report(lambda: _compose(place), place)
 
 
 def _compose(place: Place) -> int:
     """Let Hydra compose, and run each job that comes of it."""
-    diagnose.refuse_unknown_options(sys.argv[1:])
+    hydra_errors.refuse_unknown_options(sys.argv[1:])
     command = _Command(place)
     try:
         with _full_hydra_errors():
@@ -221,8 +222,8 @@ def _job(composed: DictConfig, hydra_config: Any) -> Job:
         config=checked,
         run_dir=RunDir(Path(hydra_config.runtime.output_dir)),
         command=list(sys.argv),
-        overrides=config.texts(hydra_config.overrides.task),
-        options=config.options(hydra_config),
+        overrides=texts(hydra_config.overrides.task),
+        options=options(hydra_config),
         checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
     )
 
@@ -238,7 +239,7 @@ def _goal(composed: DictConfig) -> str | None:
     return goals.get(name)
 
 
-def _check(composed: DictConfig, hydra_config: DictConfig) -> config.RunConfig:
+def _check(composed: DictConfig, hydra_config: DictConfig) -> RunConfig:
     job_config = composed.copy()
     if "hydra" in job_config:
         HydraConfig.instance().set_config(composed)  # for ${hydra:...}, which Hydra itself resolves only later
@@ -252,10 +253,10 @@ def _check(composed: DictConfig, hydra_config: DictConfig) -> config.RunConfig:
             happened="is true",
             expected="false: ranks stand where you stand, so that they find your modules and data",
         )
-    return config.check(job_config, hydra=hydra_config)
+    return check(job_config, hydra=hydra_config)
 
 
-def _claim(composed: DictConfig, checked: config.RunConfig) -> tuple[Path, bool]:
+def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:
     """Return the run folder, ours alone, and whether a run in it is continued."""
     resume = checked.tree["resume"]
     if resume not in ("auto", "never"):
@@ -277,11 +278,11 @@ def _place(node: DictConfig, *, key: str, is_typed: bool) -> Path:
     if not problems and not is_typed and fixed:
         problems = check_below(Path(fixed).absolute(), Path(folder).absolute(), key=key)
     if problems:
-        raise config.ConfigErrors(problems)
+        raise ConfigErrors(problems)
     return Path(folder).absolute()
 
 
-def _continue(folder: Path, checked: config.RunConfig, *, key: str) -> Path:
+def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
     """Take the folder of a run, refusing to continue it under a configuration that would give other results than its own."""
     hold(folder, key=key)
     require_own(folder, key=key)
@@ -376,7 +377,7 @@ def _prepare(arguments: list[str]) -> int:
 
 
 def _is_overridden(composed: DictConfig, key: str) -> bool:
-    return any(text.lstrip("+").startswith(f"{key}=") for text in config.texts(composed.hydra.overrides.hydra))
+    return any(text.lstrip("+").startswith(f"{key}=") for text in texts(composed.hydra.overrides.hydra))
 
 
 @contextmanager
@@ -396,13 +397,13 @@ def _full_hydra_errors() -> Iterator[None]:
 def _report(command: Callable[[], int], place: Place) -> int:
     """Turn every way in which a command ends into its exit code, and say what the user can mend."""
     try:
-        config.check_overrides(sys.argv[1:])
+        check_overrides(sys.argv[1:])
         return command()
     except SystemExit as error:  # ours, a sweep's that ends here, or Hydra's own
         if not isinstance(error, _Exit) or error.error is None:
             return error.code if isinstance(error.code, int) else DONE
         return _say(error.error, place)
-    except (ConfigError, config.ConfigErrors, HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+    except (ConfigError, ConfigErrors, HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         return _say(error, place)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -414,12 +415,12 @@ def _say(error: Exception, place: Place) -> int:
     """Show what ended the command, and return the exit code: whether anything had begun decides both."""
     is_file_error = isinstance(error, OSError) and not isinstance(error, HydraException)  # Hydra's missing file is both
     if isinstance(error, ConfigError) or (is_file_error and not place.has_begun):
-        error = config.ConfigErrors([error if isinstance(error, ConfigError) else ConfigError(happened=str(error))])
-    if isinstance(error, config.ConfigErrors):
+        error = ConfigErrors([error if isinstance(error, ConfigError) else ConfigError(happened=str(error))])
+    if isinstance(error, ConfigErrors):
         print(error.text(has_begun=place.has_begun), file=sys.stderr)
         return WRONG_INPUT
     if not place.has_begun:
-        print(diagnose.explain(error, sys.argv[1:], CONF), file=sys.stderr)
+        print(hydra_errors.explain(error, sys.argv[1:], CONF), file=sys.stderr)
         return WRONG_INPUT
     if not is_file_error:
         traceback.print_exception(error)

@@ -19,9 +19,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ddp_train import auto
 from ddp_train.amp import Amp
-from ddp_train.config import nodes
+from ddp_train.config import auto
+from ddp_train.config.check import nodes
+from ddp_train.config.rules import BatchIdentity
+from ddp_train.config.schema import LOADER_KEYS
+from ddp_train.config.spelling import removal
+from ddp_train.config.target import accepts, locate, refusal
 from ddp_train.data.dataset import as_source
 from ddp_train.data.draw import draw_from
 from ddp_train.data.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
@@ -34,11 +38,7 @@ from ddp_train.joint import Joint, has_state
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
 from ddp_train.redaction import reveal
-from ddp_train.rules import BatchIdentity
-from ddp_train.schema import LOADER_KEYS
-from ddp_train.spelling import removal
 from ddp_train.state import seed_all
-from ddp_train.target import accepts, locate, refusal
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_train.cluster import is_address
+from ddp_train.config.cluster import is_address
 from ddp_train.errors import UserError
 from ddp_train.loopback import serve_store
 from ddp_train.system.network import address_towards, interface_of

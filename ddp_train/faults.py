@@ -25,12 +25,12 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from ddp_train.build import Components
+from ddp_train.config.schema import EVERY_ATTEMPT, FaultConfig
 from ddp_train.distributed import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices
 from ddp_train.phase import Phase, Pulse
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.schema import EVERY_ATTEMPT, FaultConfig
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ddp_train import auto, config, diagnose
 from ddp_train.checkpoint_policy import BEST, LAST, candidates, is_name, require_candidates
-from ddp_train.config import RunConfig
+from ddp_train.config import auto, hydra_errors
+from ddp_train.config import check as config_check
+from ddp_train.config.check import RunConfig
+from ddp_train.config.target import AUTO
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.run_folder.paths import RunDir, write_atomic
 from ddp_train.run_folder.trust import require_own
 from ddp_train.system import devices
-from ddp_train.target import AUTO
 
 _EVALUATION = ("evaluate.save_predictions=", "data.eval_batch_size=", "data.num_workers=")
 """What can be asked of a run that is done: to save its predictions, and how they are computed."""
@@ -39,13 +40,13 @@ def frozen_job(
     """
     require_own(folder, key="resume")
     saved = saved_config(folder)
-    diagnose.refuse_unknown(overrides, saved)
+    hydra_errors.refuse_unknown(overrides, saved)
     _require_place(asked or checkpoint or folder, folder, overrides, saved)
     tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
     assert isinstance(tree, dict)
     first, options = _typed(folder)
     return Job(
-        config=config.load({str(name): value for name, value in tree.items()}),
+        config=config_check.load({str(name): value for name, value in tree.items()}),
         run_dir=RunDir(folder),
         command=list(sys.argv),
         overrides=[*first, *overrides],
@@ -59,7 +60,9 @@ def _typed(folder: Path) -> tuple[list[str], list[str]]:
     """Return the overrides and the options that a run began with. They are for what is shown: a file that was cut off keeps no run back."""
     hydra = folder / ".hydra"
     try:
-        return config.texts(OmegaConf.load(hydra / "overrides.yaml")), config.options(OmegaConf.load(hydra / "hydra.yaml").hydra)
+        return config_check.texts(OmegaConf.load(hydra / "overrides.yaml")), config_check.options(
+            OmegaConf.load(hydra / "hydra.yaml").hydra
+        )
     except Exception:  # OSError, or whatever reading half of a file raises
         return [], []
 
@@ -75,8 +78,8 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     if result.get("status") != "completed" or _goes_on(job, result):
         return
     harmless = _EVALUATION if job.config.tree["evaluate"]["save_predictions"] else ()  # which is then made up for
-    now = dict(config.nodes(job.config.tree))
-    held = [dict(config.nodes(tree)) for tree in (saved_config(job.run_dir.root), _read(job.run_dir.root)[0])]
+    now = dict(config_check.nodes(job.config.tree))
+    held = [dict(config_check.nodes(tree)) for tree in (saved_config(job.run_dir.root), _read(job.run_dir.root)[0])]
     keys = {text: text.partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
     idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in held]]
     if not idle:
@@ -121,7 +124,7 @@ def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved:
     program = "torchrun ... -m ddp_train" if devices.is_torchrun_worker() else "ddp-train"
     unread = ["resume", *(text.partition("=")[0] for text in overrides)]  # what is resumed was typed
     unread += ["init_from"] if candidates(RunDir(folder).checkpoints / LAST) else []
-    for key, value in config.nodes(saved):
+    for key, value in config_check.nodes(saved):
         if not isinstance(value, str) or key in unread or not value:
             continue
         is_module = key.endswith("._target_") and _is_only_there(began, value.partition(".")[0])
@@ -170,7 +173,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
 def changes(checked: RunConfig, folder: Path) -> list[str]:
     """Name what differs from the config of a run that is to be continued. An `auto` equals what it came to, in either of them."""
     saved, _ = _read(folder)
-    return config.differences(auto.put(checked.tree, "", _answers(checked, folder)), saved)
+    return config_check.differences(auto.put(checked.tree, "", _answers(checked, folder)), saved)
 
 
 def record(run_dir: RunDir, checked: RunConfig) -> None:
@@ -186,7 +189,7 @@ def record_answers(run_dir: RunDir, checked: RunConfig, answers: Mapping[str, An
     """
     found = {key: auto.plain(value) for key, value in answers.items()}
     written, text = run_dir.config.read_text(), checked.yaml(found)
-    if f"\n{config.ANSWERED}:" in written:  # there are answers of before
+    if f"\n{config_check.ANSWERED}:" in written:  # there are answers of before
         auto.refuse_changed(found, _answers(checked, run_dir.root))
     if written != text:
         write_atomic(run_dir.config, text)  # nothing but answers differs: it replaces no other config
@@ -196,7 +199,7 @@ def _answers(checked: RunConfig, folder: Path) -> dict[str, Any]:
     """Return what a run's config.yaml has for the `auto`s of a config; {} when there is none yet."""
     if not (folder / "config.yaml").exists():
         return {}
-    values = dict(config.nodes(_read(folder)[0]))
+    values = dict(config_check.nodes(_read(folder)[0]))
     return {key: values[key] for key in auto.keys(checked.tree) if key in values and values[key] != AUTO}
 
 
@@ -208,5 +211,5 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[str]]:
         raise ConfigError(key="resume", happened=f"{folder}/config.yaml cannot be read: {error}") from None
     if not isinstance(saved, dict) or not saved:
         raise ConfigError(key="resume", happened=f"{folder}/config.yaml holds no configuration")
-    answered = saved.pop(config.ANSWERED, None)
+    answered = saved.pop(config_check.ANSWERED, None)
     return {str(name): value for name, value in saved.items()}, answered if isinstance(answered, list) else []

@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from ddp_train.cluster import LOOPBACK, ON_ADDRESS
+from ddp_train.config.cluster import LOOPBACK, ON_ADDRESS
 
 _TIMEOUT = timedelta(minutes=10)
 

@@ -23,7 +23,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ddp_train import cluster, config, memory, sweep_screen
+from ddp_train import memory, sweep_screen
+from ddp_train.config import check as config_check
+from ddp_train.config import cluster
+from ddp_train.config.spelling import nearest
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import FAILED as FAILED_CODE
 from ddp_train.job import Job
@@ -31,14 +34,13 @@ from ddp_train.launch.slot import Slot
 from ddp_train.launch.sweep import Policy, Schedule
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.run_folder.trust import check_below
-from ddp_train.spelling import nearest
 from ddp_train.sweep_dir import COMPLETED, FAILED, Sweep, SweepJob
 from ddp_train.system import devices
 
 MakeSlots = Callable[[Path, int], Sequence[Slot]]
 """Gives so many slots; the path is the folder for the logs of torch's agents."""
 
-Check = Callable[[DictConfig, DictConfig], config.RunConfig]
+Check = Callable[[DictConfig, DictConfig], config_check.RunConfig]
 
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 _FROZEN_YAML = "conf"
@@ -88,7 +90,7 @@ class Multirun:
         entries: list[SweepJob] = []
         to_run: list[tuple[SweepJob, Job]] = []
         for overrides, job_config, checked_config in zip(job_overrides, composed, checked, strict=True):
-            entry = self._recall(config.identity(checked_config.tree))
+            entry = self._recall(config_check.identity(checked_config.tree))
             if entry is None:
                 if job_config.hydra.job.num != self._next_number():  # one before it was recalled
                     job_config = self._compose(loader, base, overrides, self._next_number())
@@ -127,7 +129,7 @@ class Multirun:
                 entry.status = FAILED
                 self._screen.say(f"job {entry.number} cannot be run: {error}")
         if problems := self._check_room(job.config for _, job in jobs):
-            raise config.ConfigErrors(problems)
+            raise config_check.ConfigErrors(problems)
         self.run(jobs)
         self._known = list(self.sweep.jobs)
 
@@ -186,9 +188,9 @@ class Multirun:
             composed.hydra.runtime.output_dir = str(Path(composed.hydra.sweep.dir) / str(composed.hydra.sweep.subdir))
         return composed
 
-    def _check_all(self, composed: Sequence[DictConfig]) -> list[config.RunConfig]:
+    def _check_all(self, composed: Sequence[DictConfig]) -> list[config_check.RunConfig]:
         """Check every job; a mistake that several of them share is told once."""
-        checked: list[config.RunConfig] = []
+        checked: list[config_check.RunConfig] = []
         found: dict[str, tuple[ConfigError, list[int]]] = {}
         for place, job_config in enumerate(composed):
             try:
@@ -196,7 +198,7 @@ class Multirun:
                 if checked[-1].tree["resume"] in ("auto", "never"):
                     continue
                 problems = [ConfigError(key="resume", happened="names one run, in a sweep", expected="auto or never")]
-            except config.ConfigErrors as errors:
+            except config_check.ConfigErrors as errors:
                 problems = errors.errors
             except ConfigError as error:
                 problems = [error]
@@ -205,7 +207,7 @@ class Multirun:
         for problem, places in found.values():
             if len(places) < len(composed):
                 others = f" and {len(places) - 1} more" if len(places) > 1 else ""
-                problem.happened += f" (in the job {' '.join(config.texts(composed[places[0]].hydra.overrides.task))}{others})"
+                problem.happened += f" (in the job {' '.join(config_check.texts(composed[places[0]].hydra.overrides.task))}{others})"
         found |= {str(problem): (problem, []) for problem in self._check_room(checked)}
         folders = [job_config.hydra.runtime.output_dir for job_config in composed]
         for folder in dict.fromkeys(folders):
@@ -214,10 +216,10 @@ class Multirun:
             twice = ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {folder}", expected="one each")
             found[folder] = (twice, [])
         if found:
-            raise config.ConfigErrors(problem for problem, _ in found.values())
+            raise config_check.ConfigErrors(problem for problem, _ in found.values())
         return checked
 
-    def _check_room(self, configs: Iterable[config.RunConfig]) -> list[ConfigError]:
+    def _check_room(self, configs: Iterable[config_check.RunConfig]) -> list[ConfigError]:
         """Refuse more jobs at a time than there are GPUs for."""
         clusters = [each.tree["cluster"] for each in configs if self._settings["parallel_jobs"] > 1]
         sizes = [
@@ -244,15 +246,15 @@ class Multirun:
                 return job
         return None
 
-    def _freeze(self, composed: DictConfig, checked: config.RunConfig) -> tuple[SweepJob, Job]:
+    def _freeze(self, composed: DictConfig, checked: config_check.RunConfig) -> tuple[SweepJob, Job]:
         """Write a job's config into its folder, where it stays as it is whatever happens to the YAML."""
         run_dir = RunDir(Path(composed.hydra.runtime.output_dir))
-        overrides = config.texts(composed.hydra.overrides.task)
+        overrides = config_check.texts(composed.hydra.overrides.task)
         entry = SweepJob(
             number=composed.hydra.job.num,
             folder=str(run_dir.root.relative_to(self.sweep.root)),
             overrides=overrides,
-            identity=config.identity(checked.tree),
+            identity=config_check.identity(checked.tree),
         )
         if any(job.folder == entry.folder for job in self.sweep.jobs):
             raise ConfigError(
@@ -306,7 +308,9 @@ def _run_elsewhere(composed: DictConfig) -> None:
 
 def _swept_keys(base: DictConfig) -> list[str]:
     """Return the keys for which the command gives several values."""
-    given = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + config.texts(base.hydra.overrides.task)
+    given = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + config_check.texts(
+        base.hydra.overrides.task
+    )
     return [override.key_or_group for override in OverridesParser.create().parse_overrides(given) if override.is_sweep_override()]
 
 

@@ -14,10 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddp_train import auto, checkpoint, checkpoint_policy, checkpoint_probe, environment, frozen, init_from, memory, predictions, summary
+from ddp_train import checkpoint, checkpoint_policy, checkpoint_probe, environment, frozen, init_from, memory, predictions, summary
 from ddp_train.anomaly import AnomalyWatch, Event, Rewind
 from ddp_train.build import Components, build, build_writers
 from ddp_train.checkpoint_policy import Keep, Ranking, Schedule, ranking
+from ddp_train.config import auto
 from ddp_train.data.order import epochs
 from ddp_train.distributed import World
 from ddp_train.errors import RunError, UserError

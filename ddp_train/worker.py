@@ -16,7 +16,8 @@ from typing import Any, NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
-from ddp_train import cluster, memory, restart, summary
+from ddp_train import memory, restart, summary
+from ddp_train.config import cluster
 from ddp_train.data.workers import start_server
 from ddp_train.distributed import World, open_world
 from ddp_train.exit_code import FINAL

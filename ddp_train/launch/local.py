@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from ddp_train.cluster import ALONE, environment_of, max_restarts
+from ddp_train.config.cluster import ALONE, environment_of, max_restarts
 from ddp_train.exit_code import DONE, INTERRUPTED, NO_PROGRESS, STOPPED, TERMINATED
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent

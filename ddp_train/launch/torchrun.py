@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_train.cluster import ALONE, ON_ADDRESS, Meeting, environment_of, is_address, max_restarts, meeting, processes_given
+from ddp_train.config.cluster import ALONE, ON_ADDRESS, Meeting, environment_of, is_address, max_restarts, meeting, processes_given
 from ddp_train.errors import UserError
 from ddp_train.exit_code import ENVIRONMENT_REFUSES, PREEMPTED, TERMINATED
 from ddp_train.launch.agent_process import rank_environment, run_agent

@@ -36,8 +36,9 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_train import app, config
+from ddp_train import app
 from ddp_train.build import build, build_writers
+from ddp_train.config.check import RunConfig, check
 from ddp_train.data.draw import Shuffled
 from ddp_train.data.order import SampleOrder
 from ddp_train.distributed import World, alone, join_store, open_world
@@ -242,7 +243,7 @@ def measure(name: str, pairs: int, device: str) -> None:
         print(json.dumps(row), flush=True)
 
 
-def configured(workload: Workload, *, steps: int, device: str) -> config.RunConfig:
+def configured(workload: Workload, *, steps: int, device: str) -> RunConfig:
     """Compose the configuration as a user would, with the defaults on."""
     num_samples = steps * workload.micro_batch_size * int(os.environ.get("WORLD_SIZE", "1"))  # one epoch: no sample comes twice
     of_the_default_data = ["split", "image_size", "channels", "noise", "seed", "eval", "num_classes"]
@@ -254,13 +255,13 @@ def configured(workload: Workload, *, steps: int, device: str) -> config.RunConf
         *[f"trainer.log_every_steps={workload.log_every_steps}", f"cluster.device={device}"],
     ]
     with initialize_config_dir(str(app.CONF), version_base="1.3"):
-        return config.check(compose("config", overrides))
+        return check(compose("config", overrides))
 
 
 class HandWritten:
     """The loop as a careful person writes it."""
 
-    def __init__(self, checked: config.RunConfig, workload: Workload, world: World) -> None:
+    def __init__(self, checked: RunConfig, workload: Workload, world: World) -> None:
         parts = build(checked.tree, checked.batch, alone(world.device.type))  # the same weights and optimizer, not yet inside a DDP
         self.model, self.optimizer, self.loss = parts.model, parts.optimizer, workload.loss
         self.peak, self.total_steps, self.step = checked.tree["optimizer"]["lr"], parts.total_steps, 0

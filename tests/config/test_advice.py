@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from ddp_train import __version__, config, diagnose, summary
+from ddp_train import __version__, summary
+from ddp_train.config import hydra_errors
+from ddp_train.config.check import CONF
 from tests.config.test_config import command_line, sweep
 
 
@@ -252,7 +254,7 @@ def _taking_any(init: Callable[..., None]) -> Callable[..., None]:
 
 
 Strict.__init__ = _taking_any(Strict.__init__)  # type: ignore[method-assign]
-OWN_MODEL = ["~model", "+model._target_=tests.unit.test_auto.Configured", "+model.config._target_=tests.config.test_advice.Strict"]
+OWN_MODEL = ["~model", "+model._target_=tests.unit.config.test_auto.Configured", "+model.config._target_=tests.config.test_advice.Strict"]
 
 
 @pytest.mark.parametrize(
@@ -263,13 +265,13 @@ OWN_MODEL = ["~model", "+model._target_=tests.unit.test_auto.Configured", "+mode
         (["~objective"], ["+objective._target_=torch.nn.functional.cross_entropy"], ["+objective._partial_=true"], True),
         (["~scheduler"], ["+scheduler._target_=torch.optim.lr_scheduler.ConstantLR"], ["+scheduler._partial_=true"], True),
         (
-            ["~data", "+data._target_=tests.unit.test_auto.Plain", "+data.eval.num_samples=9"],
+            ["~data", "+data._target_=tests.unit.config.test_auto.Plain", "+data.eval.num_samples=9"],
             ["+data.channels=3"],
             ["~data.channels"],
             True,
         ),
-        (["~data", "+data._target_=tests.unit.test_auto.Plain"], ["+data.eval.channels=3"], ["~data.eval.channels"], True),
-        (["amp=off"], ["amp._target_=tests.unit.test_auto.Settings"], ["amp.dtype=0", "~amp.dtype"], True),
+        (["~data", "+data._target_=tests.unit.config.test_auto.Plain"], ["+data.eval.channels=3"], ["~data.eval.channels"], True),
+        (["amp=off"], ["amp._target_=tests.unit.config.test_auto.Settings"], ["amp.dtype=0", "~amp.dtype"], True),
         (["~model.width"], ["+model.widht=3"], ["+model.width=3"], False),
         ([], ["+model.widht=3"], ["model.width=3"], False),
         (["model=mlp"], ["~model.num_classes"], ["+model.num_classes=auto"], True),
@@ -344,7 +346,7 @@ def test_what_to_try_next_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_what_to_try_next_finds_a_whole_configuration_of_ones_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(config.CONF, tmp_path / "own")
+    shutil.copytree(CONF, tmp_path / "own")
     (tmp_path / "own/model/mine.yaml").write_text("defaults: [mlp]\n")
     option = f"--config-path={tmp_path}/own"
     _, (job,) = command_line(monkeypatch, tmp_path, option, "model=mine")
@@ -354,5 +356,5 @@ def test_what_to_try_next_finds_a_whole_configuration_of_ones_own(
 
 
 def test_a_sweeper_that_is_not_installed_is_named_with_its_package() -> None:
-    (error,) = diagnose._wrong_options(OverridesParser.create().parse_override("hydra/sweeper=optuna"), ["basic"])
+    (error,) = hydra_errors._wrong_options(OverridesParser.create().parse_override("hydra/sweeper=optuna"), ["basic"])
     assert (error.happened, error.fix) == ("has no option 'optuna'", "pip install 'ddp-train[optuna]'")

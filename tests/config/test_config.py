@@ -12,8 +12,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from ddp_train import app, config, target
-from ddp_train.cluster import environment_of, meeting
+from ddp_train import app
+from ddp_train.config import target
+from ddp_train.config.check import ConfigErrors, RunConfig, check, load
+from ddp_train.config.cluster import environment_of, meeting
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.run_folder.paths import write_json
@@ -42,12 +44,12 @@ def composed(*overrides: str) -> DictConfig:
         return compose("config", list(overrides))
 
 
-def checked(*overrides: str) -> config.RunConfig:
-    return config.check(composed(*overrides))
+def checked(*overrides: str) -> RunConfig:
+    return check(composed(*overrides))
 
 
 def problems(*overrides: str) -> list[ConfigError]:
-    with pytest.raises(config.ConfigErrors) as raised:
+    with pytest.raises(ConfigErrors) as raised:
         checked(*overrides)
     return raised.value.errors
 
@@ -116,7 +118,7 @@ def test_the_batch_identity_is_derived_either_way() -> None:
 def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> None:
     frozen = checked("cluster=cpu", "trainer.grad_accum_steps=2").tree
     frozen["cluster"]["processes_per_node"] = 1
-    assert str(config.load(frozen).batch) == "global batch 128 = micro-batch 32 x 1 rank x accumulation 4"
+    assert str(load(frozen).batch) == "global batch 128 = micro-batch 32 x 1 rank x accumulation 4"
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from ddp_train import app, config
+from ddp_train import app
 from ddp_train.amp import Amp
 from ddp_train.build import Components, build
+from ddp_train.config.check import RunConfig, check
 from ddp_train.data.packed_tokens import PackedTokens
 from ddp_train.data.padded_tokens import PaddedTokens
 from ddp_train.distributed import World, join_store, open_world
@@ -39,7 +40,7 @@ def flat_gradient(parts: Components) -> Tensor:
     return torch.cat([parameter.grad.flatten().clone() for parameter in parts.model.parameters() if parameter.grad is not None])
 
 
-def gradient_of_a_step(run: config.RunConfig, world: World, dtype: str) -> Tensor:
+def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
     parts = build(run.tree, run.batch, world)
     if dtype == "float16":
         parts.amp = Amp("float16")
@@ -54,7 +55,7 @@ def gradient_of_a_step(run: config.RunConfig, world: World, dtype: str) -> Tenso
     return noted[0]
 
 
-def plain_gradient(data: str, run: config.RunConfig, world: World) -> Tensor:
+def plain_gradient(data: str, run: RunConfig, world: World) -> Tensor:
     parts = build(run.tree, run.batch, world)
     source, order = DATA[data](run.tree["data"]["root"], context_length=run.tree["data"]["context_length"]), parts.train_loader.order
     tokens, targets = source.batch(order.indices(0, 0, order.batch_at(0).size))
@@ -65,7 +66,7 @@ def plain_gradient(data: str, run: config.RunConfig, world: World) -> Tensor:
 def main() -> None:
     file, *overrides = sys.argv[1:]
     with initialize_config_dir(str(app.CONF), version_base="1.3"):
-        runs = {data: config.check(compose("config", ["cluster=cpu", f"data={data}", *overrides])) for data in DATA}
+        runs = {data: check(compose("config", ["cluster=cpu", f"data={data}", *overrides])) for data in DATA}
     world = open_world(join_store(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device="cpu")
     found = {}
     for data, run in runs.items():

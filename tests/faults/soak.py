@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
+from ddp_train.config.schema import ClusterConfig
 from ddp_train.faults import damage, give_space, take_space
-from ddp_train.schema import ClusterConfig
 from tests.conftest import our_processes
 from tests.distributed.test_failure import children
 from tests.faults import obeying

@@ -8,9 +8,10 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from ddp_train import app, checkpoint, config
+from ddp_train import app, checkpoint
 from ddp_train.build import Components, build
 from ddp_train.checkpoint_policy import Ranking
+from ddp_train.config.check import RunConfig, check
 from ddp_train.distributed import alone
 from ddp_train.state import TrainState, WindowSums
 from tests.conftest import TINY
@@ -18,11 +19,11 @@ from tests.conftest import TINY
 LOSS = Ranking(metric="eval/loss", goal="min")
 
 
-def checked(*overrides: str, base: list[str] = TINY) -> config.RunConfig:
+def checked(*overrides: str, base: list[str] = TINY) -> RunConfig:
     """Compose and check a small run on one CPU process."""
     own = ["cluster=cpu", "cluster.processes_per_node=1", *base, *overrides]
     with initialize_config_dir(str(app.CONF), version_base="1.3"):
-        return config.check(compose("config", own))
+        return check(compose("config", own))
 
 
 def components(*overrides: str, base: list[str] = TINY) -> Components:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddp_train import checkpoint, elastic, launch, schema, watch_process, worker
+from ddp_train import checkpoint, elastic, launch, watch_process, worker
+from ddp_train.config import schema
 from ddp_train.launch import torchrun
 from ddp_train.run_folder.attempts import _RESTARTS
 from ddp_train.system import folder_lock

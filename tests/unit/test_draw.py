@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_train.config import ConfigErrors
+from ddp_train.config.check import ConfigErrors
 from ddp_train.data.dataset import as_source
 from ddp_train.data.draw import Balanced, Bucketed, Draw, Shuffled, Weighted, draw_from, read_weights
 from ddp_train.data.image_array import ImageArray

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train import config
+from ddp_train.config.check import differences, identity
+from ddp_train.config.schema import FAULTS, PHASES
 from ddp_train.distributed import alone
 from ddp_train.errors import UserError
 from ddp_train.faults import ON_ITSELF, InjectedFault, damage, inject
 from ddp_train.phase import Phase, Pulse
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.schema import FAULTS, PHASES
 from tests.unit.parts import checked, components
 
 
@@ -95,5 +95,5 @@ def test_damage_is_done_to_the_largest_file_of_the_newest_checkpoint(tmp_path: P
 def test_faults_do_not_change_what_a_run_is() -> None:
     """So that it can be continued without them."""
     with_faults = checked("debug=faults", "debug.faults=[{kind:kill}]").tree
-    assert config.identity(with_faults) == config.identity(checked().tree)
-    assert not config.differences(with_faults, checked().tree)
+    assert identity(with_faults) == identity(checked().tree)
+    assert not differences(with_faults, checked().tree)

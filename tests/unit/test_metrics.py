@@ -15,14 +15,14 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from ddp_train.config import RunConfig
+from ddp_train.config.check import RunConfig
+from ddp_train.config.rules import BatchIdentity
 from ddp_train.job import Job
 from ddp_train.metrics import console as console_module
 from ddp_train.metrics.console import Console
 from ddp_train.metrics.jsonl import JsonLines
 from ddp_train.metrics.tensorboard import TensorBoard
 from ddp_train.phase import Phase, Pulse
-from ddp_train.rules import BatchIdentity
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.sweep_dir import Sweep, SweepJob
 from ddp_train.system.terminal import Terminal

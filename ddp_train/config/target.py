@@ -14,9 +14,9 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ddp_train import policy
+from ddp_train.config import allowed_targets
+from ddp_train.config.spelling import override, removal, without_secrets
 from ddp_train.errors import ConfigError
-from ddp_train.spelling import override, removal, without_secrets
 
 AUTO = "auto"
 """Stands for a value that only the data or the run knows (auto.py)."""
@@ -90,7 +90,7 @@ def check_target(node: Mapping[str, Any], key: str, *, allowed: Sequence[str] = 
 
 def refusal(node: Mapping[str, Any], key: str, target: Any, allowed: Sequence[str]) -> list[ConfigError]:
     """Return why a node must not be instantiated (policy.py); [] when it may."""
-    if reason := policy.refuse(node["_target_"], target, allowed):
+    if reason := allowed_targets.refuse(node["_target_"], target, allowed):
         root = node["_target_"].partition(".")[0]
         fix = (
             f"'allowed_targets=[{root}]' if you trust it to"
@@ -98,7 +98,7 @@ def refusal(node: Mapping[str, Any], key: str, target: Any, allowed: Sequence[st
             else "a function of your own, in a file in your folder"
         )
         return [ConfigError(key=f"{key}._target_", happened=f"{node['_target_']} {reason}", expected="a component", fix=fix)]
-    return policy.check_arguments(node, key)
+    return allowed_targets.check_arguments(node, key)
 
 
 def _check_arguments(

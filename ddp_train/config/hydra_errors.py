@@ -26,12 +26,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train import config
+from ddp_train.config.check import ConfigErrors, check, nodes
+from ddp_train.config.command_line import whole, without_override
+from ddp_train.config.schema import SECTIONS, TARGETS
+from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
+from ddp_train.config.target import locate, takes
 from ddp_train.errors import ConfigError
-from ddp_train.schema import SECTIONS, TARGETS
-from ddp_train.spelling import CALLED_HERE, nearest, override, removal
-from ddp_train.target import locate, takes
-from ddp_train.words import whole, without_override
 
 _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra
 _OPEN = ("metrics", "cluster.env", "init_from_keys", "extra")  # sections that take any name
@@ -41,16 +41,16 @@ def explain(error: Exception, arguments: list[str], conf: Path) -> str:
     """Return what to show for an exception that Hydra raised: all problems of the command line, or else Hydra's own words."""
     try:
         found = _find_all(arguments, conf)
-    except config.ConfigErrors as known:
+    except ConfigErrors as known:
         return str(known)
     except Exception:  # then Hydra's own words must do
         found = []
     if found:
-        return str(config.ConfigErrors(found))
+        return str(ConfigErrors(found))
     said = [str(error).strip()]
     if error.__cause__ is not None and str(error.__cause__) not in said[0]:
         said.append(str(error.__cause__).strip())
-    return str(config.ConfigErrors([ConfigError(happened="\n".join(said))]))
+    return str(ConfigErrors([ConfigError(happened="\n".join(said))]))
 
 
 def refuse_unknown_options(arguments: list[str]) -> None:
@@ -69,7 +69,7 @@ def refuse_unknown_options(arguments: list[str]) -> None:
         options = next(action.choices for action in parser._actions if name in action.option_strings)
         expected = f"one of {', '.join(options)}" if options else f"{name}=VALUE"
         fix = f"{name}={next(iter(options)) if options else 'VALUE'}"
-        raise config.ConfigErrors([ConfigError(key=name, happened=error.message, expected=expected, fix=fix)]) from None
+        raise ConfigErrors([ConfigError(key=name, happened=error.message, expected=expected, fix=fix)]) from None
     errors = []
     for text in [text for text in unknown if text.startswith("-")]:  # what follows such an option is not known to the parser either
         name, equals, _ = text.partition("=")
@@ -83,7 +83,7 @@ def refuse_unknown_options(arguments: list[str]) -> None:
             )
         )
     if errors:
-        raise config.ConfigErrors(errors)
+        raise ConfigErrors(errors)
 
 
 def options_first(arguments: list[str]) -> list[str]:
@@ -115,7 +115,7 @@ def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
     Raises:
         ConfigErrors: with every such override.
     """
-    values = dict(config.nodes(saved))
+    values = dict(nodes(saved))
     meant, errors = whole(overrides)
     errors += without_override(meant, values, {})
     for text in meant:
@@ -130,7 +130,7 @@ def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
         elif isinstance(values[key], Mapping):
             errors.append(ConfigError(key=key, happened="is a group", expected="single keys: a run that is resumed keeps its components"))
     if errors:
-        raise config.ConfigErrors(errors)
+        raise ConfigErrors(errors)
 
 
 def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
@@ -167,7 +167,7 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     chosen, again = _without_second_choice(choices, compose([_one(each) for each in choices if not each.is_add()]).hydra.runtime.choices)
     errors += again
     base = _plain(compose(chosen))
-    known = dict(config.nodes(base))
+    known = dict(nodes(base))
     groups = loader.get_group_options("", results_filter=None)
     options = {group: loader.get_group_options(group) for group in groups}
     errors += without_override(words, known, {group: found for group, found in options.items() if found})
@@ -195,8 +195,8 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
         tree = _plain(composed)
         errors += [_not_there(each, tree, [*known, *groups]) for each in unknown]
         unknown = []
-        config.check(composed, hydra=hydra_node)
-    except config.ConfigErrors as error:
+        check(composed, hydra=hydra_node)
+    except ConfigErrors as error:
         errors += error.errors
     except (HydraException, OmegaConfBaseException) as error:
         errors += [_not_there(each, base, [*known, *groups]) for each in unknown]
@@ -227,7 +227,7 @@ def _require_config(args: Any, loader: ConfigLoaderImpl) -> None:
         happened = f"there is no {args.config_name}.yaml for the root of the configuration"
         problem = ConfigError(key="--config-name", happened=happened, expected=f"one of {', '.join(names)}", fix=fix)
     if problem is not None:
-        raise config.ConfigErrors([problem])
+        raise ConfigErrors([problem])
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def _reader(key: str, tree: Mapping[str, Any]) -> str:
     """Return what would read a new key: a class whose signature takes it, or a section that takes any name; "" for nothing."""
     if any(key.startswith(f"{section}.") for section in _OPEN):
         return key.partition(".")[0]
-    known = dict(config.nodes(tree))
+    known = dict(nodes(tree))
     owner, _, name = key.rpartition(".")
     inner = name
     while owner:

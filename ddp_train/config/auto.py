@@ -12,9 +12,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ddp_train.config.spelling import nearest, override, text_of
+from ddp_train.config.target import AUTO, DIRECTIVES, FACTS, admits_text, hints_of, locate
 from ddp_train.errors import ConfigError
-from ddp_train.spelling import nearest, override, text_of
-from ddp_train.target import AUTO, DIRECTIVES, FACTS, admits_text, hints_of, locate
 
 BY_DATA = ("model", "objective")
 BY_RUN = {name: FACTS[name] for name in ("scheduler", "metrics")}

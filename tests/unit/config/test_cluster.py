@@ -8,7 +8,17 @@ import pytest
 import yaml
 
 from ddp_train.app import CONF
-from ddp_train.cluster import ALONE, Meeting, environment_of, max_restarts, meeting, node_range, processes_given, seconds_of, stops_at
+from ddp_train.config.cluster import (
+    ALONE,
+    Meeting,
+    environment_of,
+    max_restarts,
+    meeting,
+    node_range,
+    processes_given,
+    seconds_of,
+    stops_at,
+)
 from ddp_train.errors import ConfigError
 from ddp_train.launch.torchrun import rendezvous_options
 

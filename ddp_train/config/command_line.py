@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddp_train.config.spelling import nearest, override
 from ddp_train.errors import ConfigError
-from ddp_train.spelling import nearest, override
 
 COMMANDS = ("resume", "runs", "prepare")
 _COMMAND_FIRST = {

@@ -23,9 +23,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from ddp_train import FOLDER, auto, guard, policy, redaction
-from ddp_train.errors import ConfigError
-from ddp_train.rules import (
+from ddp_train import FOLDER, redaction
+from ddp_train.config import allowed_targets, auto, limits
+from ddp_train.config.command_line import whole
+from ddp_train.config.rules import (
     BatchIdentity,
     batch_identity,
     check_bad_numbers,
@@ -39,11 +40,11 @@ from ddp_train.rules import (
     check_steps,
     check_strategy,
 )
+from ddp_train.config.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, FaultConfig, LoaderConfig, RootConfig
+from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
+from ddp_train.config.target import check_target
+from ddp_train.errors import ConfigError
 from ddp_train.run_folder.paths import sha256
-from ddp_train.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, FaultConfig, LoaderConfig, RootConfig
-from ddp_train.spelling import CALLED_HERE, nearest, override, removal
-from ddp_train.target import check_target
-from ddp_train.words import whole
 
 CONF = next(path for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
 """The config groups: inside the installed package, or at the top of a checkout."""
@@ -112,7 +113,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         ConfigErrors: with every problem found.
     """
     errors: list[ConfigError] = []
-    guard.check_interpolations(config)
+    limits.check_interpolations(config)
     if hydra is not None:
         errors += _unknown_hydra_names(hydra)
     with _secrets_sealed():
@@ -128,7 +129,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(root.get("name", ""))
     allowed = root.get("allowed_targets") or []
-    errors += policy.check_allowed(allowed)
+    errors += allowed_targets.check_allowed(allowed)
     for node, key in _target_nodes(tree):
         found = check_target(node, key, allowed=allowed)
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
@@ -282,7 +283,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
     Raises:
         ConfigErrors: with every secret.
     """
-    guard.check_overrides(overrides)
+    limits.check_overrides(overrides)
     errors = []
     for text in dict.fromkeys([*overrides, *whole(overrides)[0]]):  # as they came, and as they were meant
         key, equals, value = text.partition("=")

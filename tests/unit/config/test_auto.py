@@ -11,7 +11,9 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from ddp_train import auto, config, frozen
+from ddp_train import frozen
+from ddp_train.config import auto
+from ddp_train.config.check import ConfigErrors, RunConfig
 from ddp_train.errors import ConfigError
 from ddp_train.run_folder.paths import RunDir
 from tests.unit.parts import checked, components
@@ -56,8 +58,8 @@ class Passing(Configured):
         nn.Linear(4, 4, **kwargs)
 
 
-OWN_DATA = ["~data", "+data._target_=tests.unit.test_auto.Plain", "+data.eval.num_samples=10", "~metrics.tensorboard"]
-OWN_MODEL = ["~model", "+model._target_=tests.unit.test_auto.Configured"]
+OWN_DATA = ["~data", "+data._target_=tests.unit.config.test_auto.Plain", "+data.eval.num_samples=10", "~metrics.tensorboard"]
+OWN_MODEL = ["~model", "+model._target_=tests.unit.config.test_auto.Configured"]
 
 
 def refused(*overrides: str, base: list[str]) -> ConfigError:
@@ -93,7 +95,11 @@ def test_a_fact_of_a_similar_name_is_advised_with_its_value() -> None:
 
 
 def test_an_auto_inside_a_node_is_answered_too() -> None:
-    nested = ["+model.config._target_=tests.unit.test_auto.Settings", "+model.config.num_labels=auto", "+model.sizes=[{num_classes:auto}]"]
+    nested = [
+        "+model.config._target_=tests.unit.config.test_auto.Settings",
+        "+model.config.num_labels=auto",
+        "+model.sizes=[{num_classes:auto}]",
+    ]
     parts = components(base=[*OWN_MODEL, *nested, "~metrics.tensorboard"])
     assert parts.model.config.num_labels == 10  # type: ignore[union-attr]
     assert parts.model.sizes == [{"num_classes": 10}]
@@ -103,7 +109,11 @@ def test_an_auto_inside_a_node_is_answered_too() -> None:
 
 @pytest.mark.parametrize("key", ["model.width", "model.config.width"])
 def test_an_argument_that_is_passed_on_in_vain_is_refused_with_its_key(key: str) -> None:
-    own = ["~model", "+model._target_=tests.unit.test_auto.Passing", "+model.config._target_=tests.unit.test_auto.make_settings"]
+    own = [
+        "~model",
+        "+model._target_=tests.unit.config.test_auto.Passing",
+        "+model.config._target_=tests.unit.config.test_auto.make_settings",
+    ]
     error = refused(f"+{key}=3", base=[*own, "~metrics.tensorboard"])
     assert (error.key, error.fix) == (key, f"remove it: '~{key}'")
     assert "unexpected keyword argument 'width'" in error.happened
@@ -123,7 +133,7 @@ class OwnWord:
     ("section", "giver"), [("model", "the data"), ("objective", "the data"), ("scheduler", "the run"), ("metrics", "the run")]
 )
 def test_a_class_may_have_a_meaning_of_its_own_for_auto(section: str, giver: str) -> None:
-    node = {"_target_": "tests.unit.test_auto.OwnWord", "mode": "auto", "size": "auto"}
+    node = {"_target_": "tests.unit.config.test_auto.OwnWord", "mode": "auto", "size": "auto"}
     assert auto.check({section: node}, (section,)) == []
     assert auto.answer({section: node}, {"step": 3}) == {}
     assert auto.answer({section: node}, {"size": 3}) == {f"{section}.size": 3}
@@ -147,7 +157,7 @@ def test_a_class_may_have_a_meaning_of_its_own_for_auto(section: str, giver: str
     ],
 )
 def test_what_nothing_can_answer_is_refused_before_anything_starts(override: str, key: str, said: str, fix: str) -> None:
-    with pytest.raises(config.ConfigErrors) as raised:
+    with pytest.raises(ConfigErrors) as raised:
         checked(override, base=[])
     (error,) = raised.value.errors
     assert (error.key, said in error.expected, fix in error.fix) == (key, True, True), str(error)
@@ -155,7 +165,7 @@ def test_what_nothing_can_answer_is_refused_before_anything_starts(override: str
         checked(error.fix, base=[])
 
 
-def record(folder: Path, run: config.RunConfig, answers: Mapping[str, Any]) -> dict[str, Any]:
+def record(folder: Path, run: RunConfig, answers: Mapping[str, Any]) -> dict[str, Any]:
     """Begin a run in a folder, up to the point where its data is there; return config.yaml."""
     frozen.record(RunDir(folder), run)
     frozen.record_answers(RunDir(folder), run, answers)

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_train.cluster import node_range, seconds_of
+from ddp_train.config.cluster import node_range, seconds_of
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_train.cluster import check_environment, max_restarts, meeting, most_nodes, seconds_of
+from ddp_train.config.cluster import check_environment, max_restarts, meeting, most_nodes, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
 

@@ -16,9 +16,9 @@ import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf
 
-from ddp_train import policy
+from ddp_train.config import allowed_targets
+from ddp_train.config.target import locate
 from ddp_train.errors import ConfigError
-from ddp_train.target import locate
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 50
@@ -121,7 +121,7 @@ def check_hydra(composed: DictConfig) -> None:
 
 def _refusal(path: str, allowed: Sequence[str]) -> str:
     try:
-        return policy.refuse(path, locate(path), allowed)
+        return allowed_targets.refuse(path, locate(path), allowed)
     except ImportError:
         return ""  # Hydra says so
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.policy import check_allowed, refuse
-from ddp_train.target import check_target, locate
+from ddp_train.config.allowed_targets import check_allowed, refuse
+from ddp_train.config.target import check_target, locate
 
 TOOLS = """
 os.system posix.system logging.os.system subprocess.Popen builtins.eval builtins.exec builtins.open builtins.getattr timeit.timeit
