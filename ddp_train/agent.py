@@ -20,7 +20,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from ddp_train import elastic, loopback, rendezvous
+from ddp_train import elastic, loopback
+from ddp_train.distributed.attempt import explain
 from ddp_train.exit_code import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS
 from ddp_train.log import Redacting
 from ddp_train.run_folder import failure
@@ -87,7 +88,7 @@ def main(arguments: list[str]) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     except (RendezvousError, DistError) as error:
-        print(f"\n{rendezvous.explain(error, options)}", file=sys.stderr, flush=True)
+        print(f"\n{explain(error, options)}", file=sys.stderr, flush=True)
         return ENVIRONMENT_REFUSES
     return 0
 

@@ -31,7 +31,7 @@ from ddp_train.data.draw import draw_from
 from ddp_train.data.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.data.order import SampleOrder
 from ddp_train.data.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Batch, DataSource, MetricWriter, Objective, Predicting, Resident, Strategy
 from ddp_train.joint import Joint, has_state

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ddp_train import __version__
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.job import Job
 from ddp_train.redaction import redact_code

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ddp_train.build import Components
 from ddp_train.config.schema import EVERY_ATTEMPT, FaultConfig
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices
 from ddp_train.phase import Phase, Pulse

@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train import app, memory, rendezvous, restart
-from ddp_train.distributed import join_store, join_store_again, wait_for
+from ddp_train import app, memory, restart
+from ddp_train.distributed import attempt as rendezvous
+from ddp_train.distributed.world import join_store, join_store_again, wait_for
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, STOPPED
 from ddp_train.isolation import Baseline

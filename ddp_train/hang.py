@@ -22,9 +22,9 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "torch/distributed/",
     "torch/nn/parallel/",
     _BACKWARD,
-    "ddp_train/distributed.py",
+    "ddp_train/distributed/world.py",
     "ddp_train/stop.py",
-    "ddp_train/rendezvous.py",
+    "ddp_train/distributed/attempt.py",
     "ddp_train/checkpoint/board.py",
 )
 _READS = re.compile(r"ddp_train/data/(?!device\.py|loader\.py)")  # in the stack of a rank that reads samples itself

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train import checkpoint, checkpoint_policy
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.foreign_weights import read_pt, read_safetensors
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
-from ddp_train.distributed import wait_for
+from ddp_train.distributed.world import wait_for
 from ddp_train.exit_code import DONE, FAILED, PREEMPTED, STOPPED
 from ddp_train.job import Job
 from ddp_train.run_folder import failure

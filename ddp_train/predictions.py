@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 
 _Layout = tuple[str, tuple[int, ...]]
 """A row's type, as numpy describes it, and its shape."""

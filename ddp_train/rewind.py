@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ddp_train import checkpoint, predictions
 from ddp_train.anomaly import Event, Rewind
 from ddp_train.build import Components
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.state import Jump, TrainState

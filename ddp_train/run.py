@@ -20,7 +20,7 @@ from ddp_train.build import Components, build, build_writers
 from ddp_train.checkpoint_policy import Keep, Ranking, Schedule, ranking
 from ddp_train.config import auto
 from ddp_train.data.order import epochs
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.errors import RunError, UserError
 from ddp_train.exit_code import DONE, STOPPED
 from ddp_train.faults import inject

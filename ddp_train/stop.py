@@ -33,7 +33,7 @@ from typing import Any
 
 from torch.distributed import DistError, DistStoreError, PrefixStore, Store
 
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.run_folder import failure
 from ddp_train.system.process import STOP_SIGNALS, is_alive
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.build import Components
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.job import Job
 from ddp_train.redaction import printable
 from ddp_train.run_folder.paths import RunDir

@@ -30,7 +30,7 @@ from ddp_train.data.loader import EvalLoader, Evaluation
 from ddp_train.data.order import epochs
 from ddp_train.data.reader import MicroBatch
 from ddp_train.device_queue import device_queue
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices, Objective, Predicting
 from ddp_train.phase import Phase, Pulse

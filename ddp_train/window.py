@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.state import WindowSums
 
 _STEPS_AT_FIRST = 64  # room for so many; it doubles when it is full

@@ -19,7 +19,7 @@ from torch.distributed import DistError, Store
 from ddp_train import memory, restart, summary
 from ddp_train.config import cluster
 from ddp_train.data.workers import start_server
-from ddp_train.distributed import World, open_world
+from ddp_train.distributed.world import World, open_world
 from ddp_train.exit_code import FINAL
 from ddp_train.flight_recorder import FlightRecorder
 from ddp_train.job import JOB_VARIABLE, Job

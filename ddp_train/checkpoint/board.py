@@ -8,7 +8,7 @@ from threading import Thread
 
 from torch.distributed import DistStoreError, PrefixStore, Store
 
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 
 POLL_S = 0.002
 _PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out in milliseconds can hold

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from ddp_train.checkpoint.verify import verify
-from ddp_train.distributed import World, alone
+from ddp_train.distributed.world import World, alone
 
 _DEBRIS = (".partial_*", ".removed_*")  # of a process that was killed while it saved, or while it removed
 

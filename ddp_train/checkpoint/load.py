@@ -23,7 +23,7 @@ from ddp_train.checkpoint.parts import modules, parts
 from ddp_train.checkpoint.share import Piece, whole
 from ddp_train.checkpoint.snapshot import OWN, SHARED, divide_shared
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest
-from ddp_train.distributed import World, alone
+from ddp_train.distributed.world import World, alone
 from ddp_train.errors import UserError
 from ddp_train.state import TrainState, WindowSums, set_random_state
 

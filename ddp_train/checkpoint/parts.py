@@ -13,7 +13,7 @@ from torch import nn
 
 from ddp_train.build import Components
 from ddp_train.checkpoint import codec
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.joint import Joint
 from ddp_train.state import TrainState, WindowSums, random_state
 

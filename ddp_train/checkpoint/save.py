@@ -24,7 +24,7 @@ from ddp_train.checkpoint.board import POLL_S, Board
 from ddp_train.checkpoint.parts import may_be_infinite, own_state, shared_state
 from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.checkpoint.together import Order, write_together
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.state import TrainState, WindowSums
 
 logger = logging.getLogger(__name__)

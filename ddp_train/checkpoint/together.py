@@ -19,7 +19,7 @@ from ddp_train.checkpoint.board import Board
 from ddp_train.checkpoint.publish import make_partial, publish
 from ddp_train.checkpoint.snapshot import Snapshot
 from ddp_train.checkpoint.verify import name_of, rank_file
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 
 logger = logging.getLogger(__name__)
 

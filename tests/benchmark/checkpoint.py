@@ -29,7 +29,7 @@ import xxhash
 from torch import nn
 
 from ddp_train import checkpoint
-from ddp_train.distributed import World
+from ddp_train.distributed.world import World
 from ddp_train.scheduler import constant
 from ddp_train.state import TrainState, WindowSums
 

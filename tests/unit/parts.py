@@ -12,7 +12,7 @@ from ddp_train import app, checkpoint
 from ddp_train.build import Components, build
 from ddp_train.checkpoint_policy import Ranking
 from ddp_train.config.check import RunConfig, check
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.state import TrainState, WindowSums
 from tests.conftest import TINY
 

@@ -24,7 +24,7 @@ from ddp_train import checkpoint
 from ddp_train.build import Components
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint_policy import Keep
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.state import TrainState, WindowSums
 from ddp_train.trainer import Loop, train

@@ -21,7 +21,7 @@ from ddp_train.build import Components
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.board import Board
 from ddp_train.checkpoint.snapshot import Buffer
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.state import TrainState, WindowSums
 from tests.unit.checkpoint_ranks import Ranks
 from tests.unit.parts import components

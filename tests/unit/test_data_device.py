@@ -14,7 +14,7 @@ from torch import Tensor
 from ddp_train import trainer
 from ddp_train.data import device
 from ddp_train.data.reader import MicroBatch
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.state import TrainState

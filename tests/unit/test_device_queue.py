@@ -7,7 +7,7 @@ import torch
 
 from ddp_train import trainer
 from ddp_train.device_queue import STEPS_AHEAD, DeviceQueue, device_queue
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.phase import Pulse
 from ddp_train.state import TrainState
 from ddp_train.trainer import Loop, train

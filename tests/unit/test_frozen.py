@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.frozen import frozen_job, refuse_without_effect
 from ddp_train.job import Job

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train import init_from
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from tests.unit.parts import components, saved
 

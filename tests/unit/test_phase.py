@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.phase import Phase, Pulse
 from ddp_train.state import TrainState
 from ddp_train.trainer import Loop, train

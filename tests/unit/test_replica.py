@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_train.distributed import World, alone
+from ddp_train.distributed.world import World, alone
 from ddp_train.replica import FingerprintCheck, ReplicaError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddp_train.anomaly import Rewind
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.phase import Phase, Pulse
 from ddp_train.rewind import rewind
 from ddp_train.run_folder.paths import RunDir

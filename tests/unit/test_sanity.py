@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ddp_train import sanity
 from ddp_train.build import Components
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from ddp_train.distributed import World, alone
+from ddp_train.distributed.world import World, alone
 from ddp_train.stop import WALLTIME, Stop
 from ddp_train.system.process import STOP_SIGNALS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ddp_train import summary
 from ddp_train.build import build
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.job import Job
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.state import TrainState

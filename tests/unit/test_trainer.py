@@ -18,7 +18,7 @@ from ddp_train import trainer
 from ddp_train.anomaly import AnomalyWatch
 from ddp_train.build import Components
 from ddp_train.data.reader import MicroBatch
-from ddp_train.distributed import World, alone
+from ddp_train.distributed.world import World, alone
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.interfaces import Indices
 from ddp_train.state import TrainState

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.distributed import alone
+from ddp_train.distributed.world import alone
 from ddp_train.summary import opening
 from ddp_train.system import devices, nvml
 

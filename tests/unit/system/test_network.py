@@ -8,7 +8,7 @@ import socket
 import pytest
 from torch.distributed import HashStore
 
-from ddp_train import distributed
+from ddp_train.distributed import world as distributed
 from ddp_train.system.network import address_towards, interface_of
 
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 import pytest
 from torch.distributed import Store, TCPStore
 
+from ddp_train.distributed.attempt import Attempt, meet, part
 from ddp_train.errors import UserError
-from ddp_train.rendezvous import Attempt, meet, part
 
 Value = TypeVar("Value")
 
