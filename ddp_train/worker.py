@@ -21,7 +21,6 @@ from ddp_train.config import cluster
 from ddp_train.data.workers import start_server
 from ddp_train.distributed.world import World, open_world
 from ddp_train.exit_code import FINAL
-from ddp_train.flight_recorder import FlightRecorder
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.log import rank_log
 from ddp_train.phase import Pulse
@@ -33,7 +32,8 @@ from ddp_train.state import TrainState, be_deterministic
 from ddp_train.stop import Stop
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.process import exit_code_of
-from ddp_train.watch import Watch, patience
+from ddp_train.watchdog.client import Watch, patience
+from ddp_train.watchdog.flight_recorder import FlightRecorder
 
 logger = logging.getLogger(__name__)
 

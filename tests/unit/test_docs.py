@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from ddp_train import checkpoint, elastic, launch, watch_process, worker
+from ddp_train import checkpoint, elastic, launch, worker
 from ddp_train.config import schema
 from ddp_train.launch import torchrun
 from ddp_train.run_folder.attempts import _RESTARTS
 from ddp_train.system import folder_lock
+from ddp_train.watchdog import __main__
 from tests.unit.parts import checked
 
 ROOT = Path(__file__).parents[2]
@@ -72,8 +73,8 @@ def test_every_fault_is_told() -> None:
     ("doc", "says", "is_so"),
     [
         ("decisions/0006-agent.md", r"broke waits up to (\w+) seconds", worker._PEER_REPORTS_S),
-        ("decisions/0013-watch.md", r"It looks every ([\d.]+) s", watch_process._POLL_S),
-        ("decisions/0013-watch.md", r"not scheduled for (\w+) seconds", watch_process._GAP_S),
+        ("decisions/0013-watch.md", r"It looks every ([\d.]+) s", __main__._POLL_S),
+        ("decisions/0013-watch.md", r"not scheduled for (\w+) seconds", __main__._GAP_S),
         ("decisions/0014-no-progress.md", r"after (\w+) restarts without it", _RESTARTS),
         ("decisions/0014-no-progress.md", r"survivors of a failure ([\d.]+) s", elastic._SURVIVORS_S),
         ("security.md", r"refreshed every ([\d.]+) s", folder_lock.REFRESH_S),

@@ -15,11 +15,11 @@ from typing import Any, TextIO
 
 from torch.distributed import Store
 
-from ddp_train.beat import Heart
 from ddp_train.job import Job
 from ddp_train.phase import Pulse
 from ddp_train.system import shared_memory, stack_dump
-from ddp_train.watch_process import OTHER_NODES, Orders
+from ddp_train.watchdog.__main__ import OTHER_NODES, Orders
+from ddp_train.watchdog.heartbeat import Heart
 
 _MEET_WITHIN = timedelta(minutes=5)
 _REPORTS_S = 60
@@ -87,7 +87,7 @@ def patience(cluster: Mapping[str, Any]) -> timedelta:
 
 def _start(terminal: TextIO) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "ddp_train.watch_process", str(os.getpid())],
+        [sys.executable, "-m", "ddp_train.watchdog.__main__", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=terminal.fileno(),

@@ -12,12 +12,12 @@ from traceback import FrameSummary
 
 import pytest
 
-from ddp_train import hang
-from ddp_train.beat import Beat, Beats, Heart
 from ddp_train.phase import Phase, Pulse
 from ddp_train.system import stack_dump
 from ddp_train.system.process import exit_code_of, state_of
-from ddp_train.watch import patience
+from ddp_train.watchdog.client import patience
+from ddp_train.watchdog.diagnosis import Facts, Worker, blame, blame_anybody, to_failure
+from ddp_train.watchdog.heartbeat import Beat, Beats, Heart
 
 WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
 BACKWARD = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/autograd/graph.py", 9, "_engine_run_backward")]
@@ -26,16 +26,14 @@ WAITS_FOR_SAVES = [*SAVES, FrameSummary("/site-packages/ddp_train/checkpoint/boa
 OWN = [FrameSummary("/home/me/model.py", 7, "forward")]
 
 
-def facts(
-    rank: int, frames: list[FrameSummary], *, state: str = "S", step: int = 5, phase: Phase = Phase.STEP, **others: object
-) -> hang.Facts:
+def facts(rank: int, frames: list[FrameSummary], *, state: str = "S", step: int = 5, phase: Phase = Phase.STEP, **others: object) -> Facts:
     beat = Beat(time=float(rank), phase=phase, step=step, first_step=0)
-    return hang.Facts(rank=rank, pid=100 + rank, state=state, beat=beat, still_s=4.0, frames=frames, **others)  # type: ignore[arg-type]
+    return Facts(rank=rank, pid=100 + rank, state=state, beat=beat, still_s=4.0, frames=frames, **others)  # type: ignore[arg-type]
 
 
-def guilty(*ranks: hang.Facts, overdue: list[int] | None = None) -> list[int]:
+def guilty(*ranks: Facts, overdue: list[int] | None = None) -> list[int]:
     overdue = [each.rank for each in ranks] if overdue is None else overdue
-    return [each.facts.rank for each in hang.blame(ranks, overdue)]
+    return [each.facts.rank for each in blame(ranks, overdue)]
 
 
 def test_a_rank_in_a_collective_is_innocent() -> None:
@@ -66,7 +64,7 @@ DATA_SET = [FrameSummary("/site-packages/ddp_train/data/reader.py", 50, "read"),
 
 def native(
     rank: int, frames: list[FrameSummary], *, step: int = 5, phase: Phase = Phase.STEP, finished: int = 4, ends: bool = True
-) -> hang.Facts:
+) -> Facts:
     """Return what is known of a rank on a GPU whose main thread is inside native code: a launch, a read, a library of the user's.
 
     Args:
@@ -74,15 +72,15 @@ def native(
         ends: False: while the host waits for its device to finish one more, so that the number is exact.
     """
     beat = Beat(time=float(rank), phase=phase, step=step, first_step=0, device_step=finished, waits_for_device=not ends)
-    return hang.Facts(rank=rank, pid=100 + rank, state="R", beat=beat, still_s=4.0, frames=frames, uses_device=True, is_in_native_code=True)
+    return Facts(rank=rank, pid=100 + rank, state="R", beat=beat, still_s=4.0, frames=frames, uses_device=True, is_in_native_code=True)
 
 
-def bound(rank: int, *, step: int = 12, finished: int = 4) -> hang.Facts:
+def bound(rank: int, *, step: int = 12, finished: int = 4) -> Facts:
     """Return a rank whose host is as far ahead of its device as it may be."""
     return native(rank, BOUND, step=step, finished=finished, ends=False)
 
 
-def python(rank: int, frames: list[FrameSummary], **others: object) -> hang.Facts:
+def python(rank: int, frames: list[FrameSummary], **others: object) -> Facts:
     """Return what is known of a rank on a GPU whose main thread runs Python, or waits where Python waits."""
     return facts(rank, frames, uses_device=True, **others)  # type: ignore[arg-type]
 
@@ -124,13 +122,13 @@ GPUS = {
         [
             native(0, GPT),
             native(1, BACKWARD),
-            python(2, DATA_SET, phase=Phase.DATA, workers=[hang.Worker(pid=7, state="S", reads="samples 3 to 5")]),
+            python(2, DATA_SET, phase=Phase.DATA, workers=[Worker(pid=7, state="S", reads="samples 3 to 5")]),
         ],
         [2],
     ),
     "a worker that reads ahead, of a rank that waits for its device in an evaluation": (
         [
-            replace(native(0, SCORE, phase=Phase.EVALUATION), workers=[hang.Worker(pid=7, state="S", reads="samples 3 to 5")]),
+            replace(native(0, SCORE, phase=Phase.EVALUATION), workers=[Worker(pid=7, state="S", reads="samples 3 to 5")]),
             python(1, OWN, phase=Phase.EVALUATION),
         ],
         [1],
@@ -167,7 +165,7 @@ def test_on_gpus_hosts_that_wait_for_their_devices_are_innocent(what: str) -> No
 
 
 def test_where_all_wait_for_their_gpus_no_host_is_accused() -> None:
-    found = hang.blame_anybody([native(0, GPT, step=7), native(1, DEEPER, step=7), native(2, BACKWARD, step=6)])
+    found = blame_anybody([native(0, GPT, step=7), native(1, DEEPER, step=7), native(2, BACKWARD, step=6)])
     assert found.facts.rank == 2
     assert found.why == "waits for its GPU, as all ranks do; no host is to blame"
     assert "flight_recorder" in found.fix
@@ -184,22 +182,22 @@ def test_only_ranks_whose_time_is_over_are_blamed() -> None:
 
 
 def test_a_stuck_loader_worker_is_blamed_with_what_it_reads() -> None:
-    worker = hang.Worker(pid=7, state="T", reads="samples 3 to 5")
-    (found,) = hang.blame([facts(0, WAITS), facts(1, OWN, phase=Phase.DATA, workers=[worker])], [0, 1])
+    worker = Worker(pid=7, state="T", reads="samples 3 to 5")
+    (found,) = blame([facts(0, WAITS), facts(1, OWN, phase=Phase.DATA, workers=[worker])], [0, 1])
     assert found.facts.rank == 1
     assert found.why == "waits for its loader worker (pid 7), which is stopped while it reads samples 3 to 5"
-    assert "phase data" in hang.to_failure([found], [found.facts], key="cluster.step_timeout_s", limit_s=3).message
+    assert "phase data" in to_failure([found], [found.facts], key="cluster.step_timeout_s", limit_s=3).message
 
 
 def test_where_all_wait_the_one_in_another_place_is_named() -> None:
-    assert hang.blame_anybody([facts(0, WAITS), facts(1, BACKWARD), facts(2, WAITS)]).facts.rank == 1
+    assert blame_anybody([facts(0, WAITS), facts(1, BACKWARD), facts(2, WAITS)]).facts.rank == 1
 
 
 def test_beats_and_stacks_are_read_from_another_process() -> None:
     code = """
 import time
 from ddp_train.system import stack_dump as stacks
-from ddp_train.beat import Heart
+from ddp_train.watchdog.heartbeat import Heart
 from ddp_train.phase import Phase, Pulse
 heart, pulse = Heart(), Pulse()
 stacks.answer()

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.flight_recorder import FlightRecorder, Request
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.watch_process import Orders, _Job
+from ddp_train.watchdog.__main__ import Orders, _Job
+from ddp_train.watchdog.flight_recorder import FlightRecorder, Request
 
 RANK = """
 import os, sys, threading, time
 from pathlib import Path
 from ddp_train.system import stack_dump as stacks
-from ddp_train.flight_recorder import FlightRecorder
+from ddp_train.watchdog.flight_recorder import FlightRecorder
 from ddp_train.run_folder.paths import RunDir
 
 def be_torch():  # as the monitor thread of ProcessGroupNCCL does; it looks once a second

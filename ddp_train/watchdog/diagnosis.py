@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 
-from ddp_train.beat import Beat
 from ddp_train.phase import Phase
 from ddp_train.run_folder import failure
+from ddp_train.watchdog.heartbeat import Beat
 
 _BACKWARD = "torch/autograd/graph.py"
 _WAITS = (  # where the innermost frame of a rank is that waits for others; in backward, DDP reduces the gradients

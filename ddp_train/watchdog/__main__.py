@@ -1,6 +1,6 @@
 """The process that watches the ranks of one node: who does not move any more is named, with its stack, and ended.
 
-    python -m ddp_train.watch_process PID_OF_LOCAL_RANK_0
+    python -m ddp_train.watchdog.__main__ PID_OF_LOCAL_RANK_0
 
 Jobs come as lines on its standard input (`Orders`; an empty line: the job is over). It imports no torch and needs nothing of the ranks:
 their beats and stacks lie in memory that it can see (`memory_file.py`).
@@ -20,13 +20,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train import hang, restart
-from ddp_train.beat import Beat, Beats
-from ddp_train.flight_recorder import Request
+from ddp_train import restart
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.system import stack_dump
 from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, state_of
+from ddp_train.watchdog.diagnosis import ERROR, IN_KERNEL, STOPPED, Blame, Facts, Worker, blame, blame_anybody, blame_other_node, to_failure
+from ddp_train.watchdog.flight_recorder import Request
+from ddp_train.watchdog.heartbeat import Beat, Beats
 
 OTHER_NODES = 2
 """Where nobody on this node is to blame, another node has this many time-outs to name somebody."""
@@ -103,7 +104,7 @@ class _Job:
             self._is_failing = True
             self.start_clocks(now)
             found = failure.load(self._run_dir)
-            if found is not None and found.error == hang.ERROR:  # of another node, whose report needs this one's collectives, too
+            if found is not None and found.error == ERROR:  # of another node, whose report needs this one's collectives, too
                 Request(pids, self._run_dir.logs)
         if not pids or self._is_suspended(list(pids.values())):
             self.start_clocks(now)
@@ -115,15 +116,15 @@ class _Job:
         gives_up = waits_elsewhere and all(still[rank] > OTHER_NODES * self._limit(beats[rank]) for rank in overdue)
         if not gives_up and all(self._looked_at.get(rank) == beats[rank].time for rank in overdue):
             return
-        running = [pid for pid in pids.values() if state_of(pid) not in hang.STOPPED]
+        running = [pid for pid in pids.values() if state_of(pid) not in STOPPED]
         texts = stack_dump.ask(running)
         native = stack_dump.in_native_code(running) if self._orders.uses_device else set()
         ranks = [self._facts(rank, pid, beats[rank], still[rank], texts.get(pid, ""), pid in native) for rank, pid in pids.items()]
-        blamed = hang.blame(ranks, overdue)
+        blamed = blame(ranks, overdue)
         if not blamed and len(overdue) == len(pids) and not waits_elsewhere:
-            blamed = [hang.blame_anybody(ranks)]
+            blamed = [blame_anybody(ranks)]
         if not blamed and gives_up:
-            blamed = [hang.blame_other_node(ranks)]
+            blamed = [blame_other_node(ranks)]
         if blamed:
             self._end(blamed, ranks, texts)
         else:
@@ -138,16 +139,16 @@ class _Job:
         states = [state_of(pid) for pid in pids]
         if len(pids) == 1:
             states.append(state_of(_parent(pids[0])))
-        return all(state in hang.STOPPED for state in states)
+        return all(state in STOPPED for state in states)
 
-    def _facts(self, rank: int, pid: int, beat: Beat, still_s: float, text: str, is_in_native_code: bool) -> hang.Facts:
+    def _facts(self, rank: int, pid: int, beat: Beat, still_s: float, text: str, is_in_native_code: bool) -> Facts:
         workers = []
         for child in descendants(pid):
             state, note = state_of(child), stack_dump.note_of(child)
-            if child != os.getpid() and (note or state in (*hang.STOPPED, hang.IN_KERNEL)):
-                answer = "" if state in hang.STOPPED else stack_dump.ask([child], within_s=0.5).get(child, "")
-                workers.append(hang.Worker(pid=child, state=state, reads=note, frames=stack_dump.main_thread(answer)))
-        return hang.Facts(
+            if child != os.getpid() and (note or state in (*STOPPED, IN_KERNEL)):
+                answer = "" if state in STOPPED else stack_dump.ask([child], within_s=0.5).get(child, "")
+                workers.append(Worker(pid=child, state=state, reads=note, frames=stack_dump.main_thread(answer)))
+        return Facts(
             rank=rank,
             pid=pid,
             state=state_of(pid),
@@ -159,7 +160,7 @@ class _Job:
             is_in_native_code=is_in_native_code,
         )
 
-    def _end(self, blamed: Sequence[hang.Blame], ranks: Sequence[hang.Facts], texts: dict[int, str]) -> None:
+    def _end(self, blamed: Sequence[Blame], ranks: Sequence[Facts], texts: dict[int, str]) -> None:
         """Report, and kill who is to blame at once; the agent ends the others, or else we do."""
         self.is_over = True
         records = Request({each.rank: each.pid for each in ranks}, self._run_dir.logs)
@@ -174,10 +175,10 @@ class _Job:
             time.sleep(0.02)
         _kill(pids)
 
-    def _report(self, blamed: Sequence[hang.Blame], ranks: Sequence[hang.Facts], texts: dict[int, str], *, has_records: bool) -> None:
+    def _report(self, blamed: Sequence[Blame], ranks: Sequence[Facts], texts: dict[int, str], *, has_records: bool) -> None:
         has_taken_a_step = blamed[0].facts.beat.has_taken_a_step
         key = "cluster.step_timeout_s" if has_taken_a_step else "cluster.start_timeout_s"
-        found = hang.to_failure(blamed, ranks, key=key, limit_s=self._limit(blamed[0].facts.beat))
+        found = to_failure(blamed, ranks, key=key, limit_s=self._limit(blamed[0].facts.beat))
         is_first = True
         try:
             self._run_dir.logs.mkdir(parents=True, exist_ok=True)
