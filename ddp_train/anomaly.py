@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_train.data.order import BatchOrder, SampleOrder
 from ddp_train.errors import NonFiniteLossError
+from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.state import TrainState
 from ddp_train.window import Reading, Window
 

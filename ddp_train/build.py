@@ -26,15 +26,15 @@ from ddp_train.config.rules import BatchIdentity
 from ddp_train.config.schema import LOADER_KEYS
 from ddp_train.config.spelling import removal
 from ddp_train.config.target import accepts, locate, refusal
-from ddp_train.data.dataset import as_source
-from ddp_train.data.draw import draw_from
-from ddp_train.data.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
-from ddp_train.data.order import SampleOrder
-from ddp_train.data.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Batch, DataSource, MetricWriter, Objective, Predicting, Resident, Strategy
 from ddp_train.joint import Joint, has_state
+from ddp_train.loader.dataset_adapter import as_source
+from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.sampler import draw_from
+from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
 from ddp_train.redaction import reveal

@@ -32,7 +32,7 @@ Goal = Literal["min", "max"]
 class DataSource(Protocol):
     """A finite collection of samples that are read by position, a whole batch at a time.
 
-    A `torch.utils.data.Dataset` needs none of this: `ddp_train/data/dataset.py` adapts it.
+    A `torch.utils.data.Dataset` needs none of this: `ddp_train/loader/dataset_adapter.py` adapts it.
     """
 
     @property

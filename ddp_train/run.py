@@ -19,13 +19,13 @@ from ddp_train.anomaly import AnomalyWatch, Event, Rewind
 from ddp_train.build import Components, build, build_writers
 from ddp_train.checkpoint_policy import Keep, Ranking, Schedule, ranking
 from ddp_train.config import auto
-from ddp_train.data.order import epochs
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError, UserError
 from ddp_train.exit_code import DONE, STOPPED
 from ddp_train.faults import inject
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job
+from ddp_train.loader.order import epochs
 from ddp_train.phase import Phase, Pulse
 from ddp_train.redaction import redact_all
 from ddp_train.replica import FingerprintCheck, ReplicaCheck

@@ -26,11 +26,11 @@ from torch.utils.hooks import RemovableHandle
 
 from ddp_train.batch import batch_size, describe, map_tensors, tensors_of
 from ddp_train.build import Components
-from ddp_train.data.device import to_device
-from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
 from ddp_train.interfaces import Batch, Indices, Labelled, Objective, Predicting
+from ddp_train.loader.device_copy import to_device
+from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective
 from ddp_train.run_folder import failure

@@ -25,14 +25,14 @@ from ddp_train import joint, sanity
 from ddp_train.anomaly import AnomalyWatch, Rewind
 from ddp_train.batch import batch_size
 from ddp_train.build import Components
-from ddp_train.data.device import copied_ahead, to_device
-from ddp_train.data.loader import EvalLoader, Evaluation
-from ddp_train.data.order import epochs
-from ddp_train.data.reader import MicroBatch
 from ddp_train.device_queue import device_queue
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices, Objective, Predicting
+from ddp_train.loader.device_copy import copied_ahead, to_device
+from ddp_train.loader.loader import EvalLoader, Evaluation
+from ddp_train.loader.order import epochs
+from ddp_train.loader.reader import MicroBatch
 from ddp_train.phase import Phase, Pulse
 from ddp_train.predictions import PredictionFiles
 from ddp_train.replica import ReplicaCheck

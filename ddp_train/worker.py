@@ -18,10 +18,10 @@ from torch.distributed import DistError, Store
 
 from ddp_train import memory, restart, summary
 from ddp_train.config import cluster
-from ddp_train.data.workers import start_server
 from ddp_train.distributed.world import World, open_world
 from ddp_train.exit_code import FINAL
 from ddp_train.job import JOB_VARIABLE, Job
+from ddp_train.loader.worker_pool import start_server
 from ddp_train.log import rank_log
 from ddp_train.phase import Pulse
 from ddp_train.run import run_job, status_of

@@ -32,15 +32,15 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ddp_train.data.draw import Shuffled
 from ddp_train.data.image_array import ImageArray
 from ddp_train.data.image_folder import ImageFolder
-from ddp_train.data.loader import TrainLoader
-from ddp_train.data.order import SampleOrder
 from ddp_train.data.tar_shards import TarShards
 from ddp_train.data.token_files import TokenFiles
-from ddp_train.data.workers import start_server
 from ddp_train.interfaces import DataSource
+from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.sampler import Shuffled
+from ddp_train.loader.worker_pool import start_server
 
 Batches = Callable[[int], Iterator[Any]]
 """Begins to give batches, for a number of workers."""

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler
 
-from ddp_train.data.draw import Shuffled
-from ddp_train.data.order import SampleOrder, share
+from ddp_train.loader.order import SampleOrder, share
+from ddp_train.loader.sampler import Shuffled
 
 RANKS, PER_RANK, BATCHES = 8, 64, 1000
 

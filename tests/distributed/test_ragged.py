@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_train.data.draw import Shuffled
-from ddp_train.data.order import SampleOrder, share
+from ddp_train.loader.order import SampleOrder, share
+from ddp_train.loader.sampler import Shuffled
 from tests.conftest import Project, metrics
 
 pytestmark = pytest.mark.distributed

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ddp_train.data.draw import Shuffled
-from ddp_train.data.order import SampleOrder
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.sampler import Shuffled
 from tests.conftest import Project, metrics
 from tests.unit.data_files import write_tokens
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ddp_train.anomaly import AnomalyWatch, Event, Rewind, robust_zscore
-from ddp_train.data.draw import Shuffled
-from ddp_train.data.order import SampleOrder
-from ddp_train.data.stream import StreamOrder
 from ddp_train.distributed.world import alone
 from ddp_train.errors import NonFiniteLossError
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.sampler import Shuffled
+from ddp_train.loader.stream import StreamOrder
 from ddp_train.state import TrainState
 from ddp_train.window import Window
 

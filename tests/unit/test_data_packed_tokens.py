@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddp_train.data.draw import Shuffled
-from ddp_train.data.loader import TrainLoader
-from ddp_train.data.order import SampleOrder
 from ddp_train.data.packed_tokens import IGNORE_INDEX, PackedTokens, best_fit_decreasing, cut
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import DataSource
+from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.sampler import Shuffled
 from tests.unit.data_files import write_tokens
 
 END = 256

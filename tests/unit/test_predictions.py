@@ -13,10 +13,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from ddp_train.build import Components
-from ddp_train.data.dataset import DatasetSource
-from ddp_train.data.loader import EvalLoader
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
+from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.objective.loss import LossObjective
 from ddp_train.predictions import PredictionFiles, forget_after

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ddp_train.amp import Amp
 from ddp_train.build import Components
-from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed.world import alone
+from ddp_train.loader.reader import MicroBatch
 from ddp_train.step_guard import SkippingGuard
 from ddp_train.trainer import train_step
 from ddp_train.window import Window

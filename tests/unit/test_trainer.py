@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddp_train import trainer
 from ddp_train.anomaly import AnomalyWatch
 from ddp_train.build import Components
-from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.interfaces import Indices
+from ddp_train.loader.reader import MicroBatch
 from ddp_train.state import TrainState
 from ddp_train.step_guard import SkippingGuard
 from ddp_train.trainer import Loop, Record, Window, evaluate, train, train_step

@@ -59,7 +59,7 @@ BOUND = [FrameSummary("/site-packages/ddp_train/device_queue.py", 45, "after_ste
 MUON = [FrameSummary("/site-packages/ddp_train/trainer.py", 185, "train_step"), FrameSummary("/home/me/muon.py", 60, "orthogonalize")]
 SNAPSHOT = [FrameSummary("/site-packages/ddp_train/checkpoint/snapshot.py", 91, "take")]
 SCORE = [FrameSummary("/site-packages/ddp_train/trainer.py", 235, "evaluate"), FrameSummary("/home/me/objective.py", 12, "score")]
-DATA_SET = [FrameSummary("/site-packages/ddp_train/data/reader.py", 50, "read"), FrameSummary("/home/me/data.py", 20, "__getitem__")]
+DATA_SET = [FrameSummary("/site-packages/ddp_train/loader/reader.py", 50, "read"), FrameSummary("/home/me/data.py", 20, "__getitem__")]
 
 
 def native(

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from ddp_train.data.slot import Slot
 from ddp_train.errors import UserError
+from ddp_train.loader.shared_batch import Slot
 from ddp_train.system import stack_dump
 from ddp_train.system.process import RANK_VARIABLE, STOP_SIGNALS, die_with_parent
 from ddp_train.system.terminal import outlive
@@ -38,7 +38,7 @@ def start_server() -> None:
 
     It imports torch, which takes seconds: a rank calls this early, and opens its process group meanwhile.
     """
-    forkserver.set_forkserver_preload(["ddp_train.data.fork_server", "ddp_train.data.loader"])
+    forkserver.set_forkserver_preload(["ddp_train.loader.fork_server", "ddp_train.loader.loader"])
     os.environ[RANK_VARIABLE] = str(os.getpid())
     try:
         for ensure_running in (resource_tracker.ensure_running, forkserver.ensure_running):

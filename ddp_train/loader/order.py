@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.data.draw import Draw
-from ddp_train.data.permutation import GOLDEN, mix
 from ddp_train.interfaces import Indices
+from ddp_train.loader.permutation import GOLDEN, mix
+from ddp_train.loader.sampler import Draw
 
 _AHEAD = 1 << 14  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a first batch in 1 ms
 

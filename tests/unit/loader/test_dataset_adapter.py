@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from ddp_train.data.dataset import DatasetSource, as_source
-from ddp_train.data.draw import Shuffled
-from ddp_train.data.loader import TrainLoader
-from ddp_train.data.order import SampleOrder
 from ddp_train.data.synthetic_images import SyntheticImages
 from ddp_train.interfaces import DataSource
+from ddp_train.loader.dataset_adapter import DatasetSource, as_source
+from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.sampler import Shuffled
 from ddp_train.state import seed_all
 
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from ddp_train.data.dataset import DatasetSource
-from ddp_train.data.order import SampleOrder
 from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import Augmenting, Batch, DataSource, Indices, Located
+from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.order import SampleOrder
 
 _TRIES = 100  # samples that are tried in the place of one that cannot be read
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.dataset import DatasetSource
-from ddp_train.data.permutation import GOLDEN, Permutation, mix, permute_each
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import DataSource, Indices, Labelled, Measured
+from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.permutation import GOLDEN, Permutation, mix, permute_each
 
 _WEIGHTED, _CLASSES, _MEMBERS, _BATCHES = 1, 2, 3, 4  # what a key is for; the shuffle's own has no such number
 

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from ddp_train.data.permutation import mix
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, DataSource, Indices
+from ddp_train.loader.permutation import mix
 
 
 class DatasetSource:

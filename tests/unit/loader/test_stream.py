@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from ddp_train.data.dataset import collate
-from ddp_train.data.reader import MicroBatch
-from ddp_train.data.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
-from ddp_train.data.stream_shard import cut
 from ddp_train.errors import ConfigError, DataError
+from ddp_train.loader.dataset_adapter import collate
+from ddp_train.loader.reader import MicroBatch
+from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
+from ddp_train.loader.stream_shard import cut
 from tests.unit.parts import components
 
 
@@ -226,7 +226,7 @@ def test_what_is_not_guaranteed_is_said(tmp_path: Path) -> None:
 
 
 def test_a_run_over_a_stream_of_unknown_length_needs_a_number_of_steps() -> None:
-    base = ["data._target_=tests.unit.test_data_stream.Counting", "+data.length=640", "model=mlp", "~metrics.tensorboard"]
+    base = ["data._target_=tests.unit.loader.test_stream.Counting", "+data.length=640", "model=mlp", "~metrics.tensorboard"]
     base += [f"~data.{name}" for name in ("split", "num_samples", "image_size", "channels", "num_classes", "noise", "seed")]
     base += ["~data.eval.split", "~data.eval.num_samples", "+data.eval.length=10", "model.image_shape=[1,1,1]", "model.num_classes=2"]
     with pytest.raises(ConfigError, match=r"trainer.max_steps: is null, and Counting does not say how many samples it has"):

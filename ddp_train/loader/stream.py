@@ -18,13 +18,13 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from ddp_train.data.dataset import collate, facts_of
-from ddp_train.data.order import GlobalBatch, share
-from ddp_train.data.reader import MicroBatch
-from ddp_train.data.stream_shard import comes_from, cut, reads_all
-from ddp_train.data.workers import WorkerDied, Workers
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Batch
+from ddp_train.loader.dataset_adapter import collate, facts_of
+from ddp_train.loader.order import GlobalBatch, share
+from ddp_train.loader.reader import MicroBatch
+from ddp_train.loader.stream_shard import comes_from, cut, reads_all
+from ddp_train.loader.worker_pool import WorkerDied, Workers
 
 _KEPT_STEPS = 16  # more than are under way between the readers and the optimizer, which may be a few behind
 

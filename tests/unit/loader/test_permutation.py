@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_train.data.permutation import Permutation, permute_each
+from ddp_train.loader.permutation import Permutation, permute_each
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 keys = st.integers(0, 2**64 - 1)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ddp_train import trainer
-from ddp_train.data import device
-from ddp_train.data.reader import MicroBatch
 from ddp_train.distributed.world import alone
 from ddp_train.interfaces import Batch
+from ddp_train.loader import device_copy
+from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
 from ddp_train.state import TrainState
 from ddp_train.trainer import Loop, train
@@ -51,17 +51,17 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Tensor]
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(device, "to_device", to_device)
-    device._copying_stream.cache_clear()
+    monkeypatch.setattr(device_copy, "to_device", to_device)
+    device_copy._copying_stream.cache_clear()
     stream, FakeStream.made = FakeStream(CUDA), 0
     yield made
-    device._copying_stream.cache_clear()
+    device_copy._copying_stream.cache_clear()
 
 
 def test_all_copies_to_a_device_go_through_one_stream(copies: list[Any]) -> None:
     for _ in range(3):
         batches = [MicroBatch((torch.zeros(1), torch.zeros(1)), counts=True) for _ in range(4)]
-        assert len(list(device.copied_ahead(iter(batches), CUDA))) == 4
+        assert len(list(device_copy.copied_ahead(iter(batches), CUDA))) == 4
     assert (len(copies), FakeStream.made) == (12, 1)
 
 
@@ -78,7 +78,7 @@ def test_few_micro_batches_are_on_the_device_at_a_time(
 ) -> None:
     parts = components("data.micro_batch_size=4", "trainer.grad_accum_steps=8", "trainer.max_steps=2", "trainer.evaluate_every_steps=9")
     parts.objective, parts.eval_loader = objective, None
-    monkeypatch.setattr(trainer, "copied_ahead", lambda stream, world_device: device.copied_ahead(stream, CUDA))
+    monkeypatch.setattr(trainer, "copied_ahead", lambda stream, world_device: device_copy.copied_ahead(stream, CUDA))
     alive: list[int] = []
     parts.model.register_forward_hook(lambda *_: alive.append(sum(copy() is not None for copy in copies)))
     settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}

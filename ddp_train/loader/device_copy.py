@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ddp_train.batch import map_tensors, tensors_of
-from ddp_train.data.reader import MicroBatch
 from ddp_train.interfaces import Batch
+from ddp_train.loader.reader import MicroBatch
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

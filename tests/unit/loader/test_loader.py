@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_train.data.draw import Shuffled
-from ddp_train.data.loader import EvalLoader, TrainLoader
-from ddp_train.data.order import SampleOrder
-from ddp_train.data.reader import MicroBatch
 from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import Indices
+from ddp_train.loader.loader import EvalLoader, TrainLoader
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.reader import MicroBatch
+from ddp_train.loader.sampler import Shuffled
 
 
 class Numbers:

@@ -8,11 +8,11 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any, Protocol
 
-from ddp_train.data.order import BatchOrder, SampleOrder, share
-from ddp_train.data.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
-from ddp_train.data.workers import WorkerDied, Workers
 from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import DataSource, Indices
+from ddp_train.loader.order import BatchOrder, SampleOrder, share
+from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
+from ddp_train.loader.worker_pool import WorkerDied, Workers
 
 logger = logging.getLogger(__name__)
 

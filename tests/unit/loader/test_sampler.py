@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddp_train.config.check import ConfigErrors
-from ddp_train.data.dataset import as_source
-from ddp_train.data.draw import Balanced, Bucketed, Draw, Shuffled, Weighted, draw_from, read_weights
 from ddp_train.data.image_array import ImageArray
-from ddp_train.data.loader import TrainLoader
-from ddp_train.data.order import SampleOrder
 from ddp_train.errors import ConfigError, DataError, UserError
 from ddp_train.interfaces import Indices, Labelled
+from ddp_train.loader.dataset_adapter import as_source
+from ddp_train.loader.loader import TrainLoader
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.sampler import Balanced, Bucketed, Draw, Shuffled, Weighted, draw_from, read_weights
 from tests.unit.parts import checked, components
 
 quick = settings(max_examples=50, deadline=None, derandomize=True, database=None)
