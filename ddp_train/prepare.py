@@ -16,9 +16,9 @@ from math import ceil
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ddp_train.data.token_shards import INDEX, TokenIndex, Tokens
-from ddp_train.data.token_writer import TokenWriter
-from ddp_train.data.tokenizer import Tokenizer, make_tokenizer
+from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
+from ddp_train.data.tokens.token_writer import TokenWriter
+from ddp_train.data.tokens.tokenizer import Tokenizer, make_tokenizer
 from ddp_train.errors import ConfigError, DataError, UserError
 from ddp_train.exit_code import DONE, FAILED, WRONG_INPUT
 from ddp_train.run_folder.paths import let_go

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_train.data.download import RemoteFile, ensure_unpacked
-from ddp_train.data.image_array import ImageArray
+from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import ConfigError, DataError
 
 _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}

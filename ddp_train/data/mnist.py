@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_train.data.download import RemoteFile, ensure
-from ddp_train.data.idx import read_idx
-from ddp_train.data.image_array import ImageArray
+from ddp_train.data.images.idx import read_idx
+from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import ConfigError, DataError
 
 _PREFIXES = {"train": "train", "test": "t10k"}

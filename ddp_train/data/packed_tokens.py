@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.token_shards import TokenDocuments
+from ddp_train.data.tokens.token_shards import TokenDocuments
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import Indices
 

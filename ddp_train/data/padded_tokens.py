@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ddp_train.data.packed_tokens import IGNORE_INDEX, require_context, require_targets, token_facts
-from ddp_train.data.token_shards import TokenDocuments
+from ddp_train.data.tokens.token_shards import TokenDocuments
 from ddp_train.interfaces import Indices
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.augment import Keys, random_bits
+from ddp_train.data.images.augment import Keys, random_bits
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Indices
 

@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ddp_train.data.encoded_images import EncodedImages
-from ddp_train.data.image_array import ImageArray
-from ddp_train.data.image_decoder import ImageDecoder
-from ddp_train.data.shard_set import find_shards
-from ddp_train.data.tar_index import TarIndex, open_index
-from ddp_train.data.tar_scan import member_name
+from ddp_train.data.images.encoded_images import EncodedImages
+from ddp_train.data.images.image_array import ImageArray
+from ddp_train.data.images.image_decoder import ImageDecoder
+from ddp_train.data.tars.tar_index import TarIndex, open_index
+from ddp_train.data.tars.tar_names import find_shards
+from ddp_train.data.tars.tar_scan import member_name
 from ddp_train.errors import ConfigError, DataError
 
 _MAX_OPEN = 64  # tars at a time in each process

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_train.data.token_shards import TokenShards
+from ddp_train.data.tokens.token_shards import TokenShards
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import Indices
 

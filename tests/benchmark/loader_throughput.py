@@ -32,8 +32,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ddp_train.data.image_array import ImageArray
 from ddp_train.data.image_folder import ImageFolder
+from ddp_train.data.images.image_array import ImageArray
 from ddp_train.data.tar_shards import TarShards
 from ddp_train.data.token_files import TokenFiles
 from ddp_train.interfaces import DataSource

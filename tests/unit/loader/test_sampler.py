@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddp_train.config.check import ConfigErrors
-from ddp_train.data.image_array import ImageArray
+from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import ConfigError, DataError, UserError
 from ddp_train.interfaces import Indices, Labelled
 from ddp_train.loader.dataset_adapter import as_source

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.data.shard_set import refusal
+from ddp_train.data.tars.tar_names import refusal
 from ddp_train.errors import DataError
 
 SAMPLE = np.dtype([("shard", np.int64), ("header", np.int64), ("offset", np.int64), ("size", np.int64), ("label", np.int64)])

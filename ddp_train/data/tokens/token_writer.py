@@ -1,4 +1,4 @@
-"""Write token shards: what `ddp_train/data/token_shards.py` reads. Imports no torch."""
+"""Write token shards: what `ddp_train/data/tokens/token_shards.py` reads. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ddp_train.data.token_shards import DTYPES, INDEX, Shard, TokenIndex, Tokens
+from ddp_train.data.tokens.token_shards import DTYPES, INDEX, Shard, TokenIndex, Tokens
 from ddp_train.run_folder.paths import write_atomic
 
 _OURS = re.compile(r"(train|val)_\d{5}\.(bin|starts\.npy)(\.partial)?")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_train.data.image_array import ImageArray
+from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Augmenting, DataSource
 from tests.unit.data_files import random_images

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ddp_train.data.token_shards import Tokens
+from ddp_train.data.tokens.token_shards import Tokens
 from ddp_train.errors import ConfigError
 
 _CUT = re.compile(r"(?<=\S\n)(?=[^\W\d_])|(?= [^\W\d_])")

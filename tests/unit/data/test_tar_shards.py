@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_train.data import tar_index
 from ddp_train.data.image_folder import ImageFolder
 from ddp_train.data.tar_shards import TarShards
+from ddp_train.data.tars import tar_index
 from ddp_train.errors import ConfigError, DataError
 from tests.unit.data_files import write_image_tree, write_shard, write_shards_of
 

@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.data.image_decoder import ImageDecoder
+from ddp_train.data.images.image_decoder import ImageDecoder
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices
 

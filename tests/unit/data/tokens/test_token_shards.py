@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from ddp_train.data.token_shards import TokenDocuments, TokenShards
+from ddp_train.data.tokens.token_shards import TokenDocuments, TokenShards
 from ddp_train.errors import ConfigError, DataError
 from tests.unit.data_files import write_tokens
 

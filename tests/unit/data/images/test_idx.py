@@ -3,7 +3,7 @@ import gzip
 import numpy as np
 import pytest
 
-from ddp_train.data.idx import read_idx
+from ddp_train.data.images.idx import read_idx
 from ddp_train.errors import DataError
 from tests.unit.data_files import idx_bytes, random_images, write_idx
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ddp_train.data.augment import random_bits, random_crop, random_flip, random_integers
+from ddp_train.data.images.augment import random_bits, random_crop, random_flip, random_integers
 
 
 def keys_of(count, seed=0):
