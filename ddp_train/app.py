@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import __version__, launch, optuna_sweeper, sweep_screen
-from ddp_train.checkpoint_policy import is_checkpoint
+from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, RunConfig, check, check_overrides, options, section, texts
 from ddp_train.config.target import locate

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ddp_train.checkpoint_policy import BEST, LAST, candidates, is_name, require_candidates
+from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, require_candidates
 from ddp_train.config import auto, hydra_errors
 from ddp_train.config import check as config_check
 from ddp_train.config.check import RunConfig

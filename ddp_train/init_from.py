@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ddp_train import checkpoint, checkpoint_policy
+from ddp_train import checkpoint
+from ddp_train.checkpoint import catalog
+from ddp_train.checkpoint.foreign_files import read_pt, read_safetensors
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.foreign_weights import read_pt, read_safetensors
 
 _SHOWN = 8  # keys of each kind in one message
 
@@ -77,9 +78,9 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     if path.suffix in (".pt", ".pth"):
         return str(path), read_pt(path)
     problem = "there is no such file or folder"
-    if checkpoint_policy.is_checkpoint(path) or (path / "checkpoints").is_dir():
-        given = path if checkpoint_policy.is_checkpoint(path) else path / "checkpoints" / checkpoint_policy.LAST
-        chosen = checkpoint_policy.find(given, checkpoint.verify, key="init_from")
+    if catalog.is_checkpoint(path) or (path / "checkpoints").is_dir():
+        given = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
+        chosen = catalog.find(given, checkpoint.verify, key="init_from")
         return str(chosen), checkpoint.read_shared(chosen)["model"]
     if path.exists():
         problem = "is no kind of file that can be read safely"

@@ -9,7 +9,7 @@ import json
 import os
 from pathlib import Path
 
-from ddp_train.checkpoint_policy import is_checkpoint
+from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.sweep_dir import is_sweep
 

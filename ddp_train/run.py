@@ -14,10 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddp_train import checkpoint, checkpoint_policy, checkpoint_probe, environment, frozen, init_from, memory, predictions, summary
+from ddp_train import checkpoint, environment, frozen, init_from, memory, predictions, summary
 from ddp_train.anomaly import AnomalyWatch, Event, Rewind
 from ddp_train.build import Components, build, build_writers
-from ddp_train.checkpoint_policy import Keep, Ranking, Schedule, ranking
+from ddp_train.checkpoint import catalog, disk_space
+from ddp_train.checkpoint.catalog import Keep, Ranking, Schedule, ranking
 from ddp_train.config import auto
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError, UserError
@@ -177,7 +178,7 @@ def _schedule(job: Job, state: TrainState, world: World, stop: Stop, keep: Keep)
         every_steps=tree["every_steps"],
         every_minutes=tree["every_minutes"],
         keep=keep,
-        saved=world.from_main(checkpoint_policy.saved(folder) if world.is_main else None),
+        saved=world.from_main(catalog.saved(folder) if world.is_main else None),
         agree=lambda step, is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
     )
 
@@ -208,7 +209,7 @@ def _loop(
         pulse.enter(Phase.START, state.step)  # reading a checkpoint takes its time
         saver.finish()
         rewind(found, run_dir, components, state, world, tell=tell, moves=pulse.move)
-        schedule.go_back(world.from_main(checkpoint_policy.saved(run_dir.checkpoints) if world.is_main else None))
+        schedule.go_back(world.from_main(catalog.saved(run_dir.checkpoints) if world.is_main else None))
         for writer in writers:
             writer.close()
         writers[:] = _writers(job, components, state, world, pulse)  # which drop what they had after this step
@@ -260,8 +261,8 @@ def _keep(settings: Mapping[str, Any], components: Components) -> Keep:
 def _probe(run_dir: RunDir, components: Components, keep: Keep, world: World) -> None:
     """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
     checkpoint.require_few_tensors(components, num_ranks=world.size)
-    size = checkpoint_probe.estimate(components.trained, components.optimizer, num_ranks=world.size)
-    if warning := checkpoint_probe.probe(run_dir.checkpoints, size, wanted=keep.last + keep.best + 1):
+    size = disk_space.estimate(components.trained, components.optimizer, num_ranks=world.size)
+    if warning := disk_space.probe(run_dir.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)
 
 
@@ -303,7 +304,7 @@ def _choose_checkpoint(job: Job, world: World, moves: Callable[[], None]) -> Pat
     """Return the given or the newest good one, the same on all ranks. Collective."""
     if job.checkpoint is not None:
         given, verify = Path(job.checkpoint), lambda path: checkpoint.verify(path, moves=moves)
-        found: Path = world.from_main(checkpoint_policy.find(given, verify, key="resume") if world.is_main else None)
+        found: Path = world.from_main(catalog.find(given, verify, key="resume") if world.is_main else None)
         return found
     newest, refused = checkpoint.newest_good(job.run_dir.checkpoints, world, moves=moves)
     if world.is_main:

@@ -7,9 +7,9 @@ from torch import Tensor
 from ddp_train.build import Components
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.codec import leaf_of
+from ddp_train.checkpoint.disk_space import kept_tensors
 from ddp_train.checkpoint.parts import modules
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
-from ddp_train.checkpoint_probe import kept_tensors
 from ddp_train.errors import ConfigError
 
 

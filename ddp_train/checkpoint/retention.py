@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ddp_train.checkpoint_policy import Keep, saved, to_remove
+from ddp_train.checkpoint.catalog import Keep, saved, to_remove
 
 
 def remove_old(folder: Path, keep: Keep) -> None:

@@ -20,10 +20,10 @@ from threading import Thread
 from typing import Any
 
 from ddp_train.build import Components
-from ddp_train.checkpoint.board import POLL_S, Board
+from ddp_train.checkpoint.joint_save import Order, write_together
+from ddp_train.checkpoint.mailbox import POLL_S, Board
 from ddp_train.checkpoint.parts import may_be_infinite, own_state, shared_state
 from ddp_train.checkpoint.snapshot import Buffer
-from ddp_train.checkpoint.together import Order, write_together
 from ddp_train.distributed.world import World
 from ddp_train.state import TrainState, WindowSums
 

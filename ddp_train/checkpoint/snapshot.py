@@ -15,7 +15,7 @@ from torch import Tensor
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import Leaf
 from ddp_train.checkpoint.host_memory import allocate
-from ddp_train.checkpoint.share import Piece, divide, whole
+from ddp_train.checkpoint.partition import Piece, divide, whole
 
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of the plain parts."""

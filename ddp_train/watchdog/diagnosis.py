@@ -25,7 +25,7 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "ddp_train/distributed/world.py",
     "ddp_train/stop.py",
     "ddp_train/distributed/attempt.py",
-    "ddp_train/checkpoint/board.py",
+    "ddp_train/checkpoint/mailbox.py",
 )
 _READS = re.compile(r"ddp_train/data/(?!device\.py|loader\.py)")  # in the stack of a rank that reads samples itself
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)

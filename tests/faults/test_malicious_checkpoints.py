@@ -24,7 +24,7 @@ import xxhash
 
 from ddp_train import checkpoint, init_from
 from ddp_train.build import Components
-from ddp_train.checkpoint_policy import find
+from ddp_train.checkpoint.catalog import find
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.state import TrainState

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from ddp_train import checkpoint
 from ddp_train.build import Components
-from ddp_train.checkpoint_policy import Keep
+from ddp_train.checkpoint.catalog import Keep
 from ddp_train.distributed.world import World
 from ddp_train.state import TrainState, WindowSums
 from tests.unit.parts import LOSS

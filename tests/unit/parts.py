@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 
 from ddp_train import app, checkpoint
 from ddp_train.build import Components, build
-from ddp_train.checkpoint_policy import Ranking
+from ddp_train.checkpoint.catalog import Ranking
 from ddp_train.config.check import RunConfig, check
 from ddp_train.distributed.world import alone
 from ddp_train.state import TrainState, WindowSums

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ddp_train import checkpoint
 from ddp_train.build import Components
-from ddp_train.checkpoint_probe import estimate
+from ddp_train.checkpoint.disk_space import estimate
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Batch

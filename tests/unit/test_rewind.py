@@ -26,7 +26,7 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
     saved(run_dir.checkpoints, 1, parts)
     size = (run_dir.checkpoints / "step_00000001/rank_00000.safetensors").stat().st_size
     monkeypatch.setattr(sys.modules["ddp_train.checkpoint.verify"], "_CHUNK", size // 10)
-    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.load"], "_ROUND", size // 10)
+    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.read"], "_ROUND", size // 10)
     moments = list[float]()
     pulse = Pulse()
     pulse.listen(lambda phase, step: moments.append(time.monotonic()))

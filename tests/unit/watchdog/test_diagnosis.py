@@ -22,7 +22,7 @@ from ddp_train.watchdog.heartbeat import Beat, Beats, Heart
 WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
 BACKWARD = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/autograd/graph.py", 9, "_engine_run_backward")]
 SAVES = [FrameSummary("/site-packages/ddp_train/checkpoint/save.py", 7, "finish")]
-WAITS_FOR_SAVES = [*SAVES, FrameSummary("/site-packages/ddp_train/checkpoint/board.py", 9, "wait_for")]
+WAITS_FOR_SAVES = [*SAVES, FrameSummary("/site-packages/ddp_train/checkpoint/mailbox.py", 9, "wait_for")]
 OWN = [FrameSummary("/home/me/model.py", 7, "forward")]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ddp_train.build import Components
 from ddp_train.checkpoint import require_few_tensors, tensor_file
-from ddp_train.checkpoint_probe import estimate, probe
+from ddp_train.checkpoint.disk_space import estimate, probe
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from tests.unit.parts import components, saved
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ddp_train.build import Components
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.compare import compare_model, compare_optimizer, load_optimizer, regrouped_schedule, with_versions
+from ddp_train.checkpoint.partition import Piece, whole
 from ddp_train.checkpoint.parts import modules, parts
-from ddp_train.checkpoint.share import Piece, whole
 from ddp_train.checkpoint.snapshot import OWN, SHARED, divide_shared
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest
 from ddp_train.distributed.world import World, alone

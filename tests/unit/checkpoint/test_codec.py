@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ddp_train.checkpoint import codec
-from ddp_train.checkpoint.share import divide
+from ddp_train.checkpoint.partition import divide
 
 _TENSORS = st.builds(
     lambda name, shape, seed: (

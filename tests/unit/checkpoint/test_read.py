@@ -23,7 +23,7 @@ from torch import Tensor
 from ddp_train import checkpoint
 from ddp_train.build import Components
 from ddp_train.checkpoint import tensor_file
-from ddp_train.checkpoint_policy import Keep
+from ddp_train.checkpoint.catalog import Keep
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.state import TrainState, WindowSums
@@ -88,7 +88,7 @@ class Noisy(torch.nn.Module):
 
 
 def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_path: Path) -> None:
-    noisy = ["model._target_=tests.unit.test_checkpoint.Noisy", "~model.width", "~model.depth", "scheduler=constant"]
+    noisy = ["model._target_=tests.unit.checkpoint.test_read.Noisy", "~model.width", "~model.depth", "scheduler=constant"]
     records: dict[str, list[dict[str, Any]]] = {"whole": [], "parts": []}
 
     def train_to(last: int, name: str, state: TrainState, *, load: Path | None = None) -> Components:
@@ -145,7 +145,7 @@ def test_ranks_read_what_all_have_once_together_and_no_more(tmp_path: Path, monk
         count[int(threading.current_thread().name)] += values.numel()
         real(descriptor, position, values)
 
-    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.load"], "_ROUND", 10_000)  # tensors are cut
+    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.read"], "_ROUND", 10_000)  # tensors are cut
     monkeypatch.setattr(tensor_file, "read_bytes", counted)
     others = [components("optimizer=adamw", "trainer.max_steps=2", "seed=9") for _ in range(3)]
     states = [TrainState() for _ in others]

@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from ddp_train.checkpoint import tensor_file
-from ddp_train.checkpoint.board import Board
+from ddp_train.checkpoint.mailbox import Board
 from ddp_train.checkpoint.publish import make_partial, publish
 from ddp_train.checkpoint.snapshot import Snapshot
 from ddp_train.checkpoint.verify import name_of, rank_file

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_train.checkpoint_policy import Keep, Ranking, Saved, Schedule, candidates, find, ranking, saved, to_remove
+from ddp_train.checkpoint.catalog import Keep, Ranking, Saved, Schedule, candidates, find, ranking, saved, to_remove
 from ddp_train.errors import ConfigError, UserError
 from tests.unit.parts import LOSS
 
