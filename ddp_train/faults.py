@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from ddp_train.build import Components
 from ddp_train.config.schema import EVERY_ATTEMPT, FaultConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices
 from ddp_train.phase import Phase, Pulse
 from ddp_train.run_folder.paths import RunDir
+from ddp_train.training.build import Components
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddp_train import checkpoint, environment, frozen, init_from, memory, predictions, summary
-from ddp_train.anomaly import AnomalyWatch, Event, Rewind
-from ddp_train.build import Components, build, build_writers
+from ddp_train import checkpoint, environment, frozen, memory, summary
 from ddp_train.checkpoint import catalog, disk_space
 from ddp_train.checkpoint.catalog import Keep, Ranking, Schedule, ranking
 from ddp_train.config import auto
@@ -29,15 +27,18 @@ from ddp_train.job import Job
 from ddp_train.loader.order import epochs
 from ddp_train.phase import Phase, Pulse
 from ddp_train.redaction import redact_all
-from ddp_train.replica import FingerprintCheck, ReplicaCheck
-from ddp_train.rewind import rewind
 from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.paths import RunDir, write_json
-from ddp_train.state import TrainState, seed_all
-from ddp_train.step_guard import SkippingGuard, StepGuard
 from ddp_train.stop import WALLTIME, Stop
 from ddp_train.sweep_dir import Sweep, sweep_of
-from ddp_train.trainer import Loop, Record, evaluate, settle, train
+from ddp_train.training import initial_weights, predictions
+from ddp_train.training.build import Components, build, build_writers
+from ddp_train.training.loss_monitor import AnomalyWatch, Event, Rewind
+from ddp_train.training.replica_check import FingerprintCheck, ReplicaCheck
+from ddp_train.training.restore import rewind
+from ddp_train.training.skip_nonfinite import SkippingGuard, StepGuard
+from ddp_train.training.state import TrainState, seed_all
+from ddp_train.training.trainer import Loop, Record, evaluate, settle, train
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         frozen.record_answers(run_dir, job.config, components.answers)
     keep = _keep(tree["checkpoint"], components)
     if not _resume(job, components, state, world, moves=pulse.move) and tree["init_from"] is not None:
-        lines = init_from.load(
+        lines = initial_weights.load(
             Path(tree["init_from"]), components.model, world, renames=tree["init_from_keys"], is_strict=tree["init_from_strict"]
         )
         if world.is_main:

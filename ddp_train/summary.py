@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_train.build import Components
 from ddp_train.distributed.world import World
 from ddp_train.job import Job
 from ddp_train.redaction import printable
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.state import TrainState
 from ddp_train.system import devices
+from ddp_train.training.build import Components
+from ddp_train.training.state import TrainState
 
 
 def opening(job: Job, world: World) -> str:

@@ -28,10 +28,10 @@ from ddp_train.run import run_job, status_of
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import Notes, begin, end
 from ddp_train.run_folder.paths import RunDir, write_json
-from ddp_train.state import TrainState, be_deterministic
 from ddp_train.stop import Stop
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.process import exit_code_of
+from ddp_train.training.state import TrainState, be_deterministic
 from ddp_train.watchdog.client import Watch, patience
 from ddp_train.watchdog.flight_recorder import FlightRecorder
 

@@ -19,12 +19,12 @@ and `publish`.
 """
 
 from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_after
-from ddp_train.checkpoint.limit import require_few_tensors
-from ddp_train.checkpoint.parts import hashes
 from ddp_train.checkpoint.read import load, read_shared
 from ddp_train.checkpoint.retention import remove_old
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import CheckpointError, read_manifest, verify
+from ddp_train.training.saved_state import hashes
+from ddp_train.training.tensor_limit import require_few_tensors
 
 __all__ = [
     "CheckpointError",

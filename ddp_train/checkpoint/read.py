@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_train.build import Components
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.compare import compare_model, compare_optimizer, load_optimizer, regrouped_schedule, with_versions
 from ddp_train.checkpoint.partition import Piece, whole
-from ddp_train.checkpoint.parts import modules, parts
 from ddp_train.checkpoint.snapshot import OWN, SHARED, divide_shared
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import UserError
-from ddp_train.state import TrainState, WindowSums, set_random_state
+from ddp_train.training.build import Components
+from ddp_train.training.compare_state import compare_model, compare_optimizer, load_optimizer, regrouped_schedule, with_versions
+from ddp_train.training.saved_state import modules, parts
+from ddp_train.training.state import TrainState, WindowSums, set_random_state
 
 _ROUND = 64 << 20  # bytes that a rank reads before it gives them to the others
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ddp_train.build import Components
 from ddp_train.checkpoint.joint_save import Order, write_together
 from ddp_train.checkpoint.mailbox import POLL_S, Board
-from ddp_train.checkpoint.parts import may_be_infinite, own_state, shared_state
 from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.distributed.world import World
-from ddp_train.state import TrainState, WindowSums
+from ddp_train.training.build import Components
+from ddp_train.training.saved_state import may_be_infinite, own_state, shared_state
+from ddp_train.training.state import TrainState, WindowSums
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from torch import nn
 from ddp_train import checkpoint
 from ddp_train.distributed.world import World
 from ddp_train.scheduler import constant
-from ddp_train.state import TrainState, WindowSums
+from ddp_train.training.state import TrainState, WindowSums
 
 SIDE = 2_000  # of a weight matrix: 4 million parameters
 Way = Callable[[Path], Callable[[], None]]

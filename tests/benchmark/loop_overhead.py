@@ -37,15 +37,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_train import app
-from ddp_train.build import build, build_writers
 from ddp_train.config.check import RunConfig, check
 from ddp_train.distributed.world import World, alone, join_store, open_world
 from ddp_train.interfaces import Batch, Indices
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.phase import Pulse
-from ddp_train.state import TrainState
-from ddp_train.trainer import Loop, Record, train
+from ddp_train.training.build import build, build_writers
+from ddp_train.training.state import TrainState
+from ddp_train.training.trainer import Loop, Record, train
 from ddp_train.worker import leave
 
 HERE = "tests.benchmark.loop_overhead"

@@ -22,12 +22,13 @@ import safetensors.torch
 import torch
 import xxhash
 
-from ddp_train import checkpoint, init_from
-from ddp_train.build import Components
+from ddp_train import checkpoint
 from ddp_train.checkpoint.catalog import find
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.state import TrainState
+from ddp_train.training import initial_weights
+from ddp_train.training.build import Components
+from ddp_train.training.state import TrainState
 from tests.conftest import TINY, Project
 from tests.unit.parts import checked, components, saved
 
@@ -84,7 +85,7 @@ def _give_up(number: int, frame: object) -> None:
 
 def begin_with(path: Path) -> Callable[[], object]:
     model = torch.nn.Linear(2, 2)
-    return lambda: init_from.load(path, model, alone(), renames={}, is_strict=True)
+    return lambda: initial_weights.load(path, model, alone(), renames={}, is_strict=True)
 
 
 def pickled(path: Path, content: object) -> Path:
@@ -330,7 +331,7 @@ def test_a_config_that_came_with_a_checkpoint_is_compared_and_never_instantiated
     theirs = checked("cluster.processes_per_node=null")
     theirs.tree["model"] = {"_target_": "os.system", "command": f"touch {marker}"}
     project.write("theirs/config.yaml", theirs.yaml())
-    lines = init_from.load(run, parts.model, alone(), renames={}, is_strict=True)
+    lines = initial_weights.load(run, parts.model, alone(), renames={}, is_strict=True)
     assert lines[0].startswith("weights")  # its weights are tensors; its config is not even read
     done = project.run(*TINY, "cluster=cpu", "hydra.run.dir=theirs")
     assert done.returncode == 2

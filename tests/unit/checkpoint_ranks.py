@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from ddp_train import checkpoint
-from ddp_train.build import Components
 from ddp_train.checkpoint.catalog import Keep
 from ddp_train.distributed.world import World
-from ddp_train.state import TrainState, WindowSums
+from ddp_train.training.build import Components
+from ddp_train.training.state import TrainState, WindowSums
 from tests.unit.parts import LOSS
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 from ddp_train import app, checkpoint
-from ddp_train.build import Components, build
 from ddp_train.checkpoint.catalog import Ranking
 from ddp_train.config.check import RunConfig, check
 from ddp_train.distributed.world import alone
-from ddp_train.state import TrainState, WindowSums
+from ddp_train.training.build import Components, build
+from ddp_train.training.state import TrainState, WindowSums
 from tests.conftest import TINY
 
 LOSS = Ranking(metric="eval/loss", goal="min")

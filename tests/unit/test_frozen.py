@@ -15,8 +15,8 @@ from ddp_train.job import Job
 from ddp_train.phase import Pulse
 from ddp_train.run import _make_up_for_predictions
 from ddp_train.run_folder.paths import write_json
-from ddp_train.state import TrainState
 from ddp_train.system import devices
+from ddp_train.training.state import TrainState
 from tests.unit.parts import checked, components, saved
 
 

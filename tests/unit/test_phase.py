@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ddp_train.distributed.world import alone
 from ddp_train.phase import Phase, Pulse
-from ddp_train.state import TrainState
-from ddp_train.trainer import Loop, train
+from ddp_train.training.state import TrainState
+from ddp_train.training.trainer import Loop, train
 from tests.unit.parts import components
 
 

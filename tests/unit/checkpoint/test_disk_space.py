@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddp_train.build import Components
 from ddp_train.checkpoint import require_few_tensors, tensor_file
 from ddp_train.checkpoint.disk_space import estimate, probe
 from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.training.build import Components
 from tests.unit.parts import components, saved
 
 MB = 10**6

@@ -21,13 +21,13 @@ import xxhash
 from torch import Tensor
 
 from ddp_train import checkpoint
-from ddp_train.build import Components
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.catalog import Keep
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.state import TrainState, WindowSums
-from ddp_train.trainer import Loop, train
+from ddp_train.training.build import Components
+from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.trainer import Loop, train
 from tests.conftest import FEW, TINY
 from tests.unit.checkpoint_ranks import Ranks, worlds
 from tests.unit.parts import LOSS, components

@@ -17,12 +17,12 @@ import torch
 from torch.distributed import DistError, DistNetworkError
 
 from ddp_train import checkpoint
-from ddp_train.build import Components
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.mailbox import Board
 from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.distributed.world import alone
-from ddp_train.state import TrainState, WindowSums
+from ddp_train.training.build import Components
+from ddp_train.training.state import TrainState, WindowSums
 from tests.unit.checkpoint.test_read import assert_same_state, train_to_the_end
 from tests.unit.checkpoint_ranks import Ranks
 from tests.unit.parts import components

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddp_train import trainer
 from ddp_train.distributed.world import alone
 from ddp_train.interfaces import Batch
 from ddp_train.loader import device_copy
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
-from ddp_train.state import TrainState
-from ddp_train.trainer import Loop, train
+from ddp_train.training import trainer
+from ddp_train.training.state import TrainState
+from ddp_train.training.trainer import Loop, train
 from tests.unit.parts import components
 
 CUDA = torch.device("cuda", 0)

@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_train import checkpoint
-from ddp_train.build import Components
 from ddp_train.checkpoint.disk_space import estimate
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
-from ddp_train.state import TrainState
-from ddp_train.step_guard import SkippingGuard, StepGuard
-from ddp_train.trainer import evaluate, train_step
-from ddp_train.window import Window
+from ddp_train.training.build import Components
+from ddp_train.training.log_window import Window
+from ddp_train.training.skip_nonfinite import SkippingGuard, StepGuard
+from ddp_train.training.state import TrainState
+from ddp_train.training.trainer import evaluate, train_step
 from tests.conftest import FEW
 from tests.unit.parts import components, saved
 

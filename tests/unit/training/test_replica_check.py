@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World, alone
-from ddp_train.replica import FingerprintCheck, ReplicaError
+from ddp_train.training.replica_check import FingerprintCheck, ReplicaError
 
 
 @dataclass(frozen=True, kw_only=True)

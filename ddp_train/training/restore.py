@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ddp_train import checkpoint, predictions
-from ddp_train.anomaly import Event, Rewind
-from ddp_train.build import Components
+from ddp_train import checkpoint
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.state import Jump, TrainState
+from ddp_train.training import predictions
+from ddp_train.training.build import Components
+from ddp_train.training.loss_monitor import Event, Rewind
+from ddp_train.training.state import Jump, TrainState
 
 _MOST_IN_VAIN = 3  # rewinds to the same checkpoint
 

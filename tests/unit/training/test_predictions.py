@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from ddp_train.build import Components
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.loader.dataset_adapter import DatasetSource
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.objective.loss import LossObjective
-from ddp_train.predictions import PredictionFiles, forget_after
-from ddp_train.trainer import evaluate
+from ddp_train.training.build import Components
+from ddp_train.training.predictions import PredictionFiles, forget_after
+from ddp_train.training.trainer import evaluate
 from tests.unit.parts import components
-from tests.unit.test_trainer import Ragged
+from tests.unit.training.test_trainer import Ragged
 
 
 def evaluated(parts: Components, folder: Path, **changes: Any) -> dict[str, float] | None:
@@ -143,7 +143,7 @@ class Mute:
 
 
 def test_an_objective_that_cannot_predict_is_refused_when_it_should() -> None:
-    mute = ["objective._target_=tests.unit.test_predictions.Mute", "~objective.label_smoothing"]
+    mute = ["objective._target_=tests.unit.training.test_predictions.Mute", "~objective.label_smoothing"]
     with pytest.raises(ConfigError, match="objective Mute cannot say what it found for each sample"):
         components(*mute, "evaluate.save_predictions=true")
     components(*mute)

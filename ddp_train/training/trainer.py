@@ -21,11 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_train import joint, sanity
-from ddp_train.anomaly import AnomalyWatch, Rewind
+from ddp_train import joint
 from ddp_train.batch import batch_size
-from ddp_train.build import Components
-from ddp_train.device_queue import device_queue
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices, Objective, Predicting
@@ -34,11 +31,15 @@ from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.phase import Phase, Pulse
-from ddp_train.predictions import PredictionFiles
-from ddp_train.replica import ReplicaCheck
-from ddp_train.state import TrainState
-from ddp_train.step_guard import StepGuard
-from ddp_train.window import Window
+from ddp_train.training.build import Components
+from ddp_train.training.device_queue import device_queue
+from ddp_train.training.log_window import Window
+from ddp_train.training.loss_monitor import AnomalyWatch, Rewind
+from ddp_train.training.predictions import PredictionFiles
+from ddp_train.training.replica_check import ReplicaCheck
+from ddp_train.training.sanity_check import check, explain, untouched
+from ddp_train.training.skip_nonfinite import StepGuard
+from ddp_train.training.state import TrainState
 
 Record = dict[str, Any]
 """One line of metrics.jsonl."""
@@ -99,9 +100,9 @@ def _stream(components: Components, state: TrainState, world: World, loop: Loop)
         return stream
     first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
     if loop.sanity_check:
-        sanity.check(components, first, world, samples=state.samples, predicts=loop.predictions_of is not None)
+        check(components, first, world, samples=state.samples, predicts=loop.predictions_of is not None)
     if not is_settled and first:
-        with sanity.untouched(components, world.device):
+        with untouched(components, world.device):
             settle(components, world, first[0])
     return _after(first, stream)
 
@@ -224,7 +225,7 @@ def train_step(
                 _accumulate(components, micro_batch, world, window, total_weight, guard)
         except IndexError as error:  # a label out of range, say
             what = "this rank's micro-batch"
-            sanity.explain(error, components.model, components.objective, micro_batch, sample_ids(number), what=what)
+            explain(error, components.model, components.objective, micro_batch, sample_ids(number), what=what)
             raise
 
     grad_norm = None
@@ -294,7 +295,7 @@ def evaluate(
                 else:
                     scores, rows = cast(Predicting, objective).predict(model, batch)
         except IndexError as error:  # a label out of range, say
-            sanity.explain(error, model, objective, micro_batch, loader.sample_ids(number), what="this rank's evaluation batch")
+            explain(error, model, objective, micro_batch, loader.sample_ids(number), what="this rank's evaluation batch")
             raise
         if files is not None:
             skips = [bad.sample for bad in micro_batch.skipped]

@@ -11,11 +11,11 @@ import torch
 import xxhash
 from torch import nn
 
-from ddp_train.build import Components
 from ddp_train.checkpoint import codec
 from ddp_train.distributed.world import World
 from ddp_train.joint import Joint
-from ddp_train.state import TrainState, WindowSums, random_state
+from ddp_train.training.build import Components
+from ddp_train.training.state import TrainState, WindowSums, random_state
 
 
 class Stateful(Protocol):

@@ -14,16 +14,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddp_train import trainer
-from ddp_train.anomaly import AnomalyWatch
-from ddp_train.build import Components
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.interfaces import Indices
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.state import TrainState
-from ddp_train.step_guard import SkippingGuard
-from ddp_train.trainer import Loop, Record, Window, evaluate, train, train_step
+from ddp_train.training import trainer
+from ddp_train.training.build import Components
+from ddp_train.training.loss_monitor import AnomalyWatch
+from ddp_train.training.skip_nonfinite import SkippingGuard
+from ddp_train.training.state import TrainState
+from ddp_train.training.trainer import Loop, Record, Window, evaluate, train, train_step
 from tests.unit.parts import components
 
 
@@ -76,7 +76,13 @@ class Ragged:
 def ragged_components(*overrides: str) -> Components:
     small_gpt = ["model=gpt", "model.num_layers=1", "model.num_heads=2", "model.width=16", "objective=language_modeling"]
     return components(
-        *["data._target_=tests.unit.test_trainer.Ragged", "~data.split", "~data.image_size", "~data.channels", "~data.num_classes"],
+        *[
+            "data._target_=tests.unit.training.test_trainer.Ragged",
+            "~data.split",
+            "~data.image_size",
+            "~data.channels",
+            "~data.num_classes",
+        ],
         *["~data.noise", "~data.seed", "~data.eval", "+data.num_samples=12", "objective.ignore_index=-100", *overrides],
         base=[*small_gpt, "~data.num_samples", "~metrics.tensorboard"],
     )

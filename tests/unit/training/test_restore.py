@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from ddp_train.anomaly import Rewind
 from ddp_train.distributed.world import alone
 from ddp_train.phase import Phase, Pulse
-from ddp_train.rewind import rewind
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.state import TrainState
+from ddp_train.training.loss_monitor import Rewind
+from ddp_train.training.restore import rewind
+from ddp_train.training.state import TrainState
 from tests.unit.parts import components, saved
 
 

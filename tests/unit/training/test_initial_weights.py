@@ -9,9 +9,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ddp_train import init_from
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
+from ddp_train.training import initial_weights
 from tests.unit.parts import components, saved
 
 
@@ -20,7 +20,9 @@ def model(classes: int = 3) -> nn.Sequential:
 
 
 def load(path: Path, into: nn.Module, *, is_strict: bool = True, **renames: str) -> list[str]:
-    return init_from.load(path, into, alone(), renames={name.replace("_", "."): new for name, new in renames.items()}, is_strict=is_strict)
+    return initial_weights.load(
+        path, into, alone(), renames={name.replace("_", "."): new for name, new in renames.items()}, is_strict=is_strict
+    )
 
 
 def same(mine: nn.Module, theirs: nn.Module) -> bool:

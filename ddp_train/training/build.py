@@ -38,7 +38,7 @@ from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, Stre
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
 from ddp_train.redaction import reveal
-from ddp_train.state import seed_all
+from ddp_train.training.state import seed_all
 
 
 @dataclass(kw_only=True)

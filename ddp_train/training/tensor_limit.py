@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ddp_train.build import Components
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.disk_space import kept_tensors
-from ddp_train.checkpoint.parts import modules
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.errors import ConfigError
+from ddp_train.training.build import Components
+from ddp_train.training.saved_state import modules
 
 
 def require_few_tensors(components: Components, *, num_ranks: int) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddp_train import trainer
-from ddp_train.device_queue import STEPS_AHEAD, DeviceQueue, device_queue
 from ddp_train.distributed.world import alone
 from ddp_train.phase import Pulse
-from ddp_train.state import TrainState
-from ddp_train.trainer import Loop, train
+from ddp_train.training import trainer
+from ddp_train.training.device_queue import STEPS_AHEAD, DeviceQueue, device_queue
+from ddp_train.training.state import TrainState
+from ddp_train.training.trainer import Loop, train
 from tests.unit.parts import components
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.amp import Amp
-from ddp_train.build import Components
 from ddp_train.distributed.world import alone
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.step_guard import SkippingGuard
-from ddp_train.trainer import train_step
-from ddp_train.window import Window
+from ddp_train.training.build import Components
+from ddp_train.training.log_window import Window
+from ddp_train.training.skip_nonfinite import SkippingGuard
+from ddp_train.training.trainer import train_step
 from tests.unit.parts import components
-from tests.unit.test_trainer import CountsHostReads
+from tests.unit.training.test_trainer import CountsHostReads
 
 OPTIMIZERS = {
     "sgd": ["optimizer=sgd", "optimizer.lr=0.1"],
@@ -41,7 +41,7 @@ class Normed(nn.Module):
 
 
 def parts_of(*overrides: str) -> Components:
-    return components("model._target_=tests.unit.test_step_guard.Normed", "scheduler=constant", *overrides)
+    return components("model._target_=tests.unit.training.test_skip_nonfinite.Normed", "scheduler=constant", *overrides)
 
 
 def everything(parts: Components) -> dict[str, Any]:

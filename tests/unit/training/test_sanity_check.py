@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ddp_train import sanity
-from ddp_train.build import Components
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective, as_objective
-from ddp_train.state import TrainState
-from ddp_train.trainer import Loop, Record, train
+from ddp_train.training.build import Components
+from ddp_train.training.sanity_check import check
+from ddp_train.training.state import TrainState
+from ddp_train.training.trainer import Loop, Record, train
 from tests.unit.parts import components
-from tests.unit.test_trainer import ragged_components
+from tests.unit.training.test_trainer import ragged_components
 
 
 def run(parts: Components, *, sanity_check: bool = True) -> list[Record]:
@@ -99,7 +99,7 @@ class Numbers(torch.utils.data.IterableDataset[Any]):
 
 def test_a_stream_goes_on_as_if_nothing_had_been_read() -> None:
     node = [
-        "data._target_=tests.unit.test_sanity.Numbers",
+        "data._target_=tests.unit.training.test_sanity_check.Numbers",
         "~data.image_size",
         "~data.channels",
         "~data.num_classes",
@@ -309,6 +309,6 @@ def test_masked_tokens_are_trained_on_also_where_a_batch_has_none_that_count() -
 def test_no_tensor_of_the_check_is_kept() -> None:
     parts, alive = components(), list[Any]()
     parts.model.register_forward_hook(lambda module, inputs, output: alive.append(weakref.ref(output)))
-    sanity.check(parts, [next(parts.train_loader.micro_batches(0))], alone(), samples=0, predicts=False)
+    check(parts, [next(parts.train_loader.micro_batches(0))], alone(), samples=0, predicts=False)
     assert len(alive) == 5
     assert [reference() for reference in alive] == [None] * 5

@@ -15,8 +15,8 @@ from typing import Any
 
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.loader.order import BatchOrder, SampleOrder
-from ddp_train.state import TrainState
-from ddp_train.window import Reading, Window
+from ddp_train.training.log_window import Reading, Window
+from ddp_train.training.state import TrainState
 
 Event = dict[str, Any]
 """One line of events.jsonl."""

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.anomaly import AnomalyWatch, Event, Rewind, robust_zscore
 from ddp_train.distributed.world import alone
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.loader.stream import StreamOrder
-from ddp_train.state import TrainState
-from ddp_train.window import Window
+from ddp_train.training.log_window import Window
+from ddp_train.training.loss_monitor import AnomalyWatch, Event, Rewind, robust_zscore
+from ddp_train.training.state import TrainState
 
 BATCH = 4
 ORDER = SampleOrder(Shuffled(22, seed=0), global_batch_size=BATCH, drop_last=False)
