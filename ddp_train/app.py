@@ -33,7 +33,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.exit_code import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from ddp_train.frozen import changes, frozen_job, record, refuse_without_effect, run_of
 from ddp_train.job import Job
-from ddp_train.launch.slot import Slot
+from ddp_train.launch.launcher import Slot
 from ddp_train.multirun import MakeSlots, Multirun
 from ddp_train.run_folder.paths import RunDir, claim_given, claim_new, let_go
 from ddp_train.run_folder.trust import check_below, check_pattern, require_own

@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train import app, memory, restart
+from ddp_train import app, restart
 from ddp_train.distributed import attempt as rendezvous
 from ddp_train.distributed.world import join_store, join_store_again, wait_for
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, STOPPED
 from ddp_train.isolation import Baseline
 from ddp_train.job import JOB_VARIABLE, Job
+from ddp_train.launch import restart_note
 from ddp_train.launch.warm_group import GROUP_VARIABLE
 from ddp_train.member import FRESH_VARIABLE, Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
@@ -53,7 +54,7 @@ def main() -> int:
     if code not in STOPPED.values():  # else the agent may start the ranks again, in another number, and some may be gone
         group.part()
         if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
-            memory.forget()
+            restart_note.forget()
     # A rank that was stopped and saved has not failed: torchrun must neither restart it nor put its page about failures over our last line.
     return DONE if code in STOPPED.values() else code
 
@@ -70,7 +71,7 @@ class Group:
         self._leader: Leader | None = None
         self._is_announced = False
         self._final_code: int | None = None  # of the attempt before, after which there is nothing to try again
-        recalled = self._recalled = memory.recall()
+        recalled = self._recalled = restart_note.recall()
         if recalled and self._rank == 0 and JOB_VARIABLE in os.environ:  # before any rank of this attempt can fail
             self._clear(recalled.folder)
         self._attempt = rendezvous.meet(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
@@ -109,7 +110,7 @@ class Group:
             print(verdict, file=sys.stderr, flush=True)
             with suppress(OSError):  # a full disk: it has been said
                 failure.from_verdict(verdict).record(job.run_dir)
-            memory.remember(job.run_dir.root)
+            restart_note.remember(job.run_dir.root)
             return self._refuse(NO_PROGRESS)
         text = job.to_json()
         self._announce({"job": text})
@@ -124,7 +125,7 @@ class Group:
                 expected="1 under torchrun",
                 fix=f"ddp-train -m ... sweep.parallel_jobs={count}",
             )
-        memory.remember(folder)
+        restart_note.remember(folder)
         self._announce({"sweep": str(folder)})
         return [self._lead(self._member())]
 
@@ -132,7 +133,7 @@ class Group:
         """Take part in what rank 0 announces (other ranks)."""
         announced = json.loads(wait_for(self._attempt.store, _COMMAND_KEY))
         if "sweep" in announced:
-            memory.remember(Path(announced["sweep"]))
+            restart_note.remember(Path(announced["sweep"]))
             return self._member().follow()
         return self._as_rank(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
 
@@ -146,7 +147,7 @@ class Group:
         self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
 
     def _as_rank(self, job: Job) -> int:
-        memory.remember(Path(job.checkpoint) if job.checkpoint else job.run_dir.root)
+        restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_dir.root)
         return Rank(self._attempt.store, self._rank, self._size).run(job)
 
     def _again(self, job: Job) -> Job:
@@ -167,10 +168,10 @@ class Group:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
         run_dir = RunDir(restart.run_folder(remembered))
         found = failure.load(run_dir)
-        if found is not None and found.exit_code in FINAL and memory.has_failed(self._recalled):  # a user's torchrun starts all again
+        if found is not None and found.exit_code in FINAL and restart_note.has_failed(self._recalled):  # a user's torchrun starts all again
             self._final_code = found.exit_code
             return
-        print(restart.line(run_dir, size=self._size, has_failed=memory.has_failed(self._recalled)), flush=True)
+        print(restart.line(run_dir, size=self._size, has_failed=restart_note.has_failed(self._recalled)), flush=True)
         run_dir.forget_failure()
 
 

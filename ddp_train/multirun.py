@@ -23,14 +23,15 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ddp_train import memory, sweep_screen
+from ddp_train import sweep_screen
 from ddp_train.config import check as config_check
 from ddp_train.config import cluster
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import FAILED as FAILED_CODE
 from ddp_train.job import Job
-from ddp_train.launch.slot import Slot
+from ddp_train.launch import restart_note
+from ddp_train.launch.launcher import Slot
 from ddp_train.launch.sweep import Policy, Schedule
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.run_folder.trust import check_below
@@ -298,7 +299,7 @@ class Multirun:
 
 def _stops_at(job: Job) -> float | None:
     """Return when the sweep has to stop, by the first job's word: the machine is the same for all."""
-    started = memory.run_started() if devices.is_torchrun_worker() else memory.STARTED
+    started = restart_note.run_started() if devices.is_torchrun_worker() else restart_note.STARTED
     return cluster.stops_at(job.config.tree["cluster"], os.environ, started=started, now=time.time())
 
 

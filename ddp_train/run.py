@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddp_train import checkpoint, environment, frozen, memory, summary
+from ddp_train import checkpoint, environment, frozen, summary
 from ddp_train.checkpoint import catalog, disk_space
 from ddp_train.checkpoint.catalog import Keep, Ranking, Schedule, ranking
 from ddp_train.config import auto
@@ -24,6 +24,7 @@ from ddp_train.exit_code import DONE, STOPPED
 from ddp_train.faults import inject
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job
+from ddp_train.launch import restart_note
 from ddp_train.loader.order import epochs
 from ddp_train.phase import Phase, Pulse
 from ddp_train.redaction import redact_all
@@ -71,7 +72,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         if world.is_main:
             print(*lines, sep="\n", flush=True)
     if job.checkpoint is not None:
-        memory.remember(run_dir.root)  # the checkpoint has been loaded: from now on the newest one counts
+        restart_note.remember(run_dir.root)  # the checkpoint has been loaded: from now on the newest one counts
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
     if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):

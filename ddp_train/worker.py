@@ -16,11 +16,12 @@ from typing import Any, NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
-from ddp_train import memory, restart, summary
+from ddp_train import restart, summary
 from ddp_train.config import cluster
 from ddp_train.distributed.world import World, open_world
 from ddp_train.exit_code import FINAL
 from ddp_train.job import JOB_VARIABLE, Job
+from ddp_train.launch import restart_note
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.log import rank_log
 from ddp_train.phase import Pulse
@@ -192,7 +193,7 @@ def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float 
 
 
 def _stops_at(section: Mapping[str, Any]) -> float | None:
-    return cluster.stops_at(section, os.environ, started=memory.run_started(), now=time.time())
+    return cluster.stops_at(section, os.environ, started=restart_note.run_started(), now=time.time())
 
 
 def _leave_untrained(run_dir: RunDir, number: signal.Signals) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddp_train.config.cluster import is_address
 from ddp_train.errors import UserError
-from ddp_train.loopback import serve_store
+from ddp_train.launch.agent.rendezvous import serve_store
 from ddp_train.system.network import address_towards, interface_of
 
 _TIMEOUT = timedelta(minutes=10)

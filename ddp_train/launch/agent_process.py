@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from ddp_train.exit_code import INTERRUPTED, TERMINATED
-from ddp_train.launch.stopping import stop_signals
-from ddp_train.memory import STARTED, STARTED_VARIABLE
+from ddp_train.launch.restart_note import STARTED, STARTED_VARIABLE
+from ddp_train.launch.signals import stop_signals
 from ddp_train.system import devices
 from ddp_train.system.process import AGENT_VARIABLE, fork
 
@@ -52,7 +52,7 @@ def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
     def be_agent() -> int:
         os.setsid()  # Ctrl-C on the terminal reaches the parent alone, which tells us once
         os.environ.update({**environment, AGENT_VARIABLE: str(os.getpid()), STARTED_VARIABLE: str(STARTED)})
-        from ddp_train import agent  # imports torch: in this process only
+        from ddp_train.launch.agent import main as agent  # imports torch: in this process only
 
         return agent.main(arguments)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from ddp_train.exit_code import FINAL, INTERRUPTED, PREEMPTED, STOPPED
 from ddp_train.job import Job
-from ddp_train.launch.slot import Slot
-from ddp_train.launch.stopping import stop_signals
+from ddp_train.launch.launcher import Slot
+from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import settle
 from ddp_train.sweep_dir import COMPLETED, FAILED, RUNNING, Sweep, SweepJob

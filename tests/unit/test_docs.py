@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from ddp_train import checkpoint, elastic, launch, worker
+from ddp_train import checkpoint, launch, worker
 from ddp_train.config import schema
 from ddp_train.launch import torchrun
+from ddp_train.launch.agent import elastic
 from ddp_train.run_folder.attempts import _RESTARTS
 from ddp_train.system import folder_lock
 from ddp_train.watchdog import __main__

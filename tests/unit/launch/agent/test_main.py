@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train import agent
+from ddp_train.launch.agent.main import _quieten
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +27,6 @@ def puts_loggers_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_log_that_cannot_be_written_drowns_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    agent._quieten(Path("/dev/full"))
+    _quieten(Path("/dev/full"))
     logging.getLogger("torch.distributed.elastic").warning("of no interest to anybody")
     assert capfd.readouterr().err == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train import memory
+from ddp_train.launch import restart_note
 
 
 @pytest.fixture
@@ -19,29 +19,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_remembered_is_recalled_until_it_is_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert memory.recall() is None
-    memory.remember(Path("/runs/one"))
-    memory.remember(Path("/runs/two"))
-    found = memory.recall()
-    assert found == memory.Memory(folder=Path("/runs/two"), restarts=0, started=memory.STARTED)
-    assert not memory.has_failed(found)
+    assert restart_note.recall() is None
+    restart_note.remember(Path("/runs/one"))
+    restart_note.remember(Path("/runs/two"))
+    found = restart_note.recall()
+    assert found == restart_note.Memory(folder=Path("/runs/two"), restarts=0, started=restart_note.STARTED)
+    assert not restart_note.has_failed(found)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert memory.has_failed(found)
-    memory.forget()
-    assert memory.recall() is None
+    assert restart_note.has_failed(found)
+    restart_note.forget()
+    assert restart_note.recall() is None
     assert list(folder.iterdir()) == []
 
 
 def test_another_agents_memory_is_not_ours_and_a_dead_ones_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory.remember(Path("/runs/one"))
+    restart_note.remember(Path("/runs/one"))
     (ours,) = folder.iterdir()
     monkeypatch.setattr(os, "getppid", os.getpid)
-    assert memory.recall() is None
-    memory.remember(Path("/runs/of/another/agent"))
+    assert restart_note.recall() is None
+    restart_note.remember(Path("/runs/of/another/agent"))
     assert ours in folder.iterdir()  # its agent lives
     dead = ours.with_name(f"{ours.name}0")  # the same number, given out again: it began at another time
     dead.touch()
-    memory.recall()
+    restart_note.recall()
     assert not dead.exists()
     assert ours.exists()
 
@@ -49,7 +49,7 @@ def test_another_agents_memory_is_not_ours_and_a_dead_ones_is_removed(folder: Pa
 def test_a_folder_that_others_can_write_to_is_not_trusted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
-    memory.remember(Path("/runs/one"))
+    restart_note.remember(Path("/runs/one"))
     assert "is not a folder of yours alone" in capsys.readouterr().err
-    assert memory.recall() is None
+    assert restart_note.recall() is None
     assert list(folder.iterdir()) == []

@@ -20,9 +20,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from ddp_train import elastic, loopback
 from ddp_train.distributed.attempt import explain
 from ddp_train.exit_code import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS
+from ddp_train.launch.agent import elastic, rendezvous
 from ddp_train.log import Redacting
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import settle
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     run_dir = RunDir(Path(given["--run-dir="])) if "--run-dir=" in given else None
     _quieten(Path(given["--log="]) if "--log=" in given else run_dir.agent_log(0) if run_dir is not None else None)
     options = torchrun.parse_args([f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments])
-    loopback.register()
+    rendezvous.register()
     started, oom_kills = time.monotonic(), failure.oom_kills()
     verdict: str | None = None  # on the last failure
 
