@@ -24,7 +24,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train import __version__, launch, optuna_sweeper, sweep_screen
+from ddp_train import __version__, launch
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, RunConfig, check, check_overrides, options, section, texts
@@ -34,10 +34,12 @@ from ddp_train.exit_code import DONE, FAILED, INTERRUPTED, WRONG_INPUT
 from ddp_train.frozen import changes, frozen_job, record, refuse_without_effect, run_of
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Slot
-from ddp_train.multirun import MakeSlots, Multirun
 from ddp_train.run_folder.paths import RunDir, claim_given, claim_new, let_go
 from ddp_train.run_folder.trust import check_below, check_pattern, require_own
-from ddp_train.sweep_dir import RUNNING, Sweep, is_sweep, sweep_of
+from ddp_train.sweep import optuna as optuna_sweeper
+from ddp_train.sweep.folder import RUNNING, Sweep, is_sweep, sweep_of
+from ddp_train.sweep.hydra_jobs import MakeSlots, Multirun
+from ddp_train.sweep.table import show
 from ddp_train.system import devices
 from ddp_train.system.folder_lock import held, hold, is_held
 
@@ -365,7 +367,7 @@ def _show(arguments: list[str]) -> int:
     for job in sweep.jobs:  # the folders know more than sweep.json, when everything was killed
         if job.status != RUNNING or not is_held(sweep.root):
             sweep.settle(job, sweep.metric)
-    sweep_screen.show(sweep)
+    show(sweep)
     return DONE
 
 

@@ -24,11 +24,11 @@ from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, S
 from ddp_train.isolation import Baseline
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch import restart_note
-from ddp_train.launch.warm_group import GROUP_VARIABLE
 from ddp_train.member import FRESH_VARIABLE, Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import forget, settle
 from ddp_train.run_folder.paths import RunDir
+from ddp_train.sweep.warm_group import GROUP_VARIABLE
 from ddp_train.worker import Rank
 
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.sweep_dir import is_sweep
+from ddp_train.sweep.folder import is_sweep
 
 LOST = "Another rank ended without a report and broke the connection"
 """What a rank adds to its failure when its collective broke: it is not the one to blame."""

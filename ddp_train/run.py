@@ -31,7 +31,7 @@ from ddp_train.redaction import redact_all
 from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.paths import RunDir, write_json
 from ddp_train.stop import WALLTIME, Stop
-from ddp_train.sweep_dir import Sweep, sweep_of
+from ddp_train.sweep.folder import Sweep, sweep_of
 from ddp_train.training import initial_weights, predictions
 from ddp_train.training.build import Components, build, build_writers
 from ddp_train.training.loss_monitor import AnomalyWatch, Event, Rewind

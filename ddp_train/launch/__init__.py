@@ -9,6 +9,6 @@ agent_process  an agent as a child of this process; stopping: what this process 
 
 from ddp_train.launch.local import run
 from ddp_train.launch.torchrun import join
-from ddp_train.launch.warm_group import slots
+from ddp_train.sweep.warm_group import slots
 
 __all__ = ["join", "run", "slots"]

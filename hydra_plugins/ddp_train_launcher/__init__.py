@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 
 class DdpTrainLauncher(Launcher):
-    """Hands every batch of jobs that a sweeper asks for to `ddp_train.multirun`."""
+    """Hands every batch of jobs that a sweeper asks for to `ddp_train.sweep.hydra_jobs`."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
         """Take what Hydra gives to every launcher; `task_function` is ours, and knows the sweep."""

@@ -24,7 +24,7 @@ from ddp_train.metrics.jsonl import JsonLines
 from ddp_train.metrics.tensorboard import TensorBoard
 from ddp_train.phase import Phase, Pulse
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.sweep_dir import Sweep, SweepJob
+from ddp_train.sweep.folder import Sweep, SweepJob
 from ddp_train.system.terminal import Terminal
 from tests.conftest import wait_for
 

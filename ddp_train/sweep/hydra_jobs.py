@@ -23,7 +23,6 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ddp_train import sweep_screen
 from ddp_train.config import check as config_check
 from ddp_train.config import cluster
 from ddp_train.config.spelling import nearest
@@ -32,10 +31,11 @@ from ddp_train.exit_code import FAILED as FAILED_CODE
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import Slot
-from ddp_train.launch.sweep import Policy, Schedule
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.run_folder.trust import check_below
-from ddp_train.sweep_dir import COMPLETED, FAILED, Sweep, SweepJob
+from ddp_train.sweep.folder import COMPLETED, FAILED, Sweep, SweepJob
+from ddp_train.sweep.schedule import Policy, Schedule
+from ddp_train.sweep.table import SweepScreen, show
 from ddp_train.system import devices
 
 MakeSlots = Callable[[Path, int], Sequence[Slot]]
@@ -63,7 +63,7 @@ class Multirun:
         self._check = check
         self._metric: str | None = settings["metric"]
         self._known: list[SweepJob] = []  # of an earlier attempt, completed or failed; each answers one launch of the same identity
-        self._screen = sweep_screen.SweepScreen(sweep)
+        self._screen = SweepScreen(sweep)
         self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
         if settings["direction"] is not None:
             sweep.goal = {"minimize": "min", "maximize": "max"}[settings["direction"]]
@@ -167,7 +167,7 @@ class Multirun:
         if self.sweep.jobs:
             with suppress(OSError):  # which has been said
                 self.sweep.save()
-            sweep_screen.show(self.sweep)
+            show(self.sweep)
         missing = [job for job in self.sweep.jobs if job.status == COMPLETED and job.metric is None]
         if missing and self._metric:
             self._screen.say(str(_no_such_metric(self.sweep, self._metric, missing[0])))

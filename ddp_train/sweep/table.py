@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.sweep_dir import COMPLETED, FAILED, QUEUED, RUNNING, Sweep, SweepJob
+from ddp_train.sweep.folder import COMPLETED, FAILED, QUEUED, RUNNING, Sweep, SweepJob
 
 _COLOURS = {COMPLETED: "green", FAILED: "red", RUNNING: "cyan", QUEUED: "dim"}
 _REFRESH_S = 0.5

@@ -17,7 +17,7 @@ from ddp_train.launch.launcher import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import settle
-from ddp_train.sweep_dir import COMPLETED, FAILED, RUNNING, Sweep, SweepJob
+from ddp_train.sweep.folder import COMPLETED, FAILED, RUNNING, Sweep, SweepJob
 
 _POLL_S = 0.1
 

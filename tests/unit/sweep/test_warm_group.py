@@ -12,9 +12,9 @@ import pytest
 
 from ddp_train.exit_code import INTERRUPTED
 from ddp_train.job import Job
-from ddp_train.launch import warm_group
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
+from ddp_train.sweep import warm_group
 from ddp_train.system.process import fork
 from tests.unit.parts import checked
 
