@@ -24,12 +24,13 @@ def main() -> None:
         # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
         die_with_parent(int(os.environ.pop(AGENT_VARIABLE, "0")))
         gc.disable()  # what these imports make stays: to look through it again and again takes a fifth of their time
-        from ddp_train import group, worker  # import torch
+        from ddp_train.rank import main as group
+        from ddp_train.rank.rank import leave  # import torch
 
         importlib.import_module("torch._dynamo")  # torch's first optimizer would
         gc.freeze()
         gc.enable()
-        worker.leave(group.main())
+        leave(group.main())
     with terminal.outlived():
         try:
             from ddp_train import app

@@ -301,7 +301,7 @@ def _name(ranks: Sequence[int]) -> str:
 
 def _is_own(filename: str) -> bool:
     """Tell whether a source file is the user's or ours, and not a library's; ours pass a collective on in distributed.py."""
-    if filename.endswith(("ddp_train/distributed/world.py", "ddp_train/stop.py")):
+    if filename.endswith(("ddp_train/distributed/world.py", "ddp_train/rank/stop.py")):
         return False
     if filename.startswith(str(FOLDER)):
         return True

@@ -2,7 +2,7 @@
 
     this process --(Unix socket)--> member of rank 0 --(rendezvous store)--> members of the other ranks --(pipes)--> the ranks themselves
 
-The agent starts one member per rank (`ddp_train/member.py`); members outlive the ranks that a failing job takes along.
+The agent starts one member per rank (`ddp_train/rank/sweep_member.py`); members outlive the ranks that a failing job takes along.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train import restart
+from ddp_train.rank import restart_report
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.system import stack_dump
@@ -191,7 +191,7 @@ class _Job:
             is_first = found.record(self._run_dir, seconds=time.monotonic() - self._began)
         except OSError:  # a full disk, say, which may be the very reason
             pass
-        if is_first and self._orders.shows and restart.is_last_attempt():
+        if is_first and self._orders.shows and restart_report.is_last_attempt():
             with suppress(OSError):  # nobody reads it
                 print(found.screen(self._run_dir), file=sys.stderr, flush=True)
 

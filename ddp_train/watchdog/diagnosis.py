@@ -23,7 +23,7 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "torch/nn/parallel/",
     _BACKWARD,
     "ddp_train/distributed/world.py",
-    "ddp_train/stop.py",
+    "ddp_train/rank/stop.py",
     "ddp_train/distributed/attempt.py",
     "ddp_train/checkpoint/mailbox.py",
 )

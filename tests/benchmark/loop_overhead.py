@@ -43,10 +43,10 @@ from ddp_train.interfaces import Batch, Indices
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.phase import Pulse
+from ddp_train.rank.rank import leave
 from ddp_train.training.build import build, build_writers
 from ddp_train.training.state import TrainState
 from ddp_train.training.trainer import Loop, Record, train
-from ddp_train.worker import leave
 
 HERE = "tests.benchmark.loop_overhead"
 WARM_UP_PAIRS = 3

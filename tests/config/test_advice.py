@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from ddp_train import __version__, summary
+from ddp_train import __version__
 from ddp_train.config import hydra_errors
 from ddp_train.config.check import CONF
+from ddp_train.rank import summary
 from tests.config.test_config import command_line, sweep
 
 

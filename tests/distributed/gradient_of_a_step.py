@@ -24,9 +24,9 @@ from ddp_train.config.check import RunConfig, check
 from ddp_train.data.packed_tokens import PackedTokens
 from ddp_train.data.padded_tokens import PaddedTokens
 from ddp_train.distributed.world import World, join_store, open_world
+from ddp_train.rank.rank import leave
 from ddp_train.training.build import Components, build
 from ddp_train.training.trainer import Window, train_step
-from ddp_train.worker import leave
 
 DATA = {"packed_tokens": PackedTokens, "padded_tokens": PaddedTokens}
 DTYPES = (

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ddp_train.faults import ON_ITSELF
 from ddp_train.model.convnet import ConvNet
+from ddp_train.rank.fault_injection import ON_ITSELF
 
 
 def give(order: str, *, rank: int, folder: Path) -> None:

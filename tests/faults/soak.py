@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from ddp_train.config.schema import ClusterConfig
-from ddp_train.faults import damage, give_space, take_space
+from ddp_train.rank.fault_injection import damage, give_space, take_space
 from tests.conftest import our_processes
 from tests.distributed.test_failure import children
 from tests.faults import obeying

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from ddp_train import checkpoint, launch, worker
+from ddp_train import checkpoint, launch
 from ddp_train.config import schema
 from ddp_train.launch import torchrun
 from ddp_train.launch.agent import elastic
+from ddp_train.rank.rank import _PEER_REPORTS_S
 from ddp_train.run_folder.attempts import _RESTARTS
 from ddp_train.system import folder_lock
 from ddp_train.watchdog import __main__
@@ -73,7 +74,7 @@ def test_every_fault_is_told() -> None:
 @pytest.mark.parametrize(
     ("doc", "says", "is_so"),
     [
-        ("decisions/0006-agent.md", r"broke waits up to (\w+) seconds", worker._PEER_REPORTS_S),
+        ("decisions/0006-agent.md", r"broke waits up to (\w+) seconds", _PEER_REPORTS_S),
         ("decisions/0013-watch.md", r"It looks every ([\d.]+) s", __main__._POLL_S),
         ("decisions/0013-watch.md", r"not scheduled for (\w+) seconds", __main__._GAP_S),
         ("decisions/0014-no-progress.md", r"after (\w+) restarts without it", _RESTARTS),

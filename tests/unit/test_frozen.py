@@ -13,7 +13,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.frozen import frozen_job, refuse_without_effect
 from ddp_train.job import Job
 from ddp_train.phase import Pulse
-from ddp_train.run import _make_up_for_predictions
+from ddp_train.rank.run_job import _make_up_for_predictions
 from ddp_train.run_folder.paths import write_json
 from ddp_train.system import devices
 from ddp_train.training.state import TrainState

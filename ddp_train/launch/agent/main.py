@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from ddp_train.distributed.attempt import explain
 from ddp_train.exit_code import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS
 from ddp_train.launch.agent import elastic, rendezvous
-from ddp_train.log import Redacting
+from ddp_train.rank.log import Redacting
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import settle
 from ddp_train.run_folder.paths import RunDir

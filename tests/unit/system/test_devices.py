@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_train.distributed.world import alone
-from ddp_train.summary import opening
+from ddp_train.rank.summary import opening
 from ddp_train.system import devices, nvml
 
 MISMATCH = 18

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 
 from ddp_train.config.cluster import environment_of
-from ddp_train.isolation import Baseline
+from ddp_train.rank.isolation import Baseline
 from ddp_train.run_folder import failure
 from ddp_train.training.state import be_deterministic
 

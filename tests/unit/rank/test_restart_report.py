@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train import restart
+from ddp_train.rank import restart_report
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
 
@@ -25,17 +25,17 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 def test_the_line_names_the_rank_the_error_and_the_step(run_dir: RunDir) -> None:
     failure.from_exception(ValueError("too\nlarge"), rank=1, step=47).record(run_dir)
-    said = restart.line(run_dir, size=4, has_failed=True)
+    said = restart_report.line(run_dir, size=4, has_failed=True)
     assert said == "rank 1 failed (ValueError: too large); restart 1 of 3 from step 40"
 
 
 def test_the_line_blames_nobody_who_only_lost_a_connection(run_dir: RunDir) -> None:
-    assert restart.line(run_dir, size=4, has_failed=True) == "a rank ended without a report; restart 1 of 3 from step 40"
-    assert restart.line(run_dir, size=4, has_failed=False) == "the machines have changed; 4 ranks continue from step 40"
+    assert restart_report.line(run_dir, size=4, has_failed=True) == "a rank ended without a report; restart 1 of 3 from step 40"
+    assert restart_report.line(run_dir, size=4, has_failed=False) == "the machines have changed; 4 ranks continue from step 40"
     error = RuntimeError("connection closed")
-    error.add_note(restart.LOST)
+    error.add_note(restart_report.LOST)
     failure.from_exception(error, rank=0, step=47).record(run_dir)
-    assert restart.line(run_dir, size=4, has_failed=True).startswith("a rank ended without a report; ")
+    assert restart_report.line(run_dir, size=4, has_failed=True).startswith("a rank ended without a report; ")
 
 
 def test_earlier_reports_are_kept_and_numbered(run_dir: RunDir) -> None:
@@ -47,6 +47,6 @@ def test_earlier_reports_are_kept_and_numbered(run_dir: RunDir) -> None:
 
 
 def test_only_the_last_attempt_shows_its_failure(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not restart.is_last_attempt()
+    assert not restart_report.is_last_attempt()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
-    assert restart.is_last_attempt()
+    assert restart_report.is_last_attempt()

@@ -16,20 +16,20 @@ from typing import Any, NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
-from ddp_train import restart, summary
 from ddp_train.config import cluster
 from ddp_train.distributed.world import World, open_world
 from ddp_train.exit_code import FINAL
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch import restart_note
 from ddp_train.loader.worker_pool import start_server
-from ddp_train.log import rank_log
 from ddp_train.phase import Pulse
-from ddp_train.run import run_job, status_of
+from ddp_train.rank import restart_report, summary
+from ddp_train.rank.log import rank_log
+from ddp_train.rank.run_job import run_job, status_of
+from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import Notes, begin, end
 from ddp_train.run_folder.paths import RunDir, write_json
-from ddp_train.stop import Stop
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.process import exit_code_of
 from ddp_train.training.state import TrainState, be_deterministic
@@ -151,7 +151,7 @@ def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | No
         stop.say(lambda: failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
     logger.exception("rank %d failed", rank)
     if is_a_peers:
-        error.add_note(f"{restart.LOST}: see the logs of the other ranks.")
+        error.add_note(f"{restart_report.LOST}: see the logs of the other ranks.")
         gone = _wait_for_a_report(job, stop)
         if stop is not None and gone is not None:
             departed, pid = gone
@@ -188,7 +188,7 @@ def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float 
         is_first = found.record(job.run_dir, seconds=seconds)
     except OSError:  # a full disk, say, which may be the very failure
         is_first = True
-    if is_first and not job.in_sweep and (restart.is_last_attempt() or found.exit_code in FINAL):
+    if is_first and not job.in_sweep and (restart_report.is_last_attempt() or found.exit_code in FINAL):
         print(found.screen(job.run_dir), file=terminal, flush=True)
 
 

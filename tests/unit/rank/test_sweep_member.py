@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed import HashStore
 
 from ddp_train.job import Job
-from ddp_train.member import Announcement, Leader
+from ddp_train.rank.sweep_member import Announcement, Leader
 from ddp_train.run_folder.paths import RunDir
 from tests.unit.parts import checked
 

@@ -19,7 +19,7 @@ import torch
 from torch.distributed import TCPStore
 
 from ddp_train.distributed.world import World, alone
-from ddp_train.stop import WALLTIME, Stop
+from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.system.process import STOP_SIGNALS
 
 

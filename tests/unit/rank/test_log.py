@@ -10,7 +10,7 @@ from pathlib import Path
 SCRIPT = """
 import logging, sys
 from pathlib import Path
-from ddp_train.log import rank_log
+from ddp_train.rank.log import rank_log
 from ddp_train.run_folder.paths import RunDir
 rank, shows = int(sys.argv[1]), sys.argv[2] == "shows"
 with rank_log(RunDir(Path("run")), rank, shows=shows) as terminal:
@@ -19,7 +19,7 @@ with rank_log(RunDir(Path("run")), rank, shows=shows) as terminal:
     logging.info("root info")
     logging.getLogger("theirs").info("their info")
     logging.getLogger("theirs").warning("their warning with %s", "s3cr3t_of_mine")
-    logging.getLogger("ddp_train.run").warning("our warning")
+    logging.getLogger("ddp_train.rank.run_job").warning("our warning")
     print("screen", file=terminal)
 print("after")
 """
@@ -61,7 +61,7 @@ def test_other_ranks_and_the_jobs_of_a_sweep_leave_the_terminal_alone(tmp_path: 
 SPEAKS_C = """
 import ctypes, os, sys
 from pathlib import Path
-from ddp_train.log import rank_log
+from ddp_train.rank.log import rank_log
 from ddp_train.run_folder.paths import RunDir
 
 libc = ctypes.CDLL(None)

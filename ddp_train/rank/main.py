@@ -16,20 +16,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train import app, restart
+from ddp_train import app
 from ddp_train.distributed import attempt as rendezvous
 from ddp_train.distributed.world import join_store, join_store_again, wait_for
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, STOPPED
-from ddp_train.isolation import Baseline
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch import restart_note
-from ddp_train.member import FRESH_VARIABLE, Leader, Member, be_fresh_rank, serve
+from ddp_train.rank import restart_report
+from ddp_train.rank.isolation import Baseline
+from ddp_train.rank.rank import Rank
+from ddp_train.rank.sweep_member import FRESH_VARIABLE, Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import forget, settle
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.sweep.warm_group import GROUP_VARIABLE
-from ddp_train.worker import Rank
 
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
@@ -166,12 +167,12 @@ class Group:
 
     def _clear(self, remembered: Path) -> None:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
-        run_dir = RunDir(restart.run_folder(remembered))
+        run_dir = RunDir(restart_report.run_folder(remembered))
         found = failure.load(run_dir)
         if found is not None and found.exit_code in FINAL and restart_note.has_failed(self._recalled):  # a user's torchrun starts all again
             self._final_code = found.exit_code
             return
-        print(restart.line(run_dir, size=self._size, has_failed=restart_note.has_failed(self._recalled)), flush=True)
+        print(restart_report.line(run_dir, size=self._size, has_failed=restart_note.has_failed(self._recalled)), flush=True)
         run_dir.forget_failure()
 
 

@@ -14,23 +14,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddp_train import checkpoint, environment, frozen, summary
+from ddp_train import checkpoint, frozen
 from ddp_train.checkpoint import catalog, disk_space
 from ddp_train.checkpoint.catalog import Keep, Ranking, Schedule, ranking
 from ddp_train.config import auto
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError, UserError
 from ddp_train.exit_code import DONE, STOPPED
-from ddp_train.faults import inject
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.loader.order import epochs
 from ddp_train.phase import Phase, Pulse
+from ddp_train.rank import environment, summary
+from ddp_train.rank.fault_injection import inject
+from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.redaction import redact_all
 from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.paths import RunDir, write_json
-from ddp_train.stop import WALLTIME, Stop
 from ddp_train.sweep.folder import Sweep, sweep_of
 from ddp_train.training import initial_weights, predictions
 from ddp_train.training.build import Components, build, build_writers

@@ -12,8 +12,8 @@ from ddp_train.config.check import differences, identity
 from ddp_train.config.schema import FAULTS, PHASES
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.faults import ON_ITSELF, InjectedFault, damage, inject
 from ddp_train.phase import Phase, Pulse
+from ddp_train.rank.fault_injection import ON_ITSELF, InjectedFault, damage, inject
 from ddp_train.run_folder.paths import RunDir
 from tests.unit.parts import checked, components
 

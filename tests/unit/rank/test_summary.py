@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddp_train import summary
 from ddp_train.distributed.world import alone
 from ddp_train.job import Job
+from ddp_train.rank import summary
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.training.build import build
 from ddp_train.training.state import TrainState
