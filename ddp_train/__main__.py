@@ -33,7 +33,7 @@ def main() -> None:
         leave(group.main())
     with terminal.outlived():
         try:
-            from ddp_train import app
+            from ddp_train.cli import main as app
 
             code = app.main()
         except Exception:  # told here, where no secret is shown

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train import app
+from ddp_train.cli.main import Place, resume, run
 from ddp_train.distributed import attempt as rendezvous
 from ddp_train.distributed.world import join_store, join_store_again, wait_for
 from ddp_train.errors import ConfigError, UserError
@@ -90,9 +90,9 @@ class Group:
             return self._follow()
         if self._final_code is not None:
             return self._refuse(self._final_code)
-        place = app.Place(run=self._run, slots=self._slots)
+        place = Place(run=self._run, slots=self._slots)
         try:
-            return app.resume(self._attempt.remembered, place) if self._attempt.remembered else app.run(place)
+            return resume(self._attempt.remembered, place) if self._attempt.remembered else run(place)
         finally:
             if self._leader is not None:
                 self._leader.leave()

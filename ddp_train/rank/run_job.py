@@ -14,9 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddp_train import checkpoint, frozen
+from ddp_train import checkpoint
 from ddp_train.checkpoint import catalog, disk_space
 from ddp_train.checkpoint.catalog import Keep, Ranking, Schedule, ranking
+from ddp_train.cli import saved_run
 from ddp_train.config import auto
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError, UserError
@@ -64,7 +65,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         print(summary.opening(job, world), flush=True)
     components = build(tree, job.config.batch, world)
     if world.is_main:
-        frozen.record_answers(run_dir, job.config, components.answers)
+        saved_run.record_answers(run_dir, job.config, components.answers)
     keep = _keep(tree["checkpoint"], components)
     if not _resume(job, components, state, world, moves=pulse.move) and tree["init_from"] is not None:
         lines = initial_weights.load(

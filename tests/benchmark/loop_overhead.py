@@ -36,7 +36,7 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_train import app
+from ddp_train.cli.main import CONF
 from ddp_train.config.check import RunConfig, check
 from ddp_train.distributed.world import World, alone, join_store, open_world
 from ddp_train.interfaces import Batch, Indices
@@ -254,7 +254,7 @@ def configured(workload: Workload, *, steps: int, device: str) -> RunConfig:
         *[f"data.micro_batch_size={workload.micro_batch_size}", f"trainer.max_steps={steps}", "trainer.max_epochs=null"],
         *[f"trainer.log_every_steps={workload.log_every_steps}", f"cluster.device={device}"],
     ]
-    with initialize_config_dir(str(app.CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         return check(compose("config", overrides))
 
 

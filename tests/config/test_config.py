@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from ddp_train import app
+from ddp_train.cli import main as app
 from ddp_train.config import target
 from ddp_train.config.check import ConfigErrors, RunConfig, check, load
 from ddp_train.config.cluster import environment_of, meeting
@@ -432,7 +432,7 @@ def test_hydras_own_options_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-sc", "query=bash"]])
 def test_asking_hydra_imports_no_torch(tmp_path: Path, arguments: list[str]) -> None:
     code = f"import sys; sys.argv[1:] = {arguments!r}\n"
-    code += "from ddp_train import app\ncode = app.main()\nassert 'torch' not in sys.modules\nsys.exit(code)"
+    code += "from ddp_train.cli import main as app\ncode = app.main()\nassert 'torch' not in sys.modules\nsys.exit(code)"
     environment = {**os.environ, "COMP_LINE": "ddp-train mod", "COMP_POINT": "13"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

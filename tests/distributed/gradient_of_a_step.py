@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from ddp_train import app
 from ddp_train.amp import Amp
+from ddp_train.cli.main import CONF
 from ddp_train.config.check import RunConfig, check
 from ddp_train.data.packed_tokens import PackedTokens
 from ddp_train.data.padded_tokens import PaddedTokens
@@ -65,7 +65,7 @@ def plain_gradient(data: str, run: RunConfig, world: World) -> Tensor:
 
 def main() -> None:
     file, *overrides = sys.argv[1:]
-    with initialize_config_dir(str(app.CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         runs = {data: check(compose("config", ["cluster=cpu", f"data={data}", *overrides])) for data in DATA}
     world = open_world(join_store(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device="cpu")
     found = {}

@@ -8,8 +8,9 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from ddp_train import app, checkpoint
+from ddp_train import checkpoint
 from ddp_train.checkpoint.catalog import Ranking
+from ddp_train.cli.main import CONF
 from ddp_train.config.check import RunConfig, check
 from ddp_train.distributed.world import alone
 from ddp_train.training.build import Components, build
@@ -22,7 +23,7 @@ LOSS = Ranking(metric="eval/loss", goal="min")
 def checked(*overrides: str, base: list[str] = TINY) -> RunConfig:
     """Compose and check a small run on one CPU process."""
     own = ["cluster=cpu", "cluster.processes_per_node=1", *base, *overrides]
-    with initialize_config_dir(str(app.CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         return check(compose("config", own))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_train.app import CONF
+from ddp_train.cli.main import CONF
 from ddp_train.config.cluster import (
     ALONE,
     Meeting,

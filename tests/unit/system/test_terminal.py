@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from ddp_train import app
 from ddp_train.__main__ import main
+from ddp_train.cli import main as app
 
 
 @pytest.fixture(autouse=True)

@@ -26,12 +26,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import __version__, launch
 from ddp_train.checkpoint.catalog import is_checkpoint
+from ddp_train.cli.saved_run import changes, frozen_job, record, refuse_without_effect, run_of
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, RunConfig, check, check_overrides, options, section, texts
 from ddp_train.config.target import locate
 from ddp_train.errors import ConfigError
 from ddp_train.exit_code import DONE, FAILED, INTERRUPTED, WRONG_INPUT
-from ddp_train.frozen import changes, frozen_job, record, refuse_without_effect, run_of
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Slot
 from ddp_train.run_folder.paths import RunDir, claim_given, claim_new, let_go
@@ -373,9 +373,9 @@ def _show(arguments: list[str]) -> int:
 
 def _prepare(arguments: list[str]) -> int:
     """`ddp-train prepare tokens FILE... to=FOLDER`: make token shards of text."""
-    from ddp_train import prepare  # numpy, which no other command needs before its ranks do
+    from ddp_train.cli import prepare_tokens  # numpy, which no other command needs before its ranks do
 
-    return prepare.main(arguments)
+    return prepare_tokens.main(arguments)
 
 
 def _is_overridden(composed: DictConfig, key: str) -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddp_train.cli.saved_run import frozen_job, refuse_without_effect
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
-from ddp_train.frozen import frozen_job, refuse_without_effect
 from ddp_train.job import Job
 from ddp_train.phase import Pulse
 from ddp_train.rank.run_job import _make_up_for_predictions

@@ -12,7 +12,7 @@ import pytest
 import tiktoken
 from numpy.typing import NDArray
 
-from ddp_train import prepare
+from ddp_train.cli import prepare_tokens
 from ddp_train.data.tokens.token_shards import TokenDocuments
 from ddp_train.data.tokens.tokenizer import TiktokenTokenizer
 from tests.conftest import Project
@@ -56,12 +56,12 @@ def write_jsonl(path: Path, found: list[str]) -> Path:
 
 
 def made(*arguments: object) -> None:
-    assert prepare.main(["tokens", *map(str, arguments)]) == 0
+    assert prepare_tokens.main(["tokens", *map(str, arguments)]) == 0
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
 def test_a_text_is_one_document_and_its_end_is_val(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "_PART_BYTES", 100)
+    monkeypatch.setattr(prepare_tokens, "_PART_BYTES", 100)
     content = (TEXT + "é no line end").encode() + b"\xff\x00"
     path = tmp_path / f"a{suffix}"
     path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
@@ -108,7 +108,7 @@ def test_a_long_text_has_the_same_tokens_in_parts_as_in_one(tmp_path: Path, patt
     pieces = ["the", " the", "\n", "\n\n", "\r\n", ",", ".", "'s", "  ", " ", "你好", "é", "12", "/", "<|endoftext|>", "\u3000", "e\u0301"]
     random = np.random.default_rng(0)
     text = "".join(random.choice(pieces, 4000))
-    monkeypatch.setattr(prepare, "_PART_BYTES", 64)
+    monkeypatch.setattr(prepare_tokens, "_PART_BYTES", 64)
     monkeypatch.setattr("ddp_train.data.tokens.tokenizer._SEARCH_BYTES", 32)
     (tmp_path / "a.txt").write_bytes(text.encode())
     made(tmp_path / "a.txt", f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:tiny", "val_fraction=0")
@@ -148,7 +148,7 @@ def test_what_cannot_be_prepared_is_said_and_leaves_nothing(
     tmp_path: Path, content: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.jsonl").write_text(content)
-    assert prepare.main(["tokens", str(tmp_path / "a.jsonl"), f"to={tmp_path / 'tokens'}", *options]) == 2
+    assert prepare_tokens.main(["tokens", str(tmp_path / "a.jsonl"), f"to={tmp_path / 'tokens'}", *options]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("tokens/*"))
 
@@ -157,7 +157,10 @@ def test_text_that_is_not_utf_8_is_named_where_the_tokenizer_needs_it(
     tmp_path: Path, tiny: tiktoken.Encoding, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.txt").write_bytes("über".encode("latin1") * 10)
-    assert prepare.main(["tokens", str(tmp_path / "a.txt"), f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:tiny", "val_fraction=0"]) == 2
+    assert (
+        prepare_tokens.main(["tokens", str(tmp_path / "a.txt"), f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:tiny", "val_fraction=0"])
+        == 2
+    )
     assert "a.txt is not UTF-8" in capsys.readouterr().err
 
 
@@ -167,7 +170,7 @@ def test_a_missing_network_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(tiktoken, "get_encoding", fail)
     (tmp_path / "a.txt").write_text(TEXT)
-    assert prepare.main(["tokens", str(tmp_path / "a.txt"), f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:gpt2"]) == 2
+    assert prepare_tokens.main(["tokens", str(tmp_path / "a.txt"), f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:gpt2"]) == 2
     assert "cannot fetch the vocabulary of gpt2: ConnectionError: no route to host" in (said := capsys.readouterr().err)
     assert "TIKTOKEN_CACHE_DIR" in said
 
@@ -185,7 +188,7 @@ def test_an_attempt_that_was_killed_is_done_again_and_a_complete_folder_is_kept(
         *(f"{split}_00000{suffix}" for split in ("train", "val") for suffix in (".bin", ".starts.npy")),
     ]
     before = (root / "index.json").read_bytes()
-    assert prepare.main(["tokens", str(tmp_path / "a.txt"), f"to={root}", "val_fraction=0.5"]) == 2
+    assert prepare_tokens.main(["tokens", str(tmp_path / "a.txt"), f"to={root}", "val_fraction=0.5"]) == 2
     assert "has an index.json already" in capsys.readouterr().err
     assert (root / "index.json").read_bytes() == before
 
