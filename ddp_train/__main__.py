@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 
-from ddp_train.exit_code import FAILED
+from ddp_train.errors import FAILED
 from ddp_train.system import terminal
-from ddp_train.system.devices import is_torchrun_worker
 from ddp_train.system.process import AGENT_VARIABLE, be_private, die_with_parent
+from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
 def main() -> None:
@@ -24,18 +24,19 @@ def main() -> None:
         # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
         die_with_parent(int(os.environ.pop(AGENT_VARIABLE, "0")))
         gc.disable()  # what these imports make stays: to look through it again and again takes a fifth of their time
-        from ddp_train.rank import main as group
+        from ddp_train.cli import main as cli
+        from ddp_train.rank import main as rank
         from ddp_train.rank.rank import leave  # import torch
 
         importlib.import_module("torch._dynamo")  # torch's first optimizer would
         gc.freeze()
         gc.enable()
-        leave(group.main())
+        leave(rank.main(run=cli.run, resume=cli.resume))
     with terminal.outlived():
         try:
-            from ddp_train.cli import main as app
+            from ddp_train.cli import main as cli
 
-            code = app.main()
+            code = cli.main()
         except Exception:  # told here, where no secret is shown
             sys.excepthook(*sys.exc_info())
             code = FAILED

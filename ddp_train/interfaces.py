@@ -10,9 +10,9 @@ Shapes: B samples, C channels, H height, W width, T tokens, V vocabulary, K clas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -144,7 +144,7 @@ class Strategy(Protocol):
 
         Args:
             model: the model; with an objective that has weights of its own both in one module, whose forward takes a batch and returns the
-                loss (`joint.py`).
+                loss (`interfaces.py`).
         """
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
@@ -160,3 +160,82 @@ class MetricWriter(Protocol):
 
     def close(self) -> None:
         """Write what is left: the run is over, or it goes back to a checkpoint, from which a new writer begins."""
+
+
+_SHOWN = 8  # parts of a nest
+
+
+def batch_size(batch: Batch) -> int:
+    """Return the number of samples B: the first dimension of the first tensor in the nest. Reads shapes only, never the device.
+
+    Raises:
+        TypeError: the batch holds no tensor with a leading dimension.
+    """
+    for tensor in tensors_of(batch):
+        if tensor.ndim > 0:
+            return int(tensor.shape[0])
+    raise TypeError(f"a batch is tensors with a leading dimension B in tuples, lists or dicts; found none in a {type(batch).__name__}")
+
+
+def tensors_of(batch: Batch) -> Iterator[Tensor]:
+    """Yield the tensors of the nest, in order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_of(value)
+    elif isinstance(batch, (tuple, list)):
+        for value in batch:
+            yield from tensors_of(value)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """Return the same nest with every tensor changed. Mappings become dicts."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {name: map_tensors(change, value) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        changed = [map_tensors(change, value) for value in batch]
+        return type(batch)(*changed) if hasattr(batch, "_fields") else type(batch)(changed)  # a named tuple takes its fields one by one
+    return batch
+
+
+def describe(value: Any) -> str:
+    """Return types and shapes for a person: `(float32 [32, 3, 8, 8], int64 [32])`."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    name = "" if type(value) in (dict, tuple, list) else type(value).__name__
+    if isinstance(value, Mapping):
+        return f"{name}{{{_few([f'{key}: {describe(each)}' for key, each in value.items()])}}}"
+    if isinstance(value, (tuple, list)):
+        return f"{name}({_few([describe(each) for each in value])})"
+    return "None" if value is None else f"a {name}"
+
+
+def _few(texts: list[str]) -> str:
+    return ", ".join(texts[:_SHOWN] + ["..."] * (len(texts) > _SHOWN))
+
+
+class Joint(nn.Module):
+    """Computes the loss of a batch in its forward, so that a strategy sees where each parameter is used.
+
+    Args:
+        objective: an `nn.Module`, too.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective: Any = objective
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the loss summed over the batch's units, shape []."""
+        loss: Tensor = self.objective.loss(self.model, batch)
+        return loss
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the model; that of the objective's parts is its own (a teacher that only evaluates)."""
+        self.training = mode
+        self.model.train(mode)
+        return self

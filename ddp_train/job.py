@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddp_train.config.batch_sizes import BatchIdentity
 from ddp_train.config.check import RunConfig
-from ddp_train.config.rules import BatchIdentity
 from ddp_train.run_folder.paths import RunDir
 
 JOB_VARIABLE = "DDP_TRAIN_JOB"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.joint import Joint
+from ddp_train.interfaces import Joint
 
 log = logging.getLogger(__name__)
 

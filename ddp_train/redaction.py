@@ -7,6 +7,7 @@ Two ways to know one: by the name of its key, and by its value, which is that of
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import urllib.parse
@@ -110,11 +111,6 @@ def redact_all(value: Any) -> Any:
     return [redact_all(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def printable(text: str) -> str:
-    """Return text that a terminal shows and does not obey: control characters, but for line ends and tabs, are spelled out."""
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
-
-
 def _reveal(name: str) -> str:
     value = os.environ[name]
     if len(value) >= _SHORTEST:
@@ -164,3 +160,11 @@ def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str]:
         )
     }
     return re.compile("|".join(re.escape(form) for form in sorted(written, key=len, reverse=True)))
+
+
+class Redacting(logging.Formatter):
+    """Formats records, their tracebacks too, without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format one record."""
+        return redact_code(super().format(record))

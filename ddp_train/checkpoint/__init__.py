@@ -1,42 +1,18 @@
-"""Checkpoints: a folder per step, complete and verified or not there at all.
+"""Storage: what goes in are plain dicts, what comes out are plain dicts. No module here knows a model.
 
     step_00001000/  rank_00000.safetensors ...  manifest.json (bytes and hash of each file)  COMPLETE (hash of the manifest)
 
-A rank's file holds its share of what all ranks have (model, optimizer, scheduler, scaler, position) and what is its own (random streams,
-window sums, state of the data), as tensors and JSON: nothing in a checkpoint can be executed. The modules, from the bottom:
+A rank's file holds its share of what all ranks have and what is its own, as tensors and JSON: nothing in a checkpoint can be executed.
 
-    codec        state <-> plain JSON and named tensors        share        which rank writes which bytes
-    tensor_file  the files                                     snapshot     a copy in memory, laid out as the file will be
-    verify       is it what was written?                       folder       which checkpoints are there
-    publish      manifest, mark, rename                        together     one save in the threads of all ranks
-    parts        what of a run is saved                        save, load   what the worker calls
-    compare      does it fit this run?                         retention    which old ones go
-    board        messages between the threads of one save      limit        can so many tensors be named at all?
-    limit        is it too much for the files' headers?        host_memory  what a GPU can copy to
+    codec          state <-> plain JSON and named tensors       partition      which rank writes which bytes
+    tensor_file    the files                                    snapshot       a copy in memory, laid out as the file will be
+    save           what a rank calls, and its thread            joint_save     one save in the threads of all ranks
+    mailbox        what these threads tell each other           publish        manifest, mark, rename
+    verify         is it what was written?                      read           what it holds, each rank a part of the files
+    folder         which checkpoints are there                  catalog        the same without torch; which is the best
+    schedule       after which steps, and which ones stay       disk_space     is there room for one?
+    foreign_files  weights of files that anybody wrote          host_memory    memory that a GPU can copy to
 
-A writer of another kind (torch.distributed.checkpoint for sharded models) would put its files into the same folder, between `make_partial`
-and `publish`.
+What a run saves is said in `ddp_train/training/saved_state.py`. A writer of another kind (torch.distributed.checkpoint for sharded models)
+would put its files into the same folder, between `make_partial` and `publish`.
 """
-
-from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_after
-from ddp_train.checkpoint.read import load, read_shared
-from ddp_train.checkpoint.retention import remove_old
-from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import CheckpointError, read_manifest, verify
-from ddp_train.training.saved_state import hashes
-from ddp_train.training.tensor_limit import require_few_tensors
-
-__all__ = [
-    "CheckpointError",
-    "Saver",
-    "hashes",
-    "load",
-    "newest_good",
-    "read_manifest",
-    "read_shared",
-    "remove_debris",
-    "remove_old",
-    "require_few_tensors",
-    "set_aside_after",
-    "verify",
-]

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ddp_train.errors import EnvironmentRefuses
 
-_BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
@@ -59,38 +52,6 @@ def probe(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
         f"checkpoints: {_size(free)} free in {folder}, but {_size((wanted - there) * checkpoint_bytes)} may be needed"
         f" for {wanted - there} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"
     )
-
-
-def estimate(model: nn.Module, optimizer: Optimizer, *, num_ranks: int) -> int:
-    """Return how many bytes a checkpoint will have: the model's tensors, the optimizer's state, and a little for each rank.
-
-    What the optimizer has not made yet counts as one value beside each trained parameter for momentum, or two, as AdamW has them.
-    """
-    weights = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in model.state_dict().values() if isinstance(tensor, Tensor)}
-    kept = sum(value.nbytes for state in kept_tensors(optimizer).values() for value in state.values())
-    return sum(weights.values()) + kept + num_ranks * _BYTES_PER_RANK
-
-
-def kept_tensors(optimizer: Optimizer) -> dict[int, dict[str, Tensor]]:
-    """Return the tensors that an optimizer keeps for each parameter, by the parameter's number and their names.
-
-    Those that it has not made yet stand in it without values: one for momentum, or two averages and a number, as AdamW has them.
-    """
-    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
-    return {number: _kept(parameter, group, optimizer) for number, (parameter, group) in enumerate(parameters)}
-
-
-def _kept(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Tensor]:
-    state = optimizer.state.get(parameter)
-    if state:
-        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    like = torch.empty_like(parameter, device="meta")
-    if "betas" in group:
-        names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
-        return {"step": torch.empty((), device="meta"), **dict.fromkeys(names, like)}
-    if isinstance(optimizer, torch.optim.SGD) or "ns_steps" in group:  # Muon has a momentum, too
-        return {"momentum_buffer": like} if group["momentum"] else {}
-    return {"average": like, "average_sq": like}
 
 
 def _write_probe(folder: Path) -> None:

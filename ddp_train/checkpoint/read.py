@@ -14,62 +14,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.partition import Piece, whole
 from ddp_train.checkpoint.snapshot import OWN, SHARED, divide_shared
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest
 from ddp_train.distributed.world import World, alone
-from ddp_train.errors import UserError
-from ddp_train.training.build import Components
-from ddp_train.training.compare_state import compare_model, compare_optimizer, load_optimizer, regrouped_schedule, with_versions
-from ddp_train.training.saved_state import modules, parts
-from ddp_train.training.state import TrainState, WindowSums, set_random_state
 
 _ROUND = 64 << 20  # bytes that a rank reads before it gives them to the others
 
 
-def load(checkpoint: Path, components: Components, state: TrainState, world: World, *, moves: Callable[[], None] = lambda: None) -> bool:
-    """Put a verified checkpoint into the components. Collective.
+def read_shared(checkpoint: Path, world: World | None = None, *, moves: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Return what all ranks have: model, model_versions, optimizer, scheduler, ... Tensors are on the CPU. Collective.
 
     Args:
-        moves: called again and again while this rank reads, which may take its time.
-
-    Returns:
-        Whether the random streams came back too; with another world size they cannot.
-
-    Raises:
-        CheckpointError: it is not what its format says.
-        UserError: it is of another model or optimizer.
-    """
-    saved_size: int = read_manifest(checkpoint)["world_size"]
-    shared = _read_shared(checkpoint, world, moves)
-    _restore(checkpoint, shared, components, state, world)
-    if saved_size == world.size:
-        own = read_own(checkpoint, world.rank)
-        state.window = WindowSums(**own["window"])
-        components.train_loader.load_state_dict(own["data"])
-        set_random_state(own["random"], world.device)
-        return True
-    if components.scaler.is_enabled():  # the scale times the number of ranks stays (amp.py)
-        components.scaler.load_state_dict({**shared["scaler"], "scale": shared["scaler"]["scale"] * saved_size / world.size})
-    windows = [WindowSums(**read_own(checkpoint, rank)["window"]) for rank in range(saved_size if world.is_main else 1)]
-    state.window = WindowSums.shared_out(windows, is_main=world.is_main)
-    return False
-
-
-def read_shared(checkpoint: Path) -> dict[str, Any]:
-    """Return what all ranks have: model, model_versions, optimizer, scheduler, ... Tensors are on the CPU.
+        world: whose ranks each read a part of the files; None: this process alone reads all of them.
+        moves: called again and again while this rank reads.
 
     Raises:
         CheckpointError: it is not what its format says.
     """
-    return _read_shared(checkpoint, alone(), moves=lambda: None)
-
-
-def _read_shared(checkpoint: Path, world: World, moves: Callable[[], None]) -> dict[str, Any]:
-    """Read what all ranks have, each rank its part of the files. Collective."""
+    world = world or alone()
     size: int = read_manifest(checkpoint)["world_size"]
     with ExitStack() as stack:
         files = {rank: _File(checkpoint, rank, stack) for rank in range(world.rank, size, world.size)}
@@ -109,35 +75,6 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
         for part in chain.from_iterable(_rounds([(rank, piece) for piece in pieces], tensors)):
             file.read(part)
         return _as_state(plain, tensors)
-
-
-def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components, state: TrainState, world: World) -> None:
-    """Put what all ranks have into the components, after comparing all of it."""
-    optimizer, found = components.optimizer, modules(components)
-    problems = compare_model(components.model, shared["model"])
-    objective = compare_model(found.get("objective", nn.Module()), shared.get("objective", {}))  # without a state neither has one
-    problems += [f"of the objective: {problem}" for problem in objective]
-    problems += compare_optimizer(optimizer, shared)
-    if not problems:
-        try:
-            for name, module in found.items():
-                module.load_state_dict(with_versions(shared[name], shared[f"{name}_versions"]))
-            schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
-            differences = load_optimizer(optimizer, shared["optimizer"])
-            for name, part in parts(components, state).items():
-                part.load_state_dict(schedule if name == "scheduler" else shared[name])
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            problems = [f"{type(error).__name__}: {error}"]
-    if problems:
-        raise UserError(
-            key="resume",
-            happened="\n    ".join([f"{checkpoint} does not fit this model and optimizer:", *problems]),
-            expected="a checkpoint of the same configuration",
-            fix="resume=never, or the configuration that it was saved with",
-        )
-    if world.is_main:
-        for difference in differences:
-            print(difference, flush=True)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,11 +24,18 @@ from ddp_train.checkpoint.joint_save import Order, write_together
 from ddp_train.checkpoint.mailbox import POLL_S, Board
 from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.distributed.world import World
-from ddp_train.training.build import Components
-from ddp_train.training.saved_state import may_be_infinite, own_state, shared_state
-from ddp_train.training.state import TrainState, WindowSums
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a checkpoint is made of, on one rank. Tensors are on any device, and are copied when it is saved."""
+
+    step: int
+    shared: Mapping[str, Any]  # the same on every rank: each writes a share
+    own: Mapping[str, Any]  # this rank's alone
+    may_be_infinite: Callable[[str], bool]  # of the tensors' names in `shared`: whether infinity is no sign of lost weights
 
 
 class Saver:
@@ -61,11 +69,8 @@ class Saver:
         self._problem = ""
         self._error: Exception | None = None
 
-    def save(self, components: Components, state: TrainState, window: WindowSums, *, facts: Mapping[str, Any] | None = None) -> None:
-        """Save the run's state. What changes after this returns is not in the checkpoint. Waits for the save before it. Collective.
-
-        All ranks take rank 0's buffers first: each has its own BatchNorm averages, of which every rank would write a share. So a rank goes
-        on with what the checkpoint holds. Under DDP nothing else would come of it: its next step begins with rank 0's buffers anyway.
+    def save(self, content: Content, *, facts: Mapping[str, Any] | None = None) -> None:
+        """Save a state. What changes after this returns is not in the checkpoint. Waits for the save before it. Collective.
 
         Args:
             facts: more for the manifest (metrics, say), the same on all ranks.
@@ -74,17 +79,15 @@ class Saver:
             StateError: a checkpoint cannot hold the state.
         """
         self.finish()
-        self._world.copy_from_main(components.trained.buffers())
-        shared, own = shared_state(components, state), own_state(components, state, window, self._world)
-        snapshot = self._buffer.take(shared, own, rank=self._world.rank, size=self._world.size)
+        snapshot = self._buffer.take(content.shared, content.own, rank=self._world.rank, size=self._world.size)
         self._count += 1
         order = Order(
             number=self._count,
             folder=self._folder,
             nonce=self._nonce,
-            step=state.step,
+            step=content.step,
             snapshot=snapshot,
-            may_be_infinite=may_be_infinite(components),
+            may_be_infinite=content.may_be_infinite,
             facts={"config_sha256": self._config_hash, "facts": dict(facts or {})},
             remove_old=self._remove_old,
             wrote=self._count_part,

@@ -1,0 +1,1 @@
+"""The typed command. Imports no torch."""

@@ -19,9 +19,8 @@ from typing import BinaryIO, cast
 from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
 from ddp_train.data.tokens.token_writer import TokenWriter
 from ddp_train.data.tokens.tokenizer import Tokenizer, make_tokenizer
-from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.exit_code import DONE, FAILED, WRONG_INPUT
-from ddp_train.run_folder.paths import let_go
+from ddp_train.errors import DONE, FAILED, WRONG_INPUT, ConfigError, DataError, UserError
+from ddp_train.run_folder.claim import let_go
 from ddp_train.system.folder_lock import hold
 
 USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]

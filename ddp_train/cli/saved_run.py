@@ -14,15 +14,16 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, require_candidates
-from ddp_train.config import auto, hydra_errors
 from ddp_train.config import check as config_check
+from ddp_train.config import hydra_errors
 from ddp_train.config.check import RunConfig
-from ddp_train.config.target import AUTO
+from ddp_train.config.saved import _read, answers_before, saved_config
+from ddp_train.config.tree import nodes, texts
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
-from ddp_train.run_folder.paths import RunDir, write_atomic
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.run_folder.trust import require_own
-from ddp_train.system import devices
+from ddp_train.system.torchrun_env import is_torchrun_worker
 
 _EVALUATION = ("evaluate.save_predictions=", "data.eval_batch_size=", "data.num_workers=")
 """What can be asked of a run that is done: to save its predictions, and how they are computed."""
@@ -60,9 +61,7 @@ def _typed(folder: Path) -> tuple[list[str], list[str]]:
     """Return the overrides and the options that a run began with. They are for what is shown: a file that was cut off keeps no run back."""
     hydra = folder / ".hydra"
     try:
-        return config_check.texts(OmegaConf.load(hydra / "overrides.yaml")), config_check.options(
-            OmegaConf.load(hydra / "hydra.yaml").hydra
-        )
+        return texts(OmegaConf.load(hydra / "overrides.yaml")), config_check.options(OmegaConf.load(hydra / "hydra.yaml").hydra)
     except Exception:  # OSError, or whatever reading half of a file raises
         return [], []
 
@@ -78,8 +77,8 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     if result.get("status") != "completed" or _goes_on(job, result):
         return
     harmless = _EVALUATION if job.config.tree["evaluate"]["save_predictions"] else ()  # which is then made up for
-    now = dict(config_check.nodes(job.config.tree))
-    held = [dict(config_check.nodes(tree)) for tree in (saved_config(job.run_dir.root), _read(job.run_dir.root)[0])]
+    now = dict(nodes(job.config.tree))
+    held = [dict(nodes(tree)) for tree in (saved_config(job.run_dir.root), _read(job.run_dir.root)[0])]
     keys = {text: text.partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
     idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in held]]
     if not idle:
@@ -121,10 +120,10 @@ def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved:
     here = Path.cwd()
     if not began.is_dir() or began.samefile(here):
         return
-    program = "torchrun ... -m ddp_train" if devices.is_torchrun_worker() else "ddp-train"
+    program = "torchrun ... -m ddp_train" if is_torchrun_worker() else "ddp-train"
     unread = ["resume", *(text.partition("=")[0] for text in overrides)]  # what is resumed was typed
     unread += ["init_from"] if candidates(RunDir(folder).checkpoints / LAST) else []
-    for key, value in config_check.nodes(saved):
+    for key, value in nodes(saved):
         if not isinstance(value, str) or key in unread or not value:
             continue
         is_module = key.endswith("._target_") and _is_only_there(began, value.partition(".")[0])
@@ -164,52 +163,6 @@ def run_of(path: Path) -> Path:
     )
 
 
-def saved_config(folder: Path) -> dict[str, Any]:
-    """Return what the config.yaml of a run folder was composed as: with its `auto`s."""
-    saved, answered = _read(folder)
-    return {str(name): value for name, value in auto.take(saved, "", answered).items()}
-
-
-def changes(checked: RunConfig, folder: Path) -> list[str]:
-    """Name what differs from the config of a run that is to be continued. An `auto` equals what it came to, in either of them."""
-    saved, _ = _read(folder)
-    return config_check.differences(auto.put(checked.tree, "", _answers(checked, folder)), saved)
-
-
 def record(run_dir: RunDir, checked: RunConfig) -> None:
     """Write config.yaml, with the answers that the run's `auto`s had before, if any; `record_answers` compares them."""
-    run_dir.record_config(checked.yaml(_answers(checked, run_dir.root)))
-
-
-def record_answers(run_dir: RunDir, checked: RunConfig, answers: Mapping[str, Any]) -> None:
-    """Complete config.yaml with what the `auto`s came to, now that the data is there (rank 0).
-
-    Raises:
-        ConfigError: the data says something else than when the run began.
-    """
-    found = {key: auto.plain(value) for key, value in answers.items()}
-    written, text = run_dir.config.read_text(), checked.yaml(found)
-    if f"\n{config_check.ANSWERED}:" in written:  # there are answers of before
-        auto.refuse_changed(found, _answers(checked, run_dir.root))
-    if written != text:
-        write_atomic(run_dir.config, text)  # nothing but answers differs: it replaces no other config
-
-
-def _answers(checked: RunConfig, folder: Path) -> dict[str, Any]:
-    """Return what a run's config.yaml has for the `auto`s of a config; {} when there is none yet."""
-    if not (folder / "config.yaml").exists():
-        return {}
-    values = dict(config_check.nodes(_read(folder)[0]))
-    return {key: values[key] for key in auto.keys(checked.tree) if key in values and values[key] != AUTO}
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return what config.yaml holds, and the keys in it that were `auto`."""
-    try:
-        saved = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    except Exception as error:  # OSError, or what the YAML parser raises
-        raise ConfigError(key="resume", happened=f"{folder}/config.yaml cannot be read: {error}") from None
-    if not isinstance(saved, dict) or not saved:
-        raise ConfigError(key="resume", happened=f"{folder}/config.yaml holds no configuration")
-    answered = saved.pop(config_check.ANSWERED, None)
-    return {str(name): value for name, value in saved.items()}, answered if isinstance(answered, list) else []
+    run_dir.record_config(checked.yaml(answers_before(checked, run_dir.root)))

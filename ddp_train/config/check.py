@@ -7,7 +7,6 @@ Every `_target_` is imported and its arguments bound against its signature, so t
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import shlex
@@ -25,10 +24,9 @@ from omegaconf.resolvers import oc
 
 from ddp_train import FOLDER, redaction
 from ddp_train.config import allowed_targets, auto, limits
+from ddp_train.config.batch_sizes import BatchIdentity, batch_identity
 from ddp_train.config.command_line import whole
 from ddp_train.config.rules import (
-    BatchIdentity,
-    batch_identity,
     check_bad_numbers,
     check_checkpoints,
     check_device,
@@ -43,8 +41,8 @@ from ddp_train.config.rules import (
 from ddp_train.config.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, FaultConfig, LoaderConfig, RootConfig
 from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.config.target import check_target
+from ddp_train.config.tree import keys, leaves, nodes, sha256, texts
 from ddp_train.errors import ConfigError
-from ddp_train.run_folder.paths import sha256
 
 CONF = next(path for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
 """The config groups: inside the installed package, or at the top of a checkout."""
@@ -120,7 +118,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         tree = {"metrics": {}, **_unmarked(_resolve(config, "", errors))}
     errors += _unknown_root_names(tree, hydra)
     errors += _targets_in_extra(tree)
-    errors += [_spelled_out(key, name) for key, value in _leaves(tree) if (name := redaction.spelled_out(key, value))]
+    errors += [_spelled_out(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
     sections = {name: _typed(schema, tree.get(name) or {}, name, errors) for name, schema in SECTIONS.items()}
     data: dict[str, Any] = tree["data"] if isinstance(tree.get("data"), dict) else {}
     sections["data"] = _typed(LoaderConfig, {key: data[key] for key in LOADER_KEYS if key in data}, "data", errors)
@@ -164,12 +162,6 @@ def load(tree: dict[str, Any]) -> RunConfig:
     return check(OmegaConf.create(tree))
 
 
-def texts(overrides: Any) -> list[str]:
-    """Return overrides as they were typed: `${...}` in them is not what it stands for, which may be a secret."""
-    plain: Any = OmegaConf.to_container(overrides, resolve=False)
-    return [str(text) for text in plain]
-
-
 def options(hydra: DictConfig) -> list[str]:
     """Return what a command line needs, beside its overrides, to find the same YAML again."""
     here = Path.cwd()
@@ -196,31 +188,6 @@ def section(composed: DictConfig, name: str) -> dict[str, Any]:
 
 
 _MADE = (*TARGETS, "metrics")
-_WITHOUT_EFFECT_ON_RESULTS = (
-    *("name", "resume", "allowed_targets", "sanity_check", "extra", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
-    *("trainer.grad_accum_steps", "trainer.log_every_steps", "trainer.evaluate_every_steps", "trainer.check_replicas_every_steps"),
-    *("data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
-)
-
-
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Name the keys that differ between two resolved configs, leaving out those that do not change the results."""
-    left, right = ({key: value for key, value in _leaves(tree) if _changes_results(key)} for tree in (ours, theirs))
-    return [
-        f"{key}: {right.get(key, '(absent)')} -> {left.get(key, '(absent)')}"
-        for key in sorted(left.keys() | right.keys())
-        if left.get(key, "") != right.get(key, "")
-    ]
-
-
-def identity(tree: Mapping[str, Any]) -> str:
-    """Return the hash of everything that changes the results: two runs with the same one compute the same."""
-    return sha256(json.dumps(sorted((key, value) for key, value in _leaves(tree) if _changes_results(key)), default=str))
-
-
-def keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the dotted names of every node and value below."""
-    return [key for key, _ in nodes(config)]
 
 
 def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError]) -> dict[str, Any]:
@@ -367,7 +334,7 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> li
         if name == "experiment" and option and isinstance(value, Mapping):
             errors.append(_without_package(str(option), value, hydra))
             continue
-        is_secret = any(redaction.spelled_out(key, inner) for key, inner in _leaves({name: value}))  # what was typed is not shown again
+        is_secret = any(redaction.spelled_out(key, inner) for key, inner in leaves({name: value}))  # what was typed is not shown again
         meant = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
         advice = [_instead(text, valid) for text in meant if not is_secret]
         if name in CALLED_HERE:
@@ -492,24 +459,6 @@ def _of_evaluation(errors: Iterable[ConfigError], node: Mapping[str, Any], chang
             error.fix = f"remove it: {removal(f'data.{name}', node[name])}"
         kept.append(error)
     return kept
-
-
-def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of every node below, items of lists too."""
-    for key, value in tree.items():
-        yield f"{prefix}{key}", value
-        if isinstance(value, list):
-            value = {str(place): item for place, item in enumerate(value) if isinstance(item, Mapping)}
-        if isinstance(value, Mapping):
-            yield from nodes(value, f"{prefix}{key}.")
-
-
-def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((key, value) for key, value in nodes(tree) if not isinstance(value, Mapping))
-
-
-def _changes_results(key: str) -> bool:
-    return not any(key == other or key.startswith(f"{other}.") for other in _WITHOUT_EFFECT_ON_RESULTS)
 
 
 def _concerns_batch(key: str) -> bool:

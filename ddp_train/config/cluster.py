@@ -6,7 +6,6 @@ for SLURM export. docs/multinode.md has the table.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -202,15 +201,6 @@ def check_environment(cluster: Mapping[str, Any]) -> Iterator[ConfigError]:
             yield ConfigError(key=key, happened="is set by torchrun, for each rank", expected="no such key")
         elif isinstance(value, (dict, list)):
             yield ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true or false; null to leave it alone")
-
-
-def is_address(host: str) -> bool:
-    """Tell whether a host is written as an address. What a name means differs between machines: to itself it may be 127.0.1.1."""
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 def _setting(name: str, cluster: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:

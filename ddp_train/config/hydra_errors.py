@@ -26,11 +26,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train.config.check import ConfigErrors, check, nodes
+from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command_line import whole, without_override
 from ddp_train.config.schema import SECTIONS, TARGETS
 from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.config.target import locate, takes
+from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError
 
 _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra

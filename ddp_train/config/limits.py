@@ -24,7 +24,13 @@ MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 50
 MAX_NODES = 100_000
 
-_HYDRA = ("hydra._internal.core_plugins", "hydra.experimental.callbacks", "hydra_plugins", "optuna.samplers", "ddp_train.cli.main.Checked")
+_HYDRA = (
+    "hydra._internal.core_plugins",
+    "hydra.experimental.callbacks",
+    "hydra_plugins",
+    "optuna.samplers",
+    "ddp_train.cli.compose.Checked",
+)
 """What the `hydra` node may name beside components and the user's own classes."""
 
 _HANDLERS = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler")

@@ -4,82 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ddp_train.config.cluster import check_environment, max_restarts, meeting, most_nodes, seconds_of
+from ddp_train.config.batch_sizes import BatchIdentity, num_nodes
+from ddp_train.config.cluster import check_environment, max_restarts, meeting, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchIdentity:
-    """global batch = micro-batch x ranks x accumulation; ranks take b or b + 1 samples where it does not divide."""
-
-    global_batch_size: int
-    micro_batch_size: int
-    grad_accum_steps: int
-    world_size: int
-
-    def __str__(self) -> str:
-        exact = self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size
-        sign = "=" if exact else "<="
-        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return (
-            f"global batch {self.global_batch_size} {sign} micro-batch {self.micro_batch_size} x {ranks}"
-            f" x accumulation {self.grad_accum_steps}"
-        )
-
-
-def batch_identity(
-    trainer: Mapping[str, Any], data: Mapping[str, Any], cluster: Mapping[str, Any]
-) -> tuple[BatchIdentity | None, list[ConfigError]]:
-    """Derive whichever of the global batch size and the accumulation is not given; refuse a contradiction."""
-    nodes = 1 if devices.is_torchrun_worker() else _nodes(cluster)
-    if nodes > 1 and cluster["launcher"] == "local":
-        return None, [
-            ConfigError(
-                key="cluster.nodes", happened=f"is {cluster['nodes']}, but cluster.launcher=local has one machine", fix="cluster=torchrun"
-            )
-        ]
-    world_size = nodes * devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
-    if devices.is_torchrun_worker():
-        world_size, started = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        if cluster["processes_per_node"] not in (None, started):
-            return None, [
-                ConfigError(
-                    key="cluster.processes_per_node",
-                    happened=f"is {cluster['processes_per_node']}, but torchrun started {started} processes on this node",
-                    fix=f"--nproc-per-node={cluster['processes_per_node']}, or leave the key out",
-                )
-            ]
-    micro, total, accumulation = data["micro_batch_size"], trainer["global_batch_size"], trainer["grad_accum_steps"]
-    if total is None:
-        accumulation = accumulation or 1
-        total = micro * world_size * accumulation
-    elif total < world_size:
-        return None, [
-            ConfigError(
-                key="trainer.global_batch_size",
-                happened=f"{total} is smaller than the world size {world_size}",
-                expected="at least one sample per rank",
-                fix=f"trainer.global_batch_size={world_size}, or fewer processes",
-            )
-        ]
-    elif accumulation is None:
-        accumulation = -(-total // (micro * world_size))
-    elif micro * world_size * accumulation != total:
-        return None, [
-            ConfigError(
-                key="trainer.global_batch_size",
-                happened=f"is {total}, but micro-batch {micro} x {world_size} ranks x accumulation {accumulation}"
-                f" = {micro * world_size * accumulation}",
-                expected="give trainer.global_batch_size or trainer.grad_accum_steps; the other is derived",
-                fix="trainer.grad_accum_steps=null",
-            )
-        ]
-    micro = min(micro, -(-total // (world_size * accumulation)))
-    return BatchIdentity(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size), []
+from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
 def check_strategy(tree: Mapping[str, Any], batch: BatchIdentity | None) -> list[ConfigError]:
@@ -203,7 +134,7 @@ def check_faults(faults: Sequence[Mapping[str, Any]], data: Mapping[str, Any], b
             errors.append(ConfigError(key=f"debug.faults.{place}.{name}", happened=happened, expected=expected))
 
         # Elastic ranks may be fewer than before: there a fault of one that has gone does not happen.
-        if batch is not None and fault["rank"] >= batch.world_size and not devices.is_torchrun_worker():
+        if batch is not None and fault["rank"] >= batch.world_size and not is_torchrun_worker():
             refuse("rank", f"is {fault['rank']}", f"a rank of this run: 0 to {batch.world_size - 1}")
         if kind.startswith("worker_") and not data["num_workers"]:
             refuse("kind", f"is {kind}, and data.num_workers is 0", "loader workers: data.num_workers=1")
@@ -239,7 +170,7 @@ def check_checkpoints(checkpoint: Mapping[str, Any], trainer: Mapping[str, Any],
 def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[ConfigError]:
     errors = []
     device = devices.resolve_device(cluster["device"])
-    if device == "cuda" and not devices.is_torchrun_worker() and _nodes(cluster) == 1:
+    if device == "cuda" and not is_torchrun_worker() and num_nodes(cluster) == 1:
         gpus, wanted = devices.count_gpus(), devices.processes_per_node(cluster["processes_per_node"], "cuda")
         if gpus < wanted:
             why = "" if gpus else devices.why_none()
@@ -268,7 +199,7 @@ def check_machines(cluster: Mapping[str, Any]) -> list[ConfigError]:
     errors = list(check_environment(cluster))
     if problem := _check_walltime(cluster):
         errors.append(problem)
-    if cluster["launcher"] == "torchrun" and not devices.is_torchrun_worker():
+    if cluster["launcher"] == "torchrun" and not is_torchrun_worker():
         try:
             found, restarts = meeting(cluster, os.environ), max_restarts(cluster, os.environ)
         except ConfigError as error:
@@ -297,11 +228,3 @@ def _check_walltime(cluster: Mapping[str, Any]) -> ConfigError | None:
         expected="a walltime that is longer than the time to save",
         fix="a smaller cluster.grace_s",
     )
-
-
-def _nodes(cluster: Mapping[str, Any]) -> int:
-    """Return how many machines take part at most; 1 where the environment has no good number, which `check_machines` will say."""
-    try:
-        return most_nodes(cluster, os.environ if cluster["launcher"] == "torchrun" else {})
-    except ConfigError:
-        return 1

@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed import DistError, PrefixStore, Store
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from ddp_train.errors import UserError
 
@@ -79,29 +77,6 @@ def part(store: Store, rank: int, size: int, *, within_s: float = _LEAVE_WITHIN_
             store.set(f"left/{rank}", "")
     except (DistError, RuntimeError):  # the others are gone, and the store with them
         return
-
-
-def explain(error: Exception, options: Namespace) -> str:
-    """Say why an agent did not meet the others.
-
-    Args:
-        options: the agent's, as torchrun parses them.
-    """
-    endpoint = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    reason = str(cause).partition("\n")[0]
-    if isinstance(error, RendezvousClosedError):
-        happened, fix = f"the run that met at {endpoint} has ended", "start all machines again"
-    elif isinstance(error, RendezvousTimeoutError) or "waiting for clients" in reason:  # the second is what a static rendezvous says
-        least = options.nnodes.partition(":")[0]
-        happened = f"fewer than {least} machines came to {endpoint} in time"
-        fix = "the same command on every machine; a longer cluster.join_timeout_s for machines that start late"
-    else:
-        happened = f"{endpoint} cannot be reached or served ({reason})"
-        fix = "cluster.rendezvous_endpoint=HOST:PORT of machine 0, with a port that is free there and open between the machines"
-    return str(UserError(key="cluster", happened=happened, expected="every machine at the same rendezvous", fix=fix))
 
 
 def _welcome(store: Store, size: int, within_s: float) -> Attempt:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,9 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddp_train.config.cluster import is_address
 from ddp_train.errors import UserError
-from ddp_train.launch.agent.rendezvous import serve_store
 from ddp_train.system.network import address_towards, interface_of
 
 _TIMEOUT = timedelta(minutes=10)
@@ -119,36 +117,6 @@ class World:
 def alone(device: str = "cpu") -> World:
     """Return a world of one process, without a process group."""
     return World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device(device))
-
-
-def join_store() -> dist.Store:
-    """Return the store in which the ranks meet, as torchrun's environment says."""
-    address = os.environ["MASTER_ADDR"]
-    if os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and is_address(address):
-        with suppress(OSError):  # not an address of this machine: behind a router that translates, say
-            return serve_store(address, int(os.environ["MASTER_PORT"]))
-    store: dist.Store = next(dist.rendezvous("env://", timeout=_TIMEOUT))[0]
-    return store
-
-
-def join_store_again(prefix: str) -> dist.Store:
-    """Connect once more to the store that another process of this rank has joined."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.PrefixStore(prefix, dist.TCPStore(address, port, is_master=False, timeout=_TIMEOUT))
-
-
-def wait_for(store: dist.Store, key: str) -> str:
-    """Return the value of a key as soon as it is there, however long that takes.
-
-    Raises:
-        DistError: the store is gone.
-    """
-    while True:
-        try:
-            return str(store.get(key).decode())
-        except dist.DistError as error:
-            if "timeout" not in str(error).lower():
-                raise
 
 
 def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout: timedelta = _TIMEOUT) -> World:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ddp_train.exit_code import INTERRUPTED, TERMINATED
+from ddp_train.errors import INTERRUPTED, TERMINATED
 from ddp_train.launch.restart_note import STARTED, STARTED_VARIABLE
 from ddp_train.launch.signals import stop_signals
 from ddp_train.system import devices

@@ -1,14 +1,20 @@
-"""A place that runs one job of a sweep at a time: a worker group that this machine's agent started, or the one that torchrun did."""
+"""Where jobs run: what a launcher and the slots of a sweep offer to those who have jobs. Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from ddp_train.job import Job
 
 
 class Slot(Protocol):
-    """One place. Nothing here waits longer than it is told to, so that many slots share one loop."""
+    """A place that runs one job of a sweep at a time: a worker group that an agent of ours started, or the one that torchrun did.
+
+    Nothing here waits longer than it is told to, so that many slots share one loop.
+    """
 
     def start(self, job: Job, *, fresh: bool) -> None:
         """Begin a job.
@@ -28,3 +34,27 @@ class Slot(Protocol):
 
     def end(self) -> None:
         """Let go of the processes; the slot can start a job again."""
+
+
+MakeSlots = Callable[[Path, int], Sequence[Slot]]
+"""Gives so many slots; the path is the folder for the logs of torch's agents."""
+
+
+@dataclass(kw_only=True)
+class Launcher:
+    """Where jobs run: on this machine, or in the group of ranks that torchrun started."""
+
+    run: Callable[[Job], int]  # one job, to its end; returns the exit code
+    slots: MakeSlots  # for the jobs of a sweep
+    has_begun: bool = False  # it has been given work: what goes wrong from now on is no mistake of the command line
+
+    def begin(self, job: Job) -> int:
+        """Run one job to its end and return the exit code."""
+        self.has_begun = True
+        return self.run(job)
+
+    def begin_sweep(self, folder: Path, count: int) -> Sequence[Slot]:
+        """Return the slots for the jobs of a sweep, which are run at once."""
+        made = self.slots(folder, count)
+        self.has_begun = True
+        return made

@@ -6,12 +6,12 @@ import sys
 from contextlib import suppress
 
 from ddp_train.config.cluster import ALONE, environment_of, max_restarts
-from ddp_train.exit_code import DONE, INTERRUPTED, NO_PROGRESS, STOPPED, TERMINATED
+from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, STOPPED, TERMINATED
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.run_folder.attempts import forget, settle
-from ddp_train.run_folder.paths import write_json
 from ddp_train.system import devices
+from ddp_train.system.files import write_json
 
 
 def run(job: Job) -> int:

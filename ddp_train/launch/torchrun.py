@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_train.config.cluster import ALONE, ON_ADDRESS, Meeting, environment_of, is_address, max_restarts, meeting, processes_given
-from ddp_train.errors import UserError
-from ddp_train.exit_code import ENVIRONMENT_REFUSES, PREEMPTED, TERMINATED
+from ddp_train.config.cluster import ALONE, ON_ADDRESS, Meeting, environment_of, max_restarts, meeting, processes_given
+from ddp_train.errors import ENVIRONMENT_REFUSES, PREEMPTED, TERMINATED, UserError
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.system import devices
+from ddp_train.system.network import is_address
 
 _LAST_CALL_S = 2  # how long an elastic run that has machines enough waits for one more; a late one makes it start again, not fail
 _ALIVE_EVERY_S, _MISSED_SIGNS = 1, 4  # how soon an elastic run knows that a machine is gone; clocks may differ by less than their product

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from ddp_train.errors import ConfigError
+from ddp_train.hashing import mix
 from ddp_train.interfaces import Batch, DataSource, Indices
-from ddp_train.loader.permutation import mix
 
 
 class DatasetSource:

@@ -8,8 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ddp_train.batch import map_tensors, tensors_of
-from ddp_train.interfaces import Batch
+from ddp_train.interfaces import Batch, map_tensors, tensors_of
 from ddp_train.loader.reader import MicroBatch
 
 

@@ -1,6 +1,6 @@
 """Which sample comes when: a draw, cut into global batches, with O(1) memory and random access.
 
-The sample at position k of epoch e is a pure function of (seed, e, k) and the data set (`draw.py`). A global batch is a slice of that
+The sample at position k of epoch e is a pure function of (seed, e, k) and the data set (`sampler.py`). A global batch is a slice of that
 order and a rank's share is a slice of the global batch, so nothing depends on the number of ranks, workers or restarts, and seeking
 costs nothing.
 """
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ddp_train.hashing import GOLDEN, mix
 from ddp_train.interfaces import Indices
-from ddp_train.loader.permutation import GOLDEN, mix
 from ddp_train.loader.sampler import Draw
 
 _AHEAD = 1 << 14  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a first batch in 1 ms

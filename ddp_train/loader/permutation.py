@@ -7,16 +7,12 @@ from math import isqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ddp_train.hashing import GOLDEN, Values, mix
 from ddp_train.interfaces import Indices
 
 _ROUNDS = 6
 _ROUNDS_OF_EACH = 20  # few elements need more rounds before all their orders are equally likely
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-Values = NDArray[Any]
-"""Unsigned integers of 32 or 64 bits."""
 
 Parameter = Any
 """An unsigned integer for all positions, or an array with one for each."""
@@ -55,17 +51,6 @@ def permute_each(positions: Indices, lengths: Indices, keys: Values) -> Indices:
     right = -(-lengths // left)
     round_keys = [mix(keys + GOLDEN * number) for number in np.arange(1, _ROUNDS_OF_EACH + 1, dtype=np.uint64)[:, None]]
     return _walk(positions.astype(np.uint64), lengths.astype(np.uint64), left.astype(np.uint64), right.astype(np.uint64), round_keys)
-
-
-def mix(values: Values) -> Values:
-    """Hash 64-bit values. Source: splitmix64's finaliser (Steele, Lea & Flood 2014)."""
-    hashed = values >> np.uint64(30)  # one array, changed in place: half of the time goes into memory else
-    hashed ^= values
-    hashed *= np.uint64(0xBF58476D1CE4E5B9)
-    hashed ^= hashed >> np.uint64(27)
-    hashed *= np.uint64(0x94D049BB133111EB)
-    hashed ^= hashed >> np.uint64(31)
-    return hashed
 
 
 def _walk(values: Values, length: Parameter | int, left: Parameter, right: Parameter, keys: Sequence[Parameter]) -> Indices:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_train.run_folder.paths import RunDir, write_atomic
+from ddp_train.system.files import write_atomic
 
 
 class JsonLines:
@@ -21,7 +21,7 @@ class JsonLines:
     """
 
     def __init__(self, run_dir: str, step: int = 0) -> None:
-        self._path = RunDir(Path(run_dir)).metrics
+        self._path = Path(run_dir) / "metrics.jsonl"
         if self._path.exists():
             lines = self._path.read_text().splitlines()
             kept = [line for line in lines if _step(line) is not None and _step(line) <= step]  # type: ignore[operator]

@@ -11,8 +11,6 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from ddp_train.run_folder.paths import RunDir
-
 _LONGEST_NAME = 200  # bytes; a file name may have 255
 _AXES = ("split", "step", "epoch", "samples", "time")
 
@@ -37,7 +35,7 @@ class TensorBoard:
         step: int = 0,
     ) -> None:
         name = re.sub(r"[/\0]", "_", run_name).encode()[:_LONGEST_NAME].decode(errors="ignore")
-        folder = RunDir(Path(run_dir)).tensorboard / name
+        folder = Path(run_dir) / "tensorboard" / name
         self._writer = SummaryWriter(str(folder), purge_step=step + 1 if folder.exists() else None, flush_secs=30)
         self._hyper_parameters = dict(hyper_parameters or {})
         self._last: dict[str, float] = {}

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_train.batch import batch_size
-from ddp_train.interfaces import Batch, Goal
+from ddp_train.interfaces import Batch, Goal, batch_size
 
 
 class Classification:

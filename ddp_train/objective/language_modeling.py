@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_train.batch import batch_size
-from ddp_train.interfaces import Batch, Goal
+from ddp_train.interfaces import Batch, Goal, batch_size
 
 # torch's own default, -100, would drop such targets from the loss but not from `weight`. No tokeniser has this one; a target that is
 # negative by mistake fails loudly.

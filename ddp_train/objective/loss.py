@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_train.batch import batch_size
-from ddp_train.interfaces import Batch, Goal, Objective
+from ddp_train.interfaces import Batch, Goal, Objective, batch_size
 
 
 class LossObjective(nn.Module):

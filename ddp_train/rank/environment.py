@@ -21,7 +21,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.job import Job
 from ddp_train.redaction import redact_code
-from ddp_train.run_folder.paths import write_atomic, write_json
+from ddp_train.system.files import write_atomic, write_json
 
 _GIT_TIMEOUT_S = 10
 _SHARED_WITHIN_S = 20

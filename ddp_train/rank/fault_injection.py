@@ -30,7 +30,7 @@ from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices
 from ddp_train.phase import Phase, Pulse
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from ddp_train.redaction import redact_code
+from ddp_train.redaction import Redacting
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.system.terminal import Terminal
@@ -22,14 +22,6 @@ logger = logging.getLogger(__name__)
 
 _IS_LINUX = sys.platform.startswith("linux")
 _IOLBF = 1  # stdio.h
-
-
-class Redacting(logging.Formatter):
-    """Formats records, their tracebacks too, without secrets."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format one record."""
-        return redact_code(super().format(record))
 
 
 @contextmanager

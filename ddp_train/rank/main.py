@@ -16,13 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train.cli.main import Place, resume, run
 from ddp_train.distributed import attempt as rendezvous
-from ddp_train.distributed.world import join_store, join_store_again, wait_for
-from ddp_train.errors import ConfigError, UserError
-from ddp_train.exit_code import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, STOPPED
+from ddp_train.distributed.store import join_store, join_store_again, wait_for
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, STOPPED, ConfigError, UserError
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch import restart_note
+from ddp_train.launch.launcher import Launcher
 from ddp_train.rank import restart_report
 from ddp_train.rank.isolation import Baseline
 from ddp_train.rank.rank import Rank
@@ -35,10 +34,14 @@ from ddp_train.sweep.warm_group import GROUP_VARIABLE
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
 
-def main() -> int:
+def main(run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]) -> int:
     """Serve the one job that `ddp-train` composed, the jobs of its sweep, or else what the command line asks for. Every rank runs this.
 
     Global rank 0 alone lets Hydra compose; the other ranks compose nothing.
+
+    Args:
+        run: runs the command line, where rank 0 finds no job in its environment.
+        resume: continues what an earlier attempt has left in a folder.
     """
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -47,7 +50,7 @@ def main() -> int:
         be_fresh_rank(_serve_jobs)
         return DONE
     try:
-        group = Group()
+        group = Group(run, resume)
     except UserError as error:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
@@ -67,7 +70,8 @@ class Group:
     nothing (`--help`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]) -> None:
+        self._run_command, self._resume_command = run, resume
         self._rank, self._size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._leader: Leader | None = None
         self._is_announced = False
@@ -90,9 +94,9 @@ class Group:
             return self._follow()
         if self._final_code is not None:
             return self._refuse(self._final_code)
-        place = Place(run=self._run, slots=self._slots)
+        launcher = Launcher(run=self._run, slots=self._slots)
         try:
-            return resume(self._attempt.remembered, place) if self._attempt.remembered else run(place)
+            return self._resume_command(self._attempt.remembered, launcher) if self._attempt.remembered else self._run_command(launcher)
         finally:
             if self._leader is not None:
                 self._leader.leave()

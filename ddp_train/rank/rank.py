@@ -12,13 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
 from ddp_train.config import cluster
 from ddp_train.distributed.world import World, open_world
-from ddp_train.exit_code import FINAL
+from ddp_train.errors import FINAL
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch import restart_note
 from ddp_train.loader.worker_pool import start_server
@@ -29,15 +30,21 @@ from ddp_train.rank.run_job import run_job, status_of
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import Notes, begin, end
-from ddp_train.run_folder.paths import RunDir, write_json
+from ddp_train.run_folder.paths import RunDir
+from ddp_train.system import shared_memory, stack_dump
 from ddp_train.system.devices import resolve_device
+from ddp_train.system.files import write_json
 from ddp_train.system.process import exit_code_of
-from ddp_train.training.state import TrainState, be_deterministic
+from ddp_train.system.torchrun_env import is_last_attempt
+from ddp_train.training.seeding import be_deterministic
+from ddp_train.training.state import TrainState
 from ddp_train.watchdog.client import Watch, patience
 from ddp_train.watchdog.flight_recorder import FlightRecorder
+from ddp_train.watchdog.request import Orders
 
 logger = logging.getLogger(__name__)
 
+_MEET_WITHIN = timedelta(minutes=5)
 _PEER_REPORTS_S = 3.0  # below what the agents of other machines take to notice that one is gone
 _PEER_IS_GONE = re.compile(  # in the words of gloo, of torch's store, of NCCL and of the sockets below them
     "|".join(
@@ -78,7 +85,7 @@ class Rank:
         self._store, self._rank, self._size, self._remark = store, rank, size, remark
         self._world: World | None = None
         self._num_jobs = 0
-        self._watch = Watch(store, rank, size)
+        self._watch = Watch(_pids_of_node(store, rank), size)
         self._recorder: FlightRecorder | None = None  # on GPUs
 
     def run(self, job: Job) -> int:
@@ -94,7 +101,7 @@ class Rank:
             try:
                 tree, pulse = job.config.tree, Pulse()
                 device = resolve_device(tree["cluster"]["device"])
-                self._watch.begin(job, pulse, uses_device=device == "cuda", terminal=terminal)
+                self._watch.begin(pulse, _watch_request(job, uses_device=device == "cuda"), terminal=terminal)
                 # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
                 os.environ.update(cluster.environment_of(tree["cluster"], deterministic=tree["deterministic"], given=os.environ))
                 if tree["deterministic"]:
@@ -106,7 +113,13 @@ class Rank:
                 if job.config.tree["data"]["num_workers"]:
                     start_server()
                 if self._world is None:
-                    self._world = open_world(self._store, self._rank, self._size, device=device, timeout=patience(tree["cluster"]))
+                    self._world = open_world(
+                        self._store,
+                        self._rank,
+                        self._size,
+                        device=device,
+                        timeout=patience(tree["cluster"]["start_timeout_s"], tree["cluster"]["step_timeout_s"]),
+                    )
                     if self._recorder is not None:
                         self._recorder.hide_pipe(is_expected=self._size > 1)
                 self._world.use_device()
@@ -133,6 +146,28 @@ class Rank:
                 _show(found, job, terminal, seconds=time.monotonic() - started)
                 first = failure.load(job.run_dir) or found  # on another machine there is an agent that knows no other reason
                 os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
+
+
+def _pids_of_node(store: Store, rank: int) -> dict[int, int]:
+    """Return rank -> pid of this node's ranks on local rank 0; {} on the others, and where a process cannot see what another one does."""
+    stack_dump.answer()  # before anybody knows this process: whoever does may ask for its stacks
+    store.set(f"watch/{rank}", str(os.getpid()))
+    if int(os.environ["LOCAL_RANK"]) != 0 or not shared_memory.IS_SUPPORTED:
+        return {}
+    ranks = range(rank, rank + int(os.environ["LOCAL_WORLD_SIZE"]))  # torchrun counts a node's ranks one after another
+    store.wait([f"watch/{each}" for each in ranks], _MEET_WITHIN)
+    return {each: int(store.get(f"watch/{each}")) for each in ranks}
+
+
+def _watch_request(job: Job, *, uses_device: bool) -> Orders:
+    cluster = job.config.tree["cluster"]
+    return Orders(
+        run_dir=str(job.run_dir.root),
+        start_timeout_s=cluster["start_timeout_s"],
+        step_timeout_s=cluster["step_timeout_s"],
+        uses_device=uses_device,
+        shows=not job.in_sweep,
+    )
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:
@@ -188,7 +223,7 @@ def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float 
         is_first = found.record(job.run_dir, seconds=seconds)
     except OSError:  # a full disk, say, which may be the very failure
         is_first = True
-    if is_first and not job.in_sweep and (restart_report.is_last_attempt() or found.exit_code in FINAL):
+    if is_first and not job.in_sweep and (is_last_attempt() or found.exit_code in FINAL):
         print(found.screen(job.run_dir), file=terminal, flush=True)
 
 

@@ -6,22 +6,17 @@ The failure screen is for the last failure. The ones before it stay as failure.1
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.sweep.folder import is_sweep
+from ddp_train.system.torchrun_env import max_restarts, restart_count
 
 LOST = "Another rank ended without a report and broke the connection"
 """What a rank adds to its failure when its collective broke: it is not the one to blame."""
 
 _SHOWN = 160  # characters of an error in the one line
-
-
-def is_last_attempt() -> bool:
-    """Tell whether this node's agent has no restart left, so that a failure now is the run's."""
-    return _count("TORCHELASTIC_RESTART_COUNT") >= _count("TORCHELASTIC_MAX_RESTARTS")
 
 
 def run_folder(remembered: Path) -> Path:
@@ -36,7 +31,7 @@ def line(run_dir: RunDir, *, size: int, has_failed: bool) -> str:
         size: the number of ranks now.
         has_failed: whether a failure on this machine is the reason.
     """
-    restart = f"restart {_count('TORCHELASTIC_RESTART_COUNT')} of {_count('TORCHELASTIC_MAX_RESTARTS')}"
+    restart = f"restart {restart_count()} of {max_restarts()}"
     if is_sweep(run_dir.root):
         return f"{'a process ended' if has_failed else 'the machines have changed'}; {restart} continues the sweep"
     place = run_dir.continues()
@@ -50,7 +45,3 @@ def line(run_dir: RunDir, *, size: int, has_failed: bool) -> str:
     if found or has_failed:
         return f"a rank ended without a report; {restart} {place}"
     return f"the machines have changed; {size} ranks continue {place}"
-
-
-def _count(variable: str) -> int:
-    return int(os.environ.get(variable, "0"))

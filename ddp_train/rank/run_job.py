@@ -9,19 +9,19 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddp_train import checkpoint
 from ddp_train.checkpoint import catalog, disk_space
-from ddp_train.checkpoint.catalog import Keep, Ranking, Schedule, ranking
-from ddp_train.cli import saved_run
+from ddp_train.checkpoint.catalog import Ranking, ranking
+from ddp_train.checkpoint.save import Saver
+from ddp_train.checkpoint.schedule import Keep, Schedule, remove_old
 from ddp_train.config import auto
+from ddp_train.config.saved import record_answers
 from ddp_train.distributed.world import World
-from ddp_train.errors import RunError, UserError
-from ddp_train.exit_code import DONE, STOPPED
+from ddp_train.errors import DONE, STOPPED, RunError, UserError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
@@ -32,16 +32,21 @@ from ddp_train.rank.fault_injection import inject
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.redaction import redact_all
 from ddp_train.run_folder.attempts import end
-from ddp_train.run_folder.paths import RunDir, write_json
+from ddp_train.run_folder.paths import RunDir
 from ddp_train.sweep.folder import Sweep, sweep_of
+from ddp_train.system.files import write_json
 from ddp_train.training import initial_weights, predictions
-from ddp_train.training.build import Components, build, build_writers
+from ddp_train.training.build import build
+from ddp_train.training.components import Components
+from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loss_monitor import AnomalyWatch, Event, Rewind
 from ddp_train.training.replica_check import FingerprintCheck, ReplicaCheck
-from ddp_train.training.restore import rewind
+from ddp_train.training.restore import resume, rewind
+from ddp_train.training.saved_state import content, hashes
 from ddp_train.training.skip_nonfinite import SkippingGuard, StepGuard
-from ddp_train.training.state import TrainState, seed_all
-from ddp_train.training.trainer import Loop, Record, evaluate, settle, train
+from ddp_train.training.state import TrainState
+from ddp_train.training.state_size import estimate, require_few_tensors
+from ddp_train.training.trainer import Loop, Record, evaluate, train
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +70,9 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         print(summary.opening(job, world), flush=True)
     components = build(tree, job.config.batch, world)
     if world.is_main:
-        saved_run.record_answers(run_dir, job.config, components.answers)
+        record_answers(run_dir.config, job.config, components.answers)
     keep = _keep(tree["checkpoint"], components)
-    if not _resume(job, components, state, world, moves=pulse.move) and tree["init_from"] is not None:
+    if not resume(job, components, state, world, moves=pulse.move) and tree["init_from"] is not None:
         lines = initial_weights.load(
             Path(tree["init_from"]), components.model, world, renames=tree["init_from_keys"], is_strict=tree["init_from_strict"]
         )
@@ -161,15 +166,15 @@ def _writers(job: Job, components: Components, state: TrainState, world: World, 
     )
 
 
-def _saver(job: Job, world: World, keep: Keep, pulse: Pulse) -> checkpoint.Saver:
+def _saver(job: Job, world: World, keep: Keep, pulse: Pulse) -> Saver:
     """Return what writes the run's checkpoints. Collective."""
     tree = job.config.tree["checkpoint"]
-    return checkpoint.Saver(
+    return Saver(
         job.run_dir.checkpoints,
         world,
         config_hash=job.config.hash(),
         asynchronous=tree["asynchronous"],
-        remove_old=lambda folder: checkpoint.remove_old(folder, keep),
+        remove_old=lambda folder: remove_old(folder, keep),
         moves=pulse.move,
     )
 
@@ -195,7 +200,7 @@ def _loop(
     stop: Stop,
     pulse: Pulse,
     writers: list[MetricWriter],
-    saver: checkpoint.Saver,
+    saver: Saver,
     schedule: Schedule,
 ) -> Loop:
     """Tell the loop what the config, the run folder and the stop say."""
@@ -230,7 +235,7 @@ def _loop(
         evaluate_every_steps=tree["trainer"]["evaluate_every_steps"],
         clip_grad_norm=tree["trainer"]["clip_grad_norm"],
         write=write,
-        save=lambda window: saver.save(components, state, window.sums(), facts=schedule.facts(state.step)),
+        save=lambda window: saver.save(content(components, state, window.sums(), world), facts=schedule.facts(state.step)),
         saves_after=schedule.saves_after,
         stops_after=stop.comes_after,
         is_stopping=stop.is_asked,
@@ -244,7 +249,7 @@ def _loop(
             world,
             every_steps=every,
             optimizer=components.optimizer,
-            others=lambda: checkpoint.hashes(components, state),
+            others=lambda: hashes(components, state),
         )
         if every
         else ReplicaCheck(),
@@ -264,8 +269,8 @@ def _keep(settings: Mapping[str, Any], components: Components) -> Keep:
 
 def _probe(run_dir: RunDir, components: Components, keep: Keep, world: World) -> None:
     """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
-    checkpoint.require_few_tensors(components, num_ranks=world.size)
-    size = disk_space.estimate(components.trained, components.optimizer, num_ranks=world.size)
+    require_few_tensors(components, num_ranks=world.size)
+    size = estimate(components.trained, components.optimizer, num_ranks=world.size)
     if warning := disk_space.probe(run_dir.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)
 
@@ -285,35 +290,6 @@ def _result(status: str, components: Components, state: TrainState, loop: Loop, 
 
 def _ranking(components: Components, metric: str | None = None) -> Ranking:
     return ranking(components.objective.goals, metric=metric, is_evaluated=components.eval_loader is not None)
-
-
-def _resume(job: Job, components: Components, state: TrainState, world: World, *, moves: Callable[[], None]) -> bool:
-    """Continue from the given or the newest good checkpoint; tell whether there is one. Collective."""
-    chosen = _choose_checkpoint(job, world, moves)
-    if world.is_main:
-        checkpoint.remove_debris(job.run_dir.checkpoints)
-        for name in checkpoint.set_aside_after(chosen.parent if chosen else job.run_dir.checkpoints, chosen):
-            print(f"a checkpoint of a later step is now {name}", flush=True)
-    if chosen is None:
-        if world.is_main and job.run_dir.metrics.exists():
-            print("resumed  from the start: there is no good checkpoint", flush=True)
-        return False
-    settle(components, world)
-    if not checkpoint.load(chosen, components, state, world, moves=moves):
-        seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
-    return True
-
-
-def _choose_checkpoint(job: Job, world: World, moves: Callable[[], None]) -> Path | None:
-    """Return the given or the newest good one, the same on all ranks. Collective."""
-    if job.checkpoint is not None:
-        given, verify = Path(job.checkpoint), lambda path: checkpoint.verify(path, moves=moves)
-        found: Path = world.from_main(catalog.find(given, verify, key="resume") if world.is_main else None)
-        return found
-    newest, refused = checkpoint.newest_good(job.run_dir.checkpoints, world, moves=moves)
-    if world.is_main:
-        print(*(f"{line}\n" for line in refused), sep="", end="", flush=True)
-    return newest
 
 
 def status_of(number: signal.Signals) -> str:

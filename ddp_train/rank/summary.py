@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.distributed.world import World
+from ddp_train.errors import printable
 from ddp_train.job import Job
-from ddp_train.redaction import printable
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.system import devices
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
 from ddp_train.training.state import TrainState
 
 

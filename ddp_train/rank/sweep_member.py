@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
-from ddp_train.distributed.world import wait_for
-from ddp_train.exit_code import DONE, FAILED, PREEMPTED, STOPPED
+from ddp_train.distributed.store import wait_for
+from ddp_train.errors import DONE, FAILED, PREEMPTED, STOPPED
 from ddp_train.job import Job
 from ddp_train.run_folder import failure
-from ddp_train.run_folder import paths as run_dir
+from ddp_train.run_folder.claim import let_go
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.system.process import STOP_SIGNALS, fork
+from ddp_train.system.process import STOP_SIGNALS, fork, oom_kills, ran_out
 
 RunJobs = Callable[[str, Callable[[], Job | None], Callable[[int], None], str], None]
 """What a rank does: (its place in the store, next job or None at the end, report an exit code, a remark for the log of each job)."""
@@ -108,7 +108,7 @@ class Member:
             if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `Leader.stop` is called
                 signal.signal(number, self.note_stop)
         self._store.set(f"job/{announced.number}/pid/{self._rank}", str(self._child.pid))
-        self._oom_kills = failure.oom_kills()
+        self._oom_kills = oom_kills()
         self._child.send(announced.job)
 
     def poll(self, timeout_s: float) -> int | None:
@@ -166,7 +166,7 @@ class Member:
                 rank=self._rank,
                 pid=self._child.pid,
                 exit_code=exit_code,
-                was_out_of_memory=failure.ran_out(self._oom_kills),
+                was_out_of_memory=ran_out(self._oom_kills),
                 said=failure.native_words(run_dir, self._rank, self._child.pid),
             )
             _record(found.beside(failure.last_words(run_dir, pids)), run_dir, seconds=time.monotonic() - self._started)
@@ -288,7 +288,7 @@ class _Child:
 
         def be_rank() -> int:
             self._ours.close()
-            run_dir.let_go()  # the folders are the member's, whose life is longer
+            let_go()  # the folders are the member's, whose life is longer
             if torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():
                 os.set_inheritable(theirs.fileno(), True)
                 environment = {**os.environ, FRESH_VARIABLE: f"{theirs.fileno()} {place}"}

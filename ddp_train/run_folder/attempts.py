@@ -17,9 +17,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from ddp_train.exit_code import FINAL, NO_PROGRESS
+from ddp_train.errors import FINAL, NO_PROGRESS
 from ddp_train.phase import Phase
-from ddp_train.run_folder.paths import RunDir, write_json
+from ddp_train.run_folder.paths import RunDir
+from ddp_train.system.files import write_json
 
 _RESTARTS = 3  # in a row without progress
 _NOTE_EVERY_S = 1.0

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ddp_train import FOLDER
-from ddp_train.errors import UserError
-from ddp_train.exit_code import FAILED, NO_PROGRESS
-from ddp_train.redaction import printable, redact_code
-from ddp_train.run_folder.paths import RunDir, create_json, write_json
+from ddp_train.errors import FAILED, NO_PROGRESS, UserError, printable
+from ddp_train.redaction import redact_code
+from ddp_train.run_folder.paths import RunDir
+from ddp_train.system.files import create_json, write_json
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
 _LINES_SHOWN = 8
@@ -191,26 +191,6 @@ def native_words(run_dir: RunDir, rank: int, pid: int) -> str:
     text = _tail(run_dir, rank).rpartition(f"begins (pid {pid})")[2]  # earlier attempts wrote to the same log
     lines = [found[0] for line in text.splitlines() if (found := _NATIVE_WORDS.search(line))]
     return redact_code(lines[-1][:_SAID_CHARACTERS]) if lines else ""
-
-
-def oom_kills() -> int | None:
-    """Return how many processes of this machine's share (control group) the out-of-memory killer has ended; None where nobody counts."""
-    try:
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
-                counter = f"/sys/fs/cgroup{path}/memory.events" if not controllers else f"/sys/fs/cgroup/memory{path}/memory.oom_control"
-                found = re.search(r"^oom_kill (\d+)$", Path(counter).read_text(), re.MULTILINE) if Path(counter).exists() else None
-                if found:
-                    return int(found[1])
-    except (OSError, ValueError):
-        pass
-    return None
-
-
-def ran_out(oom_kills_before: int | None) -> bool | None:
-    """Tell whether the out-of-memory killer was at work since `oom_kills` was asked; None where nobody counts."""
-    return None if oom_kills_before is None else (oom_kills() or 0) > oom_kills_before
 
 
 def last_words(run_dir: RunDir, pids: Mapping[int, int]) -> dict[int, str]:

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ddp_train.errors import ConfigError
-from ddp_train.run_folder.paths import RunDir, write_atomic, write_json
+from ddp_train.run_folder.paths import RunDir
+from ddp_train.system.files import write_atomic, write_json
 
 QUEUED, RUNNING, COMPLETED, FAILED = "queued", "running", "completed", "failed"
 

@@ -26,20 +26,19 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from ddp_train.config import check as config_check
 from ddp_train.config import cluster
 from ddp_train.config.spelling import nearest
+from ddp_train.config.tree import identity, texts
+from ddp_train.errors import FAILED as FAILED_CODE
 from ddp_train.errors import ConfigError
-from ddp_train.exit_code import FAILED as FAILED_CODE
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
-from ddp_train.launch.launcher import Slot
+from ddp_train.launch.launcher import MakeSlots
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.run_folder.trust import check_below
 from ddp_train.sweep.folder import COMPLETED, FAILED, Sweep, SweepJob
 from ddp_train.sweep.schedule import Policy, Schedule
 from ddp_train.sweep.table import SweepScreen, show
 from ddp_train.system import devices
-
-MakeSlots = Callable[[Path, int], Sequence[Slot]]
-"""Gives so many slots; the path is the folder for the logs of torch's agents."""
+from ddp_train.system.torchrun_env import is_torchrun_worker
 
 Check = Callable[[DictConfig, DictConfig], config_check.RunConfig]
 
@@ -91,7 +90,7 @@ class Multirun:
         entries: list[SweepJob] = []
         to_run: list[tuple[SweepJob, Job]] = []
         for overrides, job_config, checked_config in zip(job_overrides, composed, checked, strict=True):
-            entry = self._recall(config_check.identity(checked_config.tree))
+            entry = self._recall(identity(checked_config.tree))
             if entry is None:
                 if job_config.hydra.job.num != self._next_number():  # one before it was recalled
                     job_config = self._compose(loader, base, overrides, self._next_number())
@@ -208,7 +207,7 @@ class Multirun:
         for problem, places in found.values():
             if len(places) < len(composed):
                 others = f" and {len(places) - 1} more" if len(places) > 1 else ""
-                problem.happened += f" (in the job {' '.join(config_check.texts(composed[places[0]].hydra.overrides.task))}{others})"
+                problem.happened += f" (in the job {' '.join(texts(composed[places[0]].hydra.overrides.task))}{others})"
         found |= {str(problem): (problem, []) for problem in self._check_room(checked)}
         folders = [job_config.hydra.runtime.output_dir for job_config in composed]
         for folder in dict.fromkeys(folders):
@@ -250,12 +249,12 @@ class Multirun:
     def _freeze(self, composed: DictConfig, checked: config_check.RunConfig) -> tuple[SweepJob, Job]:
         """Write a job's config into its folder, where it stays as it is whatever happens to the YAML."""
         run_dir = RunDir(Path(composed.hydra.runtime.output_dir))
-        overrides = config_check.texts(composed.hydra.overrides.task)
+        overrides = texts(composed.hydra.overrides.task)
         entry = SweepJob(
             number=composed.hydra.job.num,
             folder=str(run_dir.root.relative_to(self.sweep.root)),
             overrides=overrides,
-            identity=config_check.identity(checked.tree),
+            identity=identity(checked.tree),
         )
         if any(job.folder == entry.folder for job in self.sweep.jobs):
             raise ConfigError(
@@ -299,7 +298,7 @@ class Multirun:
 
 def _stops_at(job: Job) -> float | None:
     """Return when the sweep has to stop, by the first job's word: the machine is the same for all."""
-    started = restart_note.run_started() if devices.is_torchrun_worker() else restart_note.STARTED
+    started = restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED
     return cluster.stops_at(job.config.tree["cluster"], os.environ, started=started, now=time.time())
 
 
@@ -309,9 +308,7 @@ def _run_elsewhere(composed: DictConfig) -> None:
 
 def _swept_keys(base: DictConfig) -> list[str]:
     """Return the keys for which the command gives several values."""
-    given = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + config_check.texts(
-        base.hydra.overrides.task
-    )
+    given = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + texts(base.hydra.overrides.task)
     return [override.key_or_group for override in OverridesParser.create().parse_overrides(given) if override.is_sweep_override()]
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ddp_train.exit_code import FINAL, INTERRUPTED, PREEMPTED, STOPPED
+from ddp_train.errors import FINAL, INTERRUPTED, PREEMPTED, STOPPED
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.signals import stop_signals

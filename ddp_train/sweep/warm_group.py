@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ddp_train.config.cluster import ALONE, environment_of
-from ddp_train.exit_code import FAILED, INTERRUPTED
+from ddp_train.errors import FAILED, INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
 from ddp_train.run_folder import failure

@@ -122,11 +122,3 @@ def _only(uuids: Sequence[str], beginning: str) -> int:
 def _torch_has_cuda() -> bool:
     spec = importlib.util.find_spec("torch")  # finds the package without importing it
     return spec is not None and spec.origin is not None and any((Path(spec.origin).parent / "lib").glob("*torch_cuda*"))
-
-
-def is_torchrun_worker() -> bool:
-    """Tell whether a torchrun agent started this process.
-
-    RANK alone does not say so: a Kubernetes operator sets it for the whole pod.
-    """
-    return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ

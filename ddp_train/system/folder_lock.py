@@ -2,8 +2,8 @@
 
 The lock (flock on the folder itself) is the truth on one machine: it ends with the last process that has it, however that ends, so a dead
 holder never needs clearing away. `.holder.json` says who has it. On a file system that several machines share the lock may be of one
-machine alone (NFS without locking, Lustre with localflock); there the holder's file is refreshed (`lease.py`), and another machine waits
-until it has not been refreshed for three intervals.
+machine alone (NFS without locking, Lustre with localflock); there the holder's file is refreshed (`folder_lease.py`), and another machine
+waits until it has not been refreshed for three intervals.
 """
 
 from __future__ import annotations

@@ -48,3 +48,12 @@ def _of_ipv4(packed: bytes) -> str | None:
 def _of_ipv6(address: str) -> str | None:
     lines = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
     return next((fields[-1] for fields in lines if fields[0] == address), None)
+
+
+def is_address(host: str) -> bool:
+    """Tell whether a host is written as an address. What a name means differs between machines: to itself it may be 127.0.1.1."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True

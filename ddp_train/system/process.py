@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -127,3 +128,23 @@ def _become(work: Callable[[], int], parent: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def oom_kills() -> int | None:
+    """Return how many processes of this machine's share (control group) the out-of-memory killer has ended; None where nobody counts."""
+    try:
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                counter = f"/sys/fs/cgroup{path}/memory.events" if not controllers else f"/sys/fs/cgroup/memory{path}/memory.oom_control"
+                found = re.search(r"^oom_kill (\d+)$", Path(counter).read_text(), re.MULTILINE) if Path(counter).exists() else None
+                if found:
+                    return int(found[1])
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def ran_out(oom_kills_before: int | None) -> bool | None:
+    """Tell whether the out-of-memory killer was at work since `oom_kills` was asked; None where nobody counts."""
+    return None if oom_kills_before is None else (oom_kills() or 0) > oom_kills_before

@@ -1,0 +1,1 @@
+"""From a config to trained weights: building, the loop, and what watches over its numbers."""

@@ -6,30 +6,21 @@ objective), the number of steps (scheduler) or the run's folder (metrics) by the
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
-import hydra.utils
-import torch
-from hydra.errors import HydraException
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ddp_train.amp import Amp
 from ddp_train.config import auto
-from ddp_train.config.check import nodes
-from ddp_train.config.rules import BatchIdentity
+from ddp_train.config.batch_sizes import BatchIdentity
 from ddp_train.config.schema import LOADER_KEYS
-from ddp_train.config.spelling import removal
-from ddp_train.config.target import accepts, locate, refusal
+from ddp_train.config.target import accepts, locate
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import Batch, DataSource, MetricWriter, Objective, Predicting, Resident, Strategy
-from ddp_train.joint import Joint, has_state
+from ddp_train.interfaces import DataSource, Joint, Objective, Predicting, Resident, Strategy
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.loader.order import SampleOrder
@@ -37,34 +28,9 @@ from ddp_train.loader.sampler import draw_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
-from ddp_train.redaction import reveal
-from ddp_train.training.state import seed_all
-
-
-@dataclass(kw_only=True)
-class Components:
-    """Everything that the loop works with."""
-
-    model: nn.Module  # as the config says; what is evaluated
-    trained: nn.Module  # the model, joined with an objective that has a state of its own: what is optimised, saved and compared
-    module: nn.Module  # the same, as the strategy wraps it
-    objective: Objective
-    optimizer: Optimizer
-    scheduler: LRScheduler
-    amp: Amp
-    scaler: torch.amp.GradScaler
-    strategy: Strategy
-    train_loader: Loader
-    eval_loader: Evaluation | None
-    total_steps: int
-    answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the objective's loss of a batch, shape [], computed through what the strategy has wrapped."""
-        if isinstance(self.trained, Joint):
-            loss: Tensor = self.module(batch)
-            return loss
-        return self.objective.loss(self.module, batch)
+from ddp_train.training.components import Components
+from ddp_train.training.instantiate import instantiate, refuse_tools
+from ddp_train.training.seeding import seed_all
 
 
 def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Components:
@@ -74,7 +40,7 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
         UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
     """
     data, trainer = tree["data"], tree["trainer"]
-    _refuse_tools(tree)
+    refuse_tools(tree)
     seed_all(tree["seed"])  # for data that is drawn at random
     with world.main_first():  # rank 0 downloads; the others find the files
         train_source = _source(data, {}, key="data")
@@ -128,68 +94,6 @@ def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Compon
         total_steps=total_steps,
         answers=answers,
     )
-
-
-def build_writers(nodes: Mapping[str, Any], **run_facts: Any) -> list[MetricWriter]:
-    """Build the metric writers of rank 0. An argument that is `auto` takes the run's fact of the same name."""
-    answers = auto.answer({"metrics": nodes}, run_facts)
-    return [instantiate(node, key=f"metrics.{name}", answers=answers) for name, node in nodes.items() if node]
-
-
-def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any] | None = None, first: Any = None) -> Any:
-    """Create what a node names, after completing it with what only the run knows.
-
-    Args:
-        key: the node's config key, for errors.
-        answers: values for the arguments that are `auto`, by their keys.
-        first: a first positional argument (parameters, a model, an optimizer).
-
-    Raises:
-        UserError: its class raised; the message has the config key.
-    """
-    answers = answers or {}
-    filled = {
-        name: answers[f"{key}.{name}"] for name in node if f"{key}.{name}" in answers
-    }  # as they are, whatever Hydra would make of them
-    given = {name: auto.put(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
-    try:
-        make = hydra.utils.instantiate({"_convert_": "all", **reveal(given), "_partial_": True})
-    except KeyError as error:
-        raise ConfigError(key=key, happened=f"the environment variable {error} is not set here", fix=f"export {error}=...") from None
-    except HydraException as error:  # of a node inside this one: its cause says more than Hydra's words around it
-        cause = error.__cause__ or error
-        _refuse_unexpected(cause, node, key)
-        cause.add_note(f"config key: {key}")
-        raise cause from None
-    if node.get("_partial_") and first is None:
-        return functools.partial(make, **filled)
-    try:
-        return make(*([] if first is None else [first]), **filled)
-    except UserError:
-        raise
-    except Exception as error:
-        if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:
-            raise ConfigError(key=key, happened=f"{node['_target_']}: {error}") from None  # the call itself did not fit
-        _refuse_unexpected(error, node, key)
-        error.add_note(f"config key: {key}")
-        raise
-
-
-def _refuse_unexpected(error: BaseException, node: Mapping[str, Any], key: str) -> None:
-    """Refuse an argument that a class passed on (`**kwargs`) to something that does not take it."""
-    found = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
-    for at, value in nodes({key: node}) if found else ():
-        if found and at.endswith(f".{found[1]}"):
-            fix = f"remove it: {removal(at, value)}"
-            raise ConfigError(key=at, happened=f"is passed on to something that does not take it: {error}", fix=fix) from error
-
-
-def _refuse_tools(tree: Mapping[str, Any]) -> None:
-    """Check once more what will be called: this process may find other modules under the same names than the one that composed."""
-    for key, node in nodes(tree):
-        if isinstance(node, Mapping) and isinstance(node.get("_target_"), str):
-            for problem in refusal(node, key, locate(node["_target_"]), tree["allowed_targets"]):
-                raise problem
 
 
 def _source(data: Mapping[str, Any], changes: Mapping[str, Any] | None, *, key: str) -> DataSource | Stream:
@@ -330,3 +234,23 @@ def _total_steps(trainer: Mapping[str, Any], steps_per_epoch: int | None) -> int
     by_epochs = trainer["max_epochs"] * steps_per_epoch if trainer["max_epochs"] is not None and steps_per_epoch is not None else None
     limits = [limit for limit in (trainer["max_steps"], by_epochs) if limit is not None]
     return int(min(limits))
+
+
+def has_state(objective: Objective) -> bool:
+    """Tell whether an objective has something to train, to share or to save.
+
+    Raises:
+        ConfigError: it has parameters to train where nobody finds them.
+    """
+    if isinstance(objective, nn.Module):
+        return any(parameter.requires_grad for parameter in objective.parameters()) or any(True for _ in objective.buffers())
+    for name, value in getattr(objective, "__dict__", {}).items():
+        held = value.parameters() if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
+        if any(tensor.requires_grad for tensor in held):
+            raise ConfigError(
+                key="objective",
+                happened=f"{type(objective).__name__}.{name} has parameters to train, but {type(objective).__name__} is no torch.nn.Module",
+                expected="an nn.Module, whose parameters are found, trained and saved",
+                fix=f"class {type(objective).__name__}(nn.Module), with super().__init__(); or {name}.requires_grad_(False)",
+            )
+    return False

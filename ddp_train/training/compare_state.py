@@ -10,8 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.training.saved_state import class_of
-
 _CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
 _PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums")  # in the state of torch's schedulers
 _LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")  # state that has a parameter's shape
@@ -129,3 +127,8 @@ def _is_in_order(optimizer: Optimizer, groups: list[dict[str, Any]], state: Mapp
 
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def class_of(value: object) -> str:
+    """Return the full name of a value's class."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"

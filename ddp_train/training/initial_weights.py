@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ddp_train import checkpoint
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.foreign_files import read_pt, read_safetensors
+from ddp_train.checkpoint.read import read_shared
+from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 
@@ -80,8 +81,8 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     problem = "there is no such file or folder"
     if catalog.is_checkpoint(path) or (path / "checkpoints").is_dir():
         given = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
-        chosen = catalog.find(given, checkpoint.verify, key="init_from")
-        return str(chosen), checkpoint.read_shared(chosen)["model"]
+        chosen = catalog.find(given, verify, key="init_from")
+        return str(chosen), read_shared(chosen)["model"]
     if path.exists():
         problem = "is no kind of file that can be read safely"
     if (path / ".metadata").exists():

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
-from ddp_train import checkpoint
+from ddp_train.checkpoint import catalog
+from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_after
+from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
+from ddp_train.job import Job
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.training import predictions
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
 from ddp_train.training.loss_monitor import Event, Rewind
+from ddp_train.training.saved_state import load
+from ddp_train.training.seeding import seed_all
 from ddp_train.training.state import Jump, TrainState
+from ddp_train.training.trainer import settle
 
 _MOST_IN_VAIN = 3  # rewinds to the same checkpoint
 
@@ -43,7 +51,7 @@ def rewind(
         RewindError: there is no checkpoint, or going back to it has not helped three times.
     """
     tell(found.event, found.happened)
-    chosen, refused = checkpoint.newest_good(run_dir.checkpoints, world, moves=moves)
+    chosen, refused = newest_good(run_dir.checkpoints, world, moves=moves)
     if world.is_main:
         print(*(f"{line}\n" for line in refused), sep="", end="", flush=True)
     if chosen is None:
@@ -54,7 +62,7 @@ def rewind(
             fix="a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start",
         )
     from_step, samples, jumps = state.step, state.samples, state.jumps
-    checkpoint.load(chosen, components, state, world, moves=moves)
+    load(chosen, components, state, world, moves=moves)
     in_vain = [jump for jump in jumps[-_MOST_IN_VAIN:] if jump.to_step == state.step]
     if len(in_vain) == _MOST_IN_VAIN:
         raise RewindError(
@@ -67,9 +75,38 @@ def rewind(
     state.samples, state.jumps = samples, [*jumps, jump]
     state.owes_evaluation = False  # made up for when this attempt began
     if world.is_main:
-        checkpoint.set_aside_after(chosen.parent, chosen)
+        set_aside_after(chosen.parent, chosen)
         predictions.forget_after(run_dir.predictions, state.step)
     tell(
         {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
         f"rewound from step {from_step} to {chosen.name}; the data goes on after sample {samples:,}",
     )
+
+
+def resume(job: Job, components: Components, state: TrainState, world: World, *, moves: Callable[[], None]) -> bool:
+    """Continue from the given or the newest good checkpoint; tell whether there is one. Collective."""
+    chosen = _choose_checkpoint(job, world, moves)
+    if world.is_main:
+        remove_debris(job.run_dir.checkpoints)
+        for name in set_aside_after(chosen.parent if chosen else job.run_dir.checkpoints, chosen):
+            print(f"a checkpoint of a later step is now {name}", flush=True)
+    if chosen is None:
+        if world.is_main and job.run_dir.metrics.exists():
+            print("resumed  from the start: there is no good checkpoint", flush=True)
+        return False
+    settle(components, world)
+    if not load(chosen, components, state, world, moves=moves):
+        seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+    return True
+
+
+def _choose_checkpoint(job: Job, world: World, moves: Callable[[], None]) -> Path | None:
+    """Return the given or the newest good one, the same on all ranks. Collective."""
+    if job.checkpoint is not None:
+        given = Path(job.checkpoint)
+        found: Path = world.from_main(catalog.find(given, partial(verify, moves=moves), key="resume") if world.is_main else None)
+        return found
+    newest, refused = newest_good(job.run_dir.checkpoints, world, moves=moves)
+    if world.is_main:
+        print(*(f"{line}\n" for line in refused), sep="", end="", flush=True)
+    return newest

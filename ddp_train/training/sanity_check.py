@@ -24,17 +24,16 @@ from torch import Tensor, nn
 from torch.distributed import DistError
 from torch.utils.hooks import RemovableHandle
 
-from ddp_train.batch import batch_size, describe, map_tensors, tensors_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.interfaces import Batch, Indices, Labelled, Objective, Predicting
+from ddp_train.interfaces import Batch, Indices, Labelled, Objective, Predicting, batch_size, describe, map_tensors, tensors_of
 from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective
 from ddp_train.run_folder import failure
-from ddp_train.training.build import Components
-from ddp_train.training.state import random_state, set_random_state
+from ddp_train.training.components import Components
+from ddp_train.training.seeding import random_state, set_random_state
 
 logger = logging.getLogger(__name__)
 

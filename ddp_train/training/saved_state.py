@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -12,10 +13,16 @@ import xxhash
 from torch import nn
 
 from ddp_train.checkpoint import codec
+from ddp_train.checkpoint.read import read_own, read_shared
+from ddp_train.checkpoint.save import Content
+from ddp_train.checkpoint.verify import read_manifest
 from ddp_train.distributed.world import World
-from ddp_train.joint import Joint
-from ddp_train.training.build import Components
-from ddp_train.training.state import TrainState, WindowSums, random_state
+from ddp_train.errors import UserError
+from ddp_train.interfaces import Joint
+from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, regrouped_schedule, with_versions
+from ddp_train.training.components import Components
+from ddp_train.training.seeding import random_state, set_random_state
+from ddp_train.training.state import TrainState, WindowSums
 
 
 class Stateful(Protocol):
@@ -48,7 +55,22 @@ def modules(components: Components) -> dict[str, nn.Module]:
     return dict(components.trained.named_children()) if isinstance(components.trained, Joint) else {"model": components.model}
 
 
-def shared_state(components: Components, state: TrainState) -> dict[str, Any]:
+def content(components: Components, state: TrainState, window: WindowSums, world: World) -> Content:
+    """Return what a checkpoint of this moment holds. Collective.
+
+    All ranks take rank 0's buffers first: each has its own BatchNorm averages, of which every rank would write a share. So a rank goes on
+    with what the checkpoint holds. Under DDP nothing else would come of it: its next step begins with rank 0's buffers anyway.
+    """
+    world.copy_from_main(components.trained.buffers())
+    return Content(
+        step=state.step,
+        shared=_shared_state(components, state),
+        own=_own_state(components, state, window, world),
+        may_be_infinite=_may_be_infinite(components),
+    )
+
+
+def _shared_state(components: Components, state: TrainState) -> dict[str, Any]:
     """Return what is the same on every rank."""
     states = {name: module.state_dict() for name, module in modules(components).items()}
     return {
@@ -61,7 +83,7 @@ def shared_state(components: Components, state: TrainState) -> dict[str, Any]:
     }
 
 
-def own_state(components: Components, state: TrainState, window: WindowSums, world: World) -> dict[str, Any]:
+def _own_state(components: Components, state: TrainState, window: WindowSums, world: World) -> dict[str, Any]:
     """Return what is this rank's alone."""
     return {
         "random": random_state(world.device),
@@ -70,13 +92,66 @@ def own_state(components: Components, state: TrainState, window: WindowSums, wor
     }
 
 
-def may_be_infinite(components: Components) -> Callable[[str], bool]:
+def _may_be_infinite(components: Components) -> Callable[[str], bool]:
     """Return what tells of a tensor's name whether infinity is no sign of lost weights: a buffer may hold a mask."""
     found = modules(components).items()
     buffers = {f"{part}.{name}" for part, module in found for name, _ in module.named_buffers(remove_duplicate=False)}
     return lambda name: name in buffers
 
 
-def class_of(value: object) -> str:
-    """Return the full name of a value's class."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+def load(checkpoint: Path, components: Components, state: TrainState, world: World, *, moves: Callable[[], None] = lambda: None) -> bool:
+    """Put a verified checkpoint into the components. Collective.
+
+    Args:
+        moves: called again and again while this rank reads, which may take its time.
+
+    Returns:
+        Whether the random streams came back too; with another world size they cannot.
+
+    Raises:
+        CheckpointError: it is not what its format says.
+        UserError: it is of another model or optimizer.
+    """
+    saved_size: int = read_manifest(checkpoint)["world_size"]
+    shared = read_shared(checkpoint, world, moves=moves)
+    _restore(checkpoint, shared, components, state, world)
+    if saved_size == world.size:
+        own = read_own(checkpoint, world.rank)
+        state.window = WindowSums(**own["window"])
+        components.train_loader.load_state_dict(own["data"])
+        set_random_state(own["random"], world.device)
+        return True
+    if components.scaler.is_enabled():  # the scale times the number of ranks stays (amp.py)
+        components.scaler.load_state_dict({**shared["scaler"], "scale": shared["scaler"]["scale"] * saved_size / world.size})
+    windows = [WindowSums(**read_own(checkpoint, rank)["window"]) for rank in range(saved_size if world.is_main else 1)]
+    state.window = WindowSums.shared_out(windows, is_main=world.is_main)
+    return False
+
+
+def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components, state: TrainState, world: World) -> None:
+    """Put what all ranks have into the components, after comparing all of it."""
+    optimizer, found = components.optimizer, modules(components)
+    problems = compare_model(components.model, shared["model"])
+    objective = compare_model(found.get("objective", nn.Module()), shared.get("objective", {}))  # without a state neither has one
+    problems += [f"of the objective: {problem}" for problem in objective]
+    problems += compare_optimizer(optimizer, shared)
+    if not problems:
+        try:
+            for name, module in found.items():
+                module.load_state_dict(with_versions(shared[name], shared[f"{name}_versions"]))
+            schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
+            differences = load_optimizer(optimizer, shared["optimizer"])
+            for name, part in parts(components, state).items():
+                part.load_state_dict(schedule if name == "scheduler" else shared[name])
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            problems = [f"{type(error).__name__}: {error}"]
+    if problems:
+        raise UserError(
+            key="resume",
+            happened="\n    ".join([f"{checkpoint} does not fit this model and optimizer:", *problems]),
+            expected="a checkpoint of the same configuration",
+            fix="resume=never, or the configuration that it was saved with",
+        )
+    if world.is_main:
+        for difference in differences:
+            print(difference, flush=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,17 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_train import joint
-from ddp_train.batch import batch_size
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Indices, Objective, Predicting
+from ddp_train.interfaces import Indices, Objective, Predicting, batch_size
 from ddp_train.loader.device_copy import copied_ahead, to_device
 from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.phase import Phase, Pulse
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
 from ddp_train.training.device_queue import device_queue
 from ddp_train.training.log_window import Window
 from ddp_train.training.loss_monitor import AnomalyWatch, Rewind
@@ -273,7 +271,7 @@ def evaluate(
     Raises:
         OSError: on every rank when one could not write its predictions.
     """
-    world.copy_from_main(joint.buffers(model, objective))
+    world.copy_from_main(_buffers(model, objective))
     parts = [part for part in (model, objective) if isinstance(part, nn.Module)]
     modes = [(module, module.training) for part in parts for module in part.modules()]
     for part in parts:
@@ -456,3 +454,8 @@ def _write(components: Components, state: TrainState, loop: Loop, split: str, va
     epoch = epochs(components.train_loader.order, state.samples)
     loop.last |= {f"{split}/{name}": value for name, value in values.items()}
     loop.write({"split": split, "step": state.step, "epoch": epoch, "samples": state.samples, "time": time.time(), **values})
+
+
+def _buffers(model: nn.Module, objective: Objective) -> list[Tensor]:
+    """Return the buffers of both."""
+    return list(chain(model.buffers(), objective.buffers() if isinstance(objective, nn.Module) else ()))

@@ -1,14 +1,13 @@
 """The process that watches the ranks of one node: who does not move any more is named, with its stack, and ended.
 
-    python -m ddp_train.watchdog.__main__ PID_OF_LOCAL_RANK_0
+    python -m ddp_train.watchdog PID_OF_LOCAL_RANK_0
 
 Jobs come as lines on its standard input (`Orders`; an empty line: the job is over). It imports no torch and needs nothing of the ranks:
-their beats and stacks lie in memory that it can see (`memory_file.py`).
+their beats and stacks lie in memory that it can see (`system/shared_memory.py`).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -16,46 +15,22 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ddp_train.rank import restart_report
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
 from ddp_train.system import stack_dump
 from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, state_of
+from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.watchdog.diagnosis import ERROR, IN_KERNEL, STOPPED, Blame, Facts, Worker, blame, blame_anybody, blame_other_node, to_failure
 from ddp_train.watchdog.flight_recorder import Request
 from ddp_train.watchdog.heartbeat import Beat, Beats
-
-OTHER_NODES = 2
-"""Where nobody on this node is to blame, another node has this many time-outs to name somebody."""
+from ddp_train.watchdog.request import OTHER_NODES, Orders
 
 _POLL_S = 0.2
 _GAP_S = 2.0  # between two polls: this process was suspended itself, and probably the ranks too
 _ENDS_WITHIN_S = 3.0  # after a rank was killed; its agent ends the others, unless they are stuck as well
-
-
-@dataclass(frozen=True, kw_only=True)
-class Orders:
-    """What to watch."""
-
-    pids: dict[int, int]  # rank -> pid, of this node
-    world_size: int
-    run_dir: str
-    start_timeout_s: float | None  # without a beat, until a rank has taken its first step; None: as long as it takes
-    step_timeout_s: float | None  # the same, after it
-    uses_device: bool  # a GPU
-    shows: bool  # a report goes to the terminal too
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Orders:
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**{**fields, "pids": {int(rank): pid for rank, pid in fields["pids"].items()}})
 
 
 def main() -> None:
@@ -191,7 +166,7 @@ class _Job:
             is_first = found.record(self._run_dir, seconds=time.monotonic() - self._began)
         except OSError:  # a full disk, say, which may be the very reason
             pass
-        if is_first and self._orders.shows and restart_report.is_last_attempt():
+        if is_first and self._orders.shows and is_last_attempt():
             with suppress(OSError):  # nobody reads it
                 print(found.screen(self._run_dir), file=sys.stderr, flush=True)
 

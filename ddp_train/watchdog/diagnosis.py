@@ -1,7 +1,7 @@
 """Who is to blame when ranks stand still: what the kernel, the beats and the stacks of one node's ranks say, weighed in that order.
 
 A rank that waits in a collective waits for somebody else. On a GPU it is the device that does, and the host stands still wherever it has
-to do with its device. Pure functions: the watch (`watch_process.py`) gathers the facts.
+to do with its device. Pure functions: the watch (`watchdog/__main__.py`) gathers the facts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "ddp_train/distributed/attempt.py",
     "ddp_train/checkpoint/mailbox.py",
 )
-_READS = re.compile(r"ddp_train/data/(?!device\.py|loader\.py)")  # in the stack of a rank that reads samples itself
+_READS = re.compile(r"ddp_train/(?:data|loader)/(?!device_copy\.py|loader\.py)")  # in the stack of a rank that reads samples itself
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
 ERROR = "Hang"

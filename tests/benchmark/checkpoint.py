@@ -28,9 +28,10 @@ import torch.multiprocessing as mp
 import xxhash
 from torch import nn
 
-from ddp_train import checkpoint
+from ddp_train.checkpoint.save import Saver
 from ddp_train.distributed.world import World
 from ddp_train.scheduler import constant
+from ddp_train.training.saved_state import content
 from ddp_train.training.state import TrainState, WindowSums
 
 SIDE = 2_000  # of a weight matrix: 4 million parameters
@@ -67,7 +68,7 @@ class Rank:
             self.flat |= {f"optimizer.{number}.{name}": value for name, value in values.items()}
         self.num_bytes = sum(value.numel() * value.itemsize for value in self.flat.values())
         self.raw_bytes = torch.cat([value.reshape(-1).view(torch.uint8) for value in self.flat.values()]).numpy()
-        self.saver: checkpoint.Saver | None = None
+        self.saver: Saver | None = None
         self.async_group = dist.new_group(backend="gloo")
 
     def ways(self) -> dict[str, Way]:
@@ -118,10 +119,10 @@ class Rank:
 
     def ours(self, folder: Path) -> Callable[[], None]:
         if self.saver is None:
-            self.saver = checkpoint.Saver(folder.parent / "ours", self.world, config_hash="", remove_old=lambda path: None)
+            self.saver = Saver(folder.parent / "ours", self.world, config_hash="", remove_old=lambda path: None)
             self.step = 0
         self.step += 1
-        self.saver.save(self.components, TrainState(step=self.step), WindowSums())
+        self.saver.save(content(self.components, TrainState(step=self.step), WindowSums(), self.world))
 
         def wait() -> None:
             assert self.saver is not None

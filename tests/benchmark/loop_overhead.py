@@ -38,13 +38,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_train.cli.main import CONF
 from ddp_train.config.check import RunConfig, check
-from ddp_train.distributed.world import World, alone, join_store, open_world
+from ddp_train.distributed.store import join_store
+from ddp_train.distributed.world import World, alone, open_world
 from ddp_train.interfaces import Batch, Indices
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.phase import Pulse
 from ddp_train.rank.rank import leave
-from ddp_train.training.build import build, build_writers
+from ddp_train.training.build import build
+from ddp_train.training.instantiate import build_writers
 from ddp_train.training.state import TrainState
 from ddp_train.training.trainer import Loop, Record, train
 

@@ -12,14 +12,16 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from ddp_train.cli import compose as cli_compose
 from ddp_train.cli import main as app
 from ddp_train.config import target
 from ddp_train.config.check import ConfigErrors, RunConfig, check, load
 from ddp_train.config.cluster import environment_of, meeting
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
-from ddp_train.run_folder.paths import write_json
+from ddp_train.launch.launcher import Launcher
 from ddp_train.system import nvml
+from ddp_train.system.files import write_json
 
 OPTIONS = sorted(
     f"{path.parent.name}={path.stem}" for path in app.CONF.glob("*/*.yaml") if path.parent.name not in ("experiment", "cluster")
@@ -64,7 +66,7 @@ def command_line(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str)
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["ddp-train", *arguments])
-    return app.run(app.Place(run=run_job, slots=lambda folder, count: [])), jobs
+    return app.run(Launcher(run=run_job, slots=lambda folder, count: [])), jobs
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -287,7 +289,7 @@ def sweep(
     seen: list[str] = []
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["ddp-train", *arguments])
-    place = app.Place(run=lambda job: 0, slots=lambda folder, count: [FakeSlot(outcome or {}, seen) for _ in range(count)])
+    place = Launcher(run=lambda job: 0, slots=lambda folder, count: [FakeSlot(outcome or {}, seen) for _ in range(count)])
     return app.run(place), seen
 
 
@@ -316,7 +318,7 @@ def test_an_error_after_the_start_is_not_called_a_mistake_of_the_command_line(
     monkeypatch.setattr(slot, "poll", break_off)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ddp-train", "cluster=cpu", *arguments])
-    assert app.run(app.Place(run=break_off, slots=lambda folder, count: [slot])) == 1
+    assert app.run(Launcher(run=break_off, slots=lambda folder, count: [slot])) == 1
     shown = capsys.readouterr().err
     assert str(error) in shown and "`ddp-train resume there` continues it" in shown
     assert "nothing was started" not in shown
@@ -327,7 +329,7 @@ def test_before_the_start_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(app, "claim_given", full)
+    monkeypatch.setattr(cli_compose, "claim_given", full)
     assert command_line(monkeypatch, tmp_path, "cluster=cpu", "hydra.run.dir=there") == (2, [])
     assert "nothing was started" in capsys.readouterr().err
 

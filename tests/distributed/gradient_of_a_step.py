@@ -23,9 +23,11 @@ from ddp_train.cli.main import CONF
 from ddp_train.config.check import RunConfig, check
 from ddp_train.data.packed_tokens import PackedTokens
 from ddp_train.data.padded_tokens import PaddedTokens
-from ddp_train.distributed.world import World, join_store, open_world
+from ddp_train.distributed.store import join_store
+from ddp_train.distributed.world import World, open_world
 from ddp_train.rank.rank import leave
-from ddp_train.training.build import Components, build
+from ddp_train.training.build import build
+from ddp_train.training.components import Components
 from ddp_train.training.trainer import Window, train_step
 
 DATA = {"packed_tokens": PackedTokens, "padded_tokens": PaddedTokens}

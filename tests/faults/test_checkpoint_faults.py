@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_train import checkpoint
 from ddp_train.checkpoint import codec
+from ddp_train.checkpoint.folder import newest_good, remove_debris
+from ddp_train.checkpoint.read import read_shared
 from tests.conftest import TINY, Project, finish, metrics, wait_for
 from tests.unit.checkpoint_ranks import Ranks
 from tests.unit.parts import components
@@ -67,11 +68,11 @@ def test_a_job_killed_inside_a_save_has_a_good_checkpoint_and_leaves_no_debris(t
             os.kill(pid, signal.SIGKILL)
             assert server.stdout.readline() == "gone\n"
             inside += _step_under_way(tmp_path) > 0
-            good, refused = checkpoint.newest_good(tmp_path)
+            good, refused = newest_good(tmp_path)
             assert not refused
             found = int(good.name.removeprefix("step_")) if good else 0
             assert found >= under_way - 1  # the save before was there
-            checkpoint.remove_debris(tmp_path)
+            remove_debris(tmp_path)
             assert all(path.name.startswith("step_") for path in tmp_path.iterdir())
             step = found + 1
         server.stdin.close()
@@ -126,7 +127,7 @@ def test_a_whole_run_killed_inside_a_save_fifty_times_ends_as_if_nothing_had_bee
             assert int(resumed[1]) == expected
         left = [path.name for path in folder.glob(".*")]
         inside += any(name.startswith(".partial") for name in left)
-        good, refused = checkpoint.newest_good(folder)
+        good, refused = newest_good(folder)
         assert not refused
         assert good is not None or under_way <= every
         expected = _newest_step(folder)
@@ -142,7 +143,7 @@ def test_a_whole_run_killed_inside_a_save_fifty_times_ends_as_if_nothing_had_bee
     runs = [project.folder / "outputs" / name for name in ("whole", "killed")]
     losses = [[(record["step"], record["loss"]) for record in metrics(run, "train")] for run in runs]
     assert losses[0] == losses[1]
-    states = [checkpoint.read_shared(run / f"checkpoints/step_{steps:08d}") for run in runs]
+    states = [read_shared(run / f"checkpoints/step_{steps:08d}") for run in runs]
     for tensors in zip(*(codec.encode(state, "")[1].values() for state in states), strict=True):
         assert torch.equal(*tensors)
 
@@ -211,7 +212,7 @@ def test_every_mutation_is_found_and_named_and_the_one_before_is_used(
     print("seed", seed)
     folder = Path(shutil.copytree(two_checkpoints, tmp_path / "copy"))
     mutate(folder / "step_00000002" / name, random.Random(seed))
-    found, refused = checkpoint.newest_good(folder)
+    found, refused = newest_good(folder)
     assert found == folder / "step_00000001"
     assert len(refused) == 1
     assert refused[0].startswith("checkpoint step_00000002 is not used: ")

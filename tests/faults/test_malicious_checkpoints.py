@@ -22,12 +22,14 @@ import safetensors.torch
 import torch
 import xxhash
 
-from ddp_train import checkpoint
 from ddp_train.checkpoint.catalog import find
+from ddp_train.checkpoint.folder import newest_good
+from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.training import initial_weights
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
+from ddp_train.training.saved_state import load
 from ddp_train.training.state import TrainState
 from tests.conftest import TINY, Project
 from tests.unit.parts import checked, components, saved
@@ -206,7 +208,7 @@ def test_a_folder_of_dcp_is_not_unpickled(tmp_path: Path, marker: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(Payload(open, str(marker), "w")))
     (folder / "__0_0.distcp").write_bytes(b"")
     refused(begin_with(folder), r"pickles run code")
-    refused(lambda: find(folder, checkpoint.verify, key="resume"), "COMPLETE is missing")
+    refused(lambda: find(folder, verify, key="resume"), "COMPLETE is missing")
 
 
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path, marker: Path) -> None:
@@ -297,10 +299,10 @@ def test_a_checkpoint_that_leads_elsewhere_is_refused_and_the_one_before_it_used
     folder = shutil.copytree(sound, tmp_path / "checkpoints")
     good, bad = folder / "step_00000001", folder / "step_00000002"
     SPOILT[reason](bad, tmp_path / "outside")
-    refused(lambda: find(bad, checkpoint.verify, key="resume"), reason)
-    found, _ = checkpoint.newest_good(folder)
+    refused(lambda: find(bad, verify, key="resume"), reason)
+    found, _ = newest_good(folder)
     assert found == good
-    assert find(folder / "last", checkpoint.verify, key="resume") == good
+    assert find(folder / "last", verify, key="resume") == good
 
 
 @pytest.mark.parametrize("deceit", ["twice", "overlap"])
@@ -321,8 +323,8 @@ def test_a_shard_that_deceives_though_its_manifest_knows_it_is_refused(
     changed = struct.pack("<Q", len(text)) + text.encode() + content[8 + length :]
     shard.write_bytes(changed)
     rewrite(path, lambda manifest: manifest["files"].update({shard.name: entry_of(changed)}))
-    assert checkpoint.verify(path) == ""
-    refused(lambda: checkpoint.load(path, parts, TrainState(), alone()), {"twice": "twice", "overlap": "not where they can be"}[deceit])
+    assert verify(path) == ""
+    refused(lambda: load(path, parts, TrainState(), alone()), {"twice": "twice", "overlap": "not where they can be"}[deceit])
 
 
 def test_a_config_that_came_with_a_checkpoint_is_compared_and_never_instantiated(project: Project, marker: Path, parts: Components) -> None:

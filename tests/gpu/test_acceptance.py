@@ -18,8 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddp_train import checkpoint
 from ddp_train.checkpoint import codec
+from ddp_train.checkpoint.folder import newest_good
+from ddp_train.checkpoint.read import read_shared
+from ddp_train.checkpoint.verify import verify
 from tests.conftest import finish, metrics, our_processes
 from tests.distributed.test_checkpoint_policy import steps_saved
 from tests.distributed.test_failure import children, pid_of
@@ -42,9 +44,9 @@ def numbers(run: Path) -> list[dict[str, Any]]:
 
 def tensors(run: Path) -> dict[str, Tensor]:
     """Return what all ranks have of a run's newest checkpoint: weights, buffers, the optimizer's state."""
-    newest, refused = checkpoint.newest_good(run / "checkpoints")
+    newest, refused = newest_good(run / "checkpoints")
     assert newest is not None and not refused
-    return codec.encode(checkpoint.read_shared(newest), "")[1]
+    return codec.encode(read_shared(newest), "")[1]
 
 
 def same_bits(one: Path, other: Path) -> None:
@@ -133,7 +135,7 @@ def test_saves_by_time_are_of_one_step_on_all_ranks(rig: Rig) -> None:
     assert done.returncode == 75, done.output
     saved = [steps_saved(run, rank) for rank in range(rig.ranks)]
     assert saved == [saved[0]] * rig.ranks
-    assert [checkpoint.verify(path) for path in sorted((run / "checkpoints").glob("step_*"))] == [""] * 3
+    assert [verify(path) for path in sorted((run / "checkpoints").glob("step_*"))] == [""] * 3
     rig.note(f"{len(saved[0])} saves")
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from ddp_train import checkpoint
-from ddp_train.checkpoint.catalog import Keep
+from ddp_train.checkpoint.save import Saver
+from ddp_train.checkpoint.schedule import Keep, remove_old
 from ddp_train.distributed.world import World
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
+from ddp_train.training.saved_state import content
 from ddp_train.training.state import TrainState, WindowSums
 from tests.unit.parts import LOSS
 
@@ -56,18 +57,17 @@ class Ranks:
 
     def __init__(self, folder: Path, parts: Components | Sequence[Components], *, size: int = 3, keep_last: int = 2) -> None:
         self.folder, self.parts = folder, [parts] * size if isinstance(parts, Components) else parts
+        self.worlds = worlds(size)
         self.savers = [
-            checkpoint.Saver(
-                folder, world, config_hash="abc", remove_old=lambda path: checkpoint.remove_old(path, Keep(last=keep_last, ranking=LOSS))
-            )
-            for world in worlds(size)
+            Saver(folder, world, config_hash="abc", remove_old=lambda path: remove_old(path, Keep(last=keep_last, ranking=LOSS)))
+            for world in self.worlds
         ]
 
     def start(self, step: int, **settings: Any) -> None:
         """Begin to save on every rank."""
         state = TrainState(step=step, samples=step * 32)
-        for rank, saver in enumerate(self.savers):
-            saver.save(self.parts[rank], state, WindowSums([float(rank)], [2.0], skipped=rank), **settings)
+        for rank, (saver, world) in enumerate(zip(self.savers, self.worlds, strict=True)):
+            saver.save(content(self.parts[rank], state, WindowSums([float(rank)], [2.0], skipped=rank), world), **settings)
 
     def save(self, step: int) -> str:
         """Save on every rank and return what went wrong; all ranks must say the same."""

@@ -8,12 +8,14 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from ddp_train import checkpoint
 from ddp_train.checkpoint.catalog import Ranking
+from ddp_train.checkpoint.save import Saver
 from ddp_train.cli.main import CONF
 from ddp_train.config.check import RunConfig, check
 from ddp_train.distributed.world import alone
-from ddp_train.training.build import Components, build
+from ddp_train.training.build import build
+from ddp_train.training.components import Components
+from ddp_train.training.saved_state import content
 from ddp_train.training.state import TrainState, WindowSums
 from tests.conftest import TINY
 
@@ -35,7 +37,7 @@ def components(*overrides: str, base: list[str] = TINY) -> Components:
 
 def saved(folder: Path, step: int, parts: Components, facts: Mapping[str, Any] | None = None) -> Path:
     """Save a checkpoint as a run does, and return it."""
-    saver = checkpoint.Saver(folder, alone(), config_hash="abc")
-    saver.save(parts, TrainState(step=step, samples=step * 32), WindowSums(), facts=facts)
+    saver = Saver(folder, alone(), config_hash="abc")
+    saver.save(content(parts, TrainState(step=step, samples=step * 32), WindowSums(), alone()), facts=facts)
     assert saver.finish() == ""
     return folder / f"step_{step:08d}"

@@ -15,8 +15,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from ddp_train.config.batch_sizes import BatchIdentity
 from ddp_train.config.check import RunConfig
-from ddp_train.config.rules import BatchIdentity
 from ddp_train.job import Job
 from ddp_train.metrics import console as console_module
 from ddp_train.metrics.console import Console

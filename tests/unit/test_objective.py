@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_train.batch import batch_size
+from ddp_train.interfaces import batch_size
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.objective.loss import LossObjective, as_objective

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from ddp_train import redaction
+from ddp_train.errors import printable
 
 SECRET = "s3cr3t'\"value\\1"
 
@@ -86,4 +87,4 @@ def test_a_reference_is_no_secret_and_is_revealed_where_it_is_needed() -> None:
 
 
 def test_control_characters_are_shown_and_not_obeyed() -> None:
-    assert redaction.printable("a\x1b[2J\nb\r\x07") == "a\\x1b[2J\nb\\r\\x07"
+    assert printable("a\x1b[2J\nb\r\x07") == "a\\x1b[2J\nb\\r\\x07"

@@ -1,0 +1,1 @@
+"""What the image data sets share."""

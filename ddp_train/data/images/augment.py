@@ -15,10 +15,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-Keys = NDArray[np.uint64]
-"""64 uniform random bits per sample, shape [B]."""
+from ddp_train.hashing import Keys, random_bits
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _CROP_TOP, _CROP_LEFT, _FLIP = 0, 1, 2  # which independent draw of a key decides what
 
 
@@ -63,23 +61,6 @@ def random_flip_on_device(images_BCHW: Tensor, keys: Keys) -> Tensor:
     """Do what `random_flip` does, to the pixel, on the device that the images are on."""
     is_flipped_B = torch.from_numpy(random_integers(keys, _FLIP, below=2) == 1).to(images_BCHW.device, non_blocking=True)
     return torch.where(is_flipped_B[:, None, None, None], images_BCHW.flip(3), images_BCHW)
-
-
-def random_bits(keys: Keys, draw: int | NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return 64 bits for each key; different draws of a key are independent. `keys` and `draw` broadcast.
-
-    Distinct keys give distinct bits in one draw, since every line is a bijection.
-
-    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (SplitMix64); constants of Stafford's Mix13.
-    """
-    offset = (np.asarray(draw, np.uint64) + np.asarray([1], np.uint64)) * _GOLDEN  # arrays wrap silently, scalars would warn
-    bits = np.asarray(keys + offset)
-    bits ^= bits >> np.uint64(30)
-    bits *= np.uint64(0xBF58476D1CE4E5B9)
-    bits ^= bits >> np.uint64(27)
-    bits *= np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    return bits
 
 
 def random_integers(keys: Keys, draw: int, *, below: int) -> NDArray[np.int64]:

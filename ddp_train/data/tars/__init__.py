@@ -1,0 +1,1 @@
+"""What reading from tars takes."""

@@ -1,0 +1,1 @@
+"""What the token data sets share: shards on disk, and how they are made."""

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ddp_train.data.tokens.token_shards import DTYPES, INDEX, Shard, TokenIndex, Tokens
-from ddp_train.run_folder.paths import write_atomic
+from ddp_train.system.files import write_atomic
 
 _OURS = re.compile(r"(train|val)_\d{5}\.(bin|starts\.npy)(\.partial)?")
 _PARTIAL = ".partial"  # in the name of a file that is not complete yet

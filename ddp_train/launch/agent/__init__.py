@@ -1,0 +1,1 @@
+"""The process that starts the ranks of one node: torch's elastic agent."""

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,16 +19,15 @@ from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 
-from ddp_train.distributed.attempt import explain
-from ddp_train.exit_code import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS
+from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS, UserError
 from ddp_train.launch.agent import elastic, rendezvous
-from ddp_train.rank.log import Redacting
+from ddp_train.redaction import Redacting
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import settle
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.system.process import STOP_SIGNALS
+from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
 
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 _OPTIONS = ("--grace-s=", "--run-dir=", "--group=", "--log=")
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     _quieten(Path(given["--log="]) if "--log=" in given else run_dir.agent_log(0) if run_dir is not None else None)
     options = torchrun.parse_args([f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments])
     rendezvous.register()
-    started, oom_kills = time.monotonic(), failure.oom_kills()
+    started, kills_before = time.monotonic(), oom_kills()
     verdict: str | None = None  # on the last failure
 
     def again(failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
             rank=rank,
             pid=first.pid,
             exit_code=first.exitcode,
-            was_out_of_memory=failure.ran_out(oom_kills),
+            was_out_of_memory=ran_out(kills_before),
             said=failure.native_words(run_dir, rank, first.pid) if run_dir is not None else "",
         )
         if "--group=" in given:
@@ -136,3 +136,26 @@ def _quieten(log: Path | None) -> None:
         logger.handlers.clear()
         logger.propagate = name.count(".") > 0
     logging.getLogger("torch").addHandler(handler)
+
+
+def explain(error: Exception, options: Namespace) -> str:
+    """Say why an agent did not meet the others.
+
+    Args:
+        options: the agent's, as torchrun parses them.
+    """
+    endpoint = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    reason = str(cause).partition("\n")[0]
+    if isinstance(error, RendezvousClosedError):
+        happened, fix = f"the run that met at {endpoint} has ended", "start all machines again"
+    elif isinstance(error, RendezvousTimeoutError) or "waiting for clients" in reason:  # the second is what a static rendezvous says
+        least = options.nnodes.partition(":")[0]
+        happened = f"fewer than {least} machines came to {endpoint} in time"
+        fix = "the same command on every machine; a longer cluster.join_timeout_s for machines that start late"
+    else:
+        happened = f"{endpoint} cannot be reached or served ({reason})"
+        fix = "cluster.rendezvous_endpoint=HOST:PORT of machine 0, with a port that is free there and open between the machines"
+    return str(UserError(key="cluster", happened=happened, expected="every machine at the same rendezvous", fix=fix))

@@ -7,10 +7,8 @@ its own. Several machines need torch's; an endpoint that is an address, and no n
 
 from __future__ import annotations
 
-import socket
 import uuid
 from contextlib import suppress
-from datetime import timedelta
 
 from torch.distributed import Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -24,35 +22,13 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from ddp_train.config.cluster import LOOPBACK, ON_ADDRESS
-
-_TIMEOUT = timedelta(minutes=10)
+from ddp_train.distributed.store import serve_store
 
 
 def register() -> None:
     """Make `--rdzv-backend=loopback` and `c10d_on_address` known to torchrun in this process."""
     rendezvous_handler_registry.register(LOOPBACK, Loopback)
     rendezvous_handler_registry.register(ON_ADDRESS, _c10d_on_address)
-
-
-def serve_store(address: str, port: int) -> TCPStore:
-    """Return a store that is served here, on one interface.
-
-    Args:
-        address: of the interface.
-        port: 0 takes a free one.
-    """
-    address = address.strip("[]")
-    family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(place)
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    port = listener.getsockname()[1]
-    return TCPStore(address, port, is_master=True, timeout=_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _c10d_on_address(parameters: RendezvousParameters) -> RendezvousHandler:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_train.checkpoint.catalog import Keep, Ranking, Saved, Schedule, candidates, find, ranking, saved, to_remove
+from ddp_train.checkpoint.catalog import Ranking, Saved, candidates, find, ranking, saved
+from ddp_train.checkpoint.schedule import Keep, Schedule, to_remove
 from ddp_train.errors import ConfigError, UserError
 from tests.unit.parts import LOSS
 

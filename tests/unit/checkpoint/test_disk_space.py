@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddp_train.checkpoint import require_few_tensors, tensor_file
-from ddp_train.checkpoint.disk_space import estimate, probe
+from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint.disk_space import probe
 from ddp_train.errors import ConfigError, EnvironmentRefuses
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
+from ddp_train.training.state_size import estimate, require_few_tensors
 from tests.unit.parts import components, saved
 
 MB = 10**6

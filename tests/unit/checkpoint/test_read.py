@@ -20,12 +20,16 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ddp_train import checkpoint
 from ddp_train.checkpoint import tensor_file
-from ddp_train.checkpoint.catalog import Keep
+from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_after
+from ddp_train.checkpoint.save import Saver
+from ddp_train.checkpoint.schedule import Keep, remove_old
+from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.training.build import Components
+from ddp_train.training import saved_state
+from ddp_train.training.components import Components
+from ddp_train.training.saved_state import content
 from ddp_train.training.state import TrainState, WindowSums
 from ddp_train.training.trainer import Loop, train
 from tests.conftest import FEW, TINY
@@ -53,10 +57,8 @@ def assert_same_state(one: Components, other: Components) -> None:
 
 def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2) -> Path:
     state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
-    saver = checkpoint.Saver(
-        folder, alone(), config_hash="abc", remove_old=lambda folder: checkpoint.remove_old(folder, Keep(last=keep_last, ranking=LOSS))
-    )
-    saver.save(parts or components(), state, WindowSums())
+    saver = Saver(folder, alone(), config_hash="abc", remove_old=lambda folder: remove_old(folder, Keep(last=keep_last, ranking=LOSS)))
+    saver.save(content(parts or components(), state, WindowSums(), alone()))
     assert saver.finish() == ""
     return folder / f"step_{step:08d}"
 
@@ -67,7 +69,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     path = saved(tmp_path, 3, parts)
     expected, random_numbers = [parameter.clone() for parameter in parts.model.parameters()], torch.rand(5)
     other, state = components("optimizer=muon", "amp=bf16", "seed=9"), TrainState()
-    assert checkpoint.load(path, other, state, alone())
+    assert saved_state.load(path, other, state, alone())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.model.parameters(), expected, strict=True))
     assert (state.step, state.samples, state.best) == (3, 96, {"eval/loss": {"value": 1.5, "step": 1}})
     assert torch.equal(torch.rand(5), random_numbers)
@@ -94,7 +96,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
     def train_to(last: int, name: str, state: TrainState, *, load: Path | None = None) -> Components:
         parts = components(*noisy, f"trainer.max_steps={last}", "trainer.evaluate_every_steps=5", base=[*TINY[:1], *FEW])
         if load:
-            assert checkpoint.load(load, parts, state, alone())
+            assert saved_state.load(load, parts, state, alone())
         settings = {"log_every_steps": 1, "evaluate_every_steps": 5, "clip_grad_norm": None}
         train(parts, state, alone(), Loop(**settings, write=records[name].append, save=lambda window: None))  # type: ignore[arg-type]
         return parts
@@ -102,8 +104,8 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
     whole = train_to(10, "whole", TrainState())
     state = TrainState()
     stopped = train_to(5, "parts", state)
-    saver = checkpoint.Saver(tmp_path, alone(), config_hash="abc")
-    saver.save(stopped, state, WindowSums())
+    saver = Saver(tmp_path, alone(), config_hash="abc")
+    saver.save(content(stopped, state, WindowSums(), alone()))
     assert saver.finish() == ""
     resumed = train_to(10, "parts", TrainState(), load=tmp_path / "step_00000005")
     assert [record["loss"] for record in records["parts"]] == [record["loss"] for record in records["whole"]]
@@ -115,7 +117,7 @@ def test_the_loss_scale_follows_the_number_of_ranks(tmp_path: Path) -> None:
     parts = components()
     parts.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     assert Ranks(tmp_path, parts, size=2).save(3) == ""
-    assert not checkpoint.load(tmp_path / "step_00000003", parts, TrainState(), alone())
+    assert not saved_state.load(tmp_path / "step_00000003", parts, TrainState(), alone())
     assert parts.scaler.get_scale() == 2.0**11
 
 
@@ -129,7 +131,7 @@ def test_any_number_of_ranks_writes_the_same_state(tmp_path: Path, size: int) ->
     assert len(sizes) == size
     assert max(sizes) - min(sizes) < 16_000  # headers, and what is rank 0's
     other, state = components("optimizer=adamw", "trainer.max_steps=2", "seed=9"), TrainState()
-    assert checkpoint.load(path, other, state, alone()) == (size == 1)
+    assert saved_state.load(path, other, state, alone()) == (size == 1)
     assert_same_state(other, parts)
     assert state.window == WindowSums([float(sum(range(size)))], [2.0], skipped=sum(range(size)))
 
@@ -149,9 +151,12 @@ def test_ranks_read_what_all_have_once_together_and_no_more(tmp_path: Path, monk
     monkeypatch.setattr(tensor_file, "read_bytes", counted)
     others = [components("optimizer=adamw", "trainer.max_steps=2", "seed=9") for _ in range(3)]
     states = [TrainState() for _ in others]
+    ranks = worlds(3)  # rank 0 serves the store of all of them, to the end
     threads = [
-        threading.Thread(target=checkpoint.load, args=(path, *each), kwargs={"moves": lambda: moved.append(1)}, name=str(rank), daemon=True)
-        for rank, each in enumerate(zip(others, states, worlds(3), strict=True))
+        threading.Thread(
+            target=saved_state.load, args=(path, *each), kwargs={"moves": lambda: moved.append(1)}, name=str(rank), daemon=True
+        )
+        for rank, each in enumerate(zip(others, states, ranks, strict=True))
     ]
     for thread in threads:
         thread.start()
@@ -179,7 +184,7 @@ def test_a_run_that_goes_back_keeps_one_state_of_its_optimizer(tmp_path: Path, m
         real(state)
 
     monkeypatch.setattr(parts.optimizer, "load_state_dict", noted)
-    checkpoint.load(path, parts, TrainState(), alone())
+    saved_state.load(path, parts, TrainState(), alone())
     assert len(old) > 6
     assert alive == [0]
 
@@ -235,7 +240,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_damage_is_named_and_the_one_before_is_taken(tmp_path: Path, said: str) -> None:
     good, bad = saved(tmp_path, 1), saved(tmp_path, 2)
     DAMAGES[said](bad)
-    found, refused = checkpoint.newest_good(tmp_path)
+    found, refused = newest_good(tmp_path)
     assert found == good
     assert len(refused) == 1
     assert said in refused[0]
@@ -246,7 +251,7 @@ def test_damage_is_named_and_the_one_before_is_taken(tmp_path: Path, said: str) 
 def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, 1)
     os.chown(path / FILE, 12345, -1)
-    assert checkpoint.verify(path) == f"{FILE} belongs to the user with number 12345"
+    assert verify(path) == f"{FILE} belongs to the user with number 12345"
 
 
 def test_what_a_killed_save_left_is_no_checkpoint_and_goes_at_the_next_start(tmp_path: Path) -> None:
@@ -254,8 +259,8 @@ def test_what_a_killed_save_left_is_no_checkpoint_and_goes_at_the_next_start(tmp
         (tmp_path / name).mkdir()
         (tmp_path / name / FILE).write_bytes(b"half")
     (tmp_path / ".partial_link").symlink_to(tmp_path.parent)
-    assert checkpoint.newest_good(tmp_path) == (None, [])
-    assert len(checkpoint.remove_debris(tmp_path)) == 3
+    assert newest_good(tmp_path) == (None, [])
+    assert len(remove_debris(tmp_path)) == 3
     assert list(tmp_path.iterdir()) == []
     assert tmp_path.parent.exists()
 
@@ -268,9 +273,9 @@ def test_a_checkpoint_that_lies_in_its_plain_part_is_refused(tmp_path: Path) -> 
     content = content.replace(b'"$tensor"', b'"$import"')
     (path / FILE).write_bytes(content)
     forge(path, files={FILE: {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}})
-    assert checkpoint.verify(path) == ""
+    assert verify(path) == ""
     with pytest.raises(UserError, match=r"is missing|a checkpoint says"):
-        checkpoint.load(path, components(), TrainState(), alone())
+        saved_state.load(path, components(), TrainState(), alone())
 
 
 def test_all_keys_that_do_not_fit_are_listed(tmp_path: Path) -> None:
@@ -282,13 +287,13 @@ def test_all_keys_that_do_not_fit_are_listed(tmp_path: Path) -> None:
     layers[first.rpartition(".")[0]].to(torch.float64)
     before = [parameter.clone() for parameter in other.model.parameters()]
     with pytest.raises(UserError) as error:
-        checkpoint.load(path, other, TrainState(), alone())
+        saved_state.load(path, other, TrainState(), alone())
     assert "extra is missing in the checkpoint" in str(error.value)
     assert f"{first} is float32" in str(error.value)
     assert "float64" in str(error.value)
     assert all(torch.equal(mine, was) for mine, was in zip(other.model.parameters(), before, strict=True))
     with pytest.raises(UserError, match=r"the optimizer was torch\.optim.*, and is torch\.optim\.sgd\.SGD"):
-        checkpoint.load(path, components("optimizer=sgd"), TrainState(), alone())
+        saved_state.load(path, components("optimizer=sgd"), TrainState(), alone())
 
 
 def test_an_optimizer_with_states_of_another_type_gets_them_back_uncast(tmp_path: Path) -> None:
@@ -297,35 +302,35 @@ def test_an_optimizer_with_states_of_another_type_gets_them_back_uncast(tmp_path
     for values in parts.optimizer.state.values():
         values["exp_avg"] = values["exp_avg"].double() * (1 + 1e-12)
     other = components("optimizer=adamw", "trainer.max_steps=1")
-    checkpoint.load(saved(tmp_path, 1, parts), other, TrainState(), alone())
+    saved_state.load(saved(tmp_path, 1, parts), other, TrainState(), alone())
     assert_same_state(other, parts)
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path: Path) -> None:
     path = saved(tmp_path, 1)
     with pytest.raises(UserError, match="does not fit this model"):
-        checkpoint.load(path, components("model.width=17"), TrainState(), alone())
+        saved_state.load(path, components("model.width=17"), TrainState(), alone())
     shutil.rmtree(path)
 
 
 def test_going_back_to_an_older_checkpoint_sets_the_later_ones_aside(tmp_path: Path) -> None:
     for step in (4, 8, 12):
         saved(tmp_path, step, keep_last=9)
-    assert checkpoint.set_aside_after(tmp_path, tmp_path / "step_00000004") == ["aside_0_step_00000008", "aside_0_step_00000012"]
+    assert set_aside_after(tmp_path, tmp_path / "step_00000004") == ["aside_0_step_00000008", "aside_0_step_00000012"]
     saved(tmp_path, 6)
-    assert checkpoint.newest_good(tmp_path)[0] == tmp_path / "step_00000006"
+    assert newest_good(tmp_path)[0] == tmp_path / "step_00000006"
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000004", "step_00000006"]
 
 
 def test_a_run_that_begins_again_sets_all_of_them_aside(tmp_path: Path) -> None:
     saved(tmp_path, 4)
-    assert checkpoint.set_aside_after(tmp_path, None) == ["aside_0_step_00000004"]
+    assert set_aside_after(tmp_path, None) == ["aside_0_step_00000004"]
 
 
 def test_a_weight_decay_changed_on_resuming_counts_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(tmp_path, 1, components("optimizer.weight_decay=0.1"))
     changed = components("optimizer.weight_decay=0.7")
-    checkpoint.load(path, changed, TrainState(), alone())
+    saved_state.load(path, changed, TrainState(), alone())
     assert [group["weight_decay"] for group in changed.optimizer.param_groups] == [0.7, 0.0]
     assert "optimizer group 0: weight_decay is 0.7 as configured; the checkpoint had 0.1" in capsys.readouterr().out
 
@@ -341,11 +346,11 @@ def test_a_weight_decay_that_is_switched_on_or_off_keeps_every_parameters_state(
         train_to_the_end(trained)
         path = saved(tmp_path / after, 1, trained)
         changed = components(*base, f"optimizer.weight_decay={after}")
-        checkpoint.load(path, changed, TrainState(), alone())
+        saved_state.load(path, changed, TrainState(), alone())
         for name, value in moments(trained).items():
             assert torch.equal(value, moments(changed)[name]), name
         assert f"weight_decay is {float(after)} as configured; the checkpoint had {float(before)}" in capsys.readouterr().out
         train_to_the_end(changed)
     path = saved(tmp_path / "other", 1, trained)  # one group, in another order than that of an optimizer that does not know of decay
     with pytest.raises(UserError, match="had the parameters in another order"):
-        checkpoint.load(path, components(*base, "~optimizer.weight_decay"), TrainState(), alone())
+        saved_state.load(path, components(*base, "~optimizer.weight_decay"), TrainState(), alone())

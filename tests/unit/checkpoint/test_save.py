@@ -16,12 +16,16 @@ import pytest
 import torch
 from torch.distributed import DistError, DistNetworkError
 
-from ddp_train import checkpoint
 from ddp_train.checkpoint import codec, tensor_file
+from ddp_train.checkpoint.folder import newest_good
 from ddp_train.checkpoint.mailbox import Board
+from ddp_train.checkpoint.read import read_shared
+from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.snapshot import Buffer
+from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
+from ddp_train.training.saved_state import content, load
 from ddp_train.training.state import TrainState, WindowSums
 from tests.unit.checkpoint.test_read import assert_same_state, train_to_the_end
 from tests.unit.checkpoint_ranks import Ranks
@@ -73,7 +77,7 @@ def test_what_changes_after_save_returns_is_not_in_the_checkpoint(
     for tensor, value in zip(changed, before, strict=True):
         tensor.copy_(value)
     other = untrained()
-    checkpoint.load(tmp_path / "step_00000001", other, TrainState(), alone())
+    load(tmp_path / "step_00000001", other, TrainState(), alone())
     assert_same_state(other, trained)
 
 
@@ -89,7 +93,7 @@ def test_all_shares_are_of_rank_0s_buffers_and_every_rank_goes_on_with_them(tmp_
     files = [path.read_bytes() for path in sorted((tmp_path / "step_00000001").glob("rank_*"))]
     assert sum(b"running_mean" in content for content in files) > 1  # they are spread over the shares
     loaded = untrained()
-    checkpoint.load(tmp_path / "step_00000001", loaded, TrainState(), alone())
+    load(tmp_path / "step_00000001", loaded, TrainState(), alone())
     for parts in [loaded, *each]:
         assert all((buffer == 1).all() for buffer in parts.model.buffers())
 
@@ -101,7 +105,7 @@ def test_what_nothing_keeps_alike_is_rank_0s_alone(tmp_path: Path) -> None:
             part, plain = getattr(parts, name), getattr(parts, name).state_dict()
             part.state_dict = lambda rank=rank, plain=plain: {**plain, "table": torch.full((1000,), float(rank)), "number": rank}
     assert Ranks(tmp_path, each).save(1) == ""
-    state = checkpoint.read_shared(tmp_path / "step_00000001")
+    state = read_shared(tmp_path / "step_00000001")
     for name in ("scheduler", "scaler"):
         assert (state[name]["table"] == 0).all()
         assert state[name]["number"] == 0
@@ -183,14 +187,14 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path, trained: Components, 
         ranks.start(step)
     assert ranks.finish() == ""
     assert most == [0, 1, 1, 1, 1, 1]
-    assert all(not checkpoint.verify(tmp_path / f"step_{step:08d}") for step in range(1, 6))
+    assert all(not verify(tmp_path / f"step_{step:08d}") for step in range(1, 6))
 
 
 def test_who_waits_for_a_slow_disk_moves_as_long_as_the_disk_does(
     tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = []
-    saver = checkpoint.Saver(tmp_path, alone(), config_hash="abc", moves=lambda: moved.append(1))
+    saver = Saver(tmp_path, alone(), config_hash="abc", moves=lambda: moved.append(1))
     real = os.write
 
     def slow(*arguments: Any) -> int:
@@ -199,7 +203,7 @@ def test_who_waits_for_a_slow_disk_moves_as_long_as_the_disk_does(
 
     monkeypatch.setattr(os, "write", slow)
     monkeypatch.setattr(tensor_file, "_CHUNK", 1 << 15)
-    saver.save(trained, TrainState(step=1), WindowSums([0.0], [1.0]))
+    saver.save(content(trained, TrainState(step=1), WindowSums([0.0], [1.0]), alone()))
     assert saver.finish() == ""
     num_parts = (tmp_path / "step_00000001/rank_00000.safetensors").stat().st_size >> 15
     assert num_parts > 5
@@ -219,7 +223,7 @@ def test_a_store_that_is_gone_is_no_failed_save(tmp_path: Path, trained: Compone
     for saver in ranks.savers:
         with pytest.raises(DistError, match="reset by peer"):
             saver.finish()
-    assert checkpoint.newest_good(tmp_path) == (tmp_path / "step_00000001", [])
+    assert newest_good(tmp_path) == (tmp_path / "step_00000001", [])
 
 
 def test_lost_weights_replace_nothing(tmp_path: Path) -> None:
@@ -300,9 +304,9 @@ def test_a_disk_that_fails_at_any_point_is_no_success(
     assert "are free" in problem
     assert f"the checkpoint of step 2 was NOT saved, earlier ones are untouched. {problem}" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
-    assert checkpoint.newest_good(tmp_path) == (tmp_path / "step_00000001", [])
+    assert newest_good(tmp_path) == (tmp_path / "step_00000001", [])
     assert ranks.save(3) == ""  # there is room again
-    assert checkpoint.newest_good(tmp_path) == (tmp_path / "step_00000003", [])
+    assert newest_good(tmp_path) == (tmp_path / "step_00000003", [])
 
 
 def test_a_checkpoint_that_may_be_gone_after_a_power_cut_does_not_count(
@@ -324,4 +328,4 @@ def test_an_old_one_that_cannot_be_removed_does_not_spoil_the_new_one(
     disk = Disk(monkeypatch)
     disk.fail("rename", errno.EIO, when=in_("step_00000001"))
     assert ranks.save(2) == ""
-    assert checkpoint.newest_good(tmp_path) == (tmp_path / "step_00000002", [])
+    assert newest_good(tmp_path) == (tmp_path / "step_00000002", [])

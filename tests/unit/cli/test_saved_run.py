@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddp_train.cli import saved_run
 from ddp_train.cli.saved_run import frozen_job, refuse_without_effect
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.phase import Pulse
 from ddp_train.rank.run_job import _make_up_for_predictions
-from ddp_train.run_folder.paths import write_json
-from ddp_train.system import devices
+from ddp_train.system.files import write_json
 from ddp_train.training.state import TrainState
 from tests.unit.parts import checked, components, saved
 
@@ -98,7 +98,7 @@ def test_what_a_run_with_checkpoints_does_not_read_need_not_be_here(
     with pytest.raises(ConfigError, match=f"fix: cd {began} && ddp-train resume {run}$"):
         frozen_job(run, [])
     with monkeypatch.context() as patch:
-        patch.setattr(devices, "is_torchrun_worker", lambda: True)
+        patch.setattr(saved_run, "is_torchrun_worker", lambda: True)
         with pytest.raises(ConfigError, match=f"&& torchrun ... -m ddp_train resume {run}$"):
             frozen_job(run, [])
     shutil.rmtree(run / "checkpoints")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ddp_train.cli import saved_run
 from ddp_train.config import auto
 from ddp_train.config.check import ConfigErrors, RunConfig
+from ddp_train.config.saved import changes, record_answers
 from ddp_train.errors import ConfigError
 from ddp_train.run_folder.paths import RunDir
 from tests.unit.parts import checked, components
@@ -168,7 +169,7 @@ def test_what_nothing_can_answer_is_refused_before_anything_starts(override: str
 def record(folder: Path, run: RunConfig, answers: Mapping[str, Any]) -> dict[str, Any]:
     """Begin a run in a folder, up to the point where its data is there; return config.yaml."""
     saved_run.record(RunDir(folder), run)
-    saved_run.record_answers(RunDir(folder), run, answers)
+    record_answers(RunDir(folder).config, run, answers)
     written: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
     return written
 
@@ -202,11 +203,11 @@ def test_data_that_answers_otherwise_when_a_run_goes_on_is_refused(tmp_path: Pat
 def test_an_auto_equals_what_it_came_to_and_nothing_else(tmp_path: Path) -> None:
     run = checked()
     record(tmp_path, run, {"model.num_classes": 10, "model.image_shape": [3, 16, 16]})
-    assert saved_run.changes(checked(), tmp_path) == []
-    assert saved_run.changes(checked("model.num_classes=10"), tmp_path) == []
-    assert saved_run.changes(checked("model.num_classes=11"), tmp_path) == ["model.num_classes: 10 -> 11"]
+    assert changes(checked(), tmp_path) == []
+    assert changes(checked("model.num_classes=10"), tmp_path) == []
+    assert changes(checked("model.num_classes=11"), tmp_path) == ["model.num_classes: 10 -> 11"]
     typed = tmp_path / "typed"
     record(typed, checked("model.num_classes=10"), {})
-    assert saved_run.changes(run, typed) == []  # until the data is there
+    assert changes(run, typed) == []  # until the data is there
     with pytest.raises(ConfigError, match="says 12 now"):
         record(typed, run, {"model.num_classes": 12})

@@ -12,7 +12,7 @@ from ddp_train.loader.dataset_adapter import DatasetSource, as_source
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
-from ddp_train.training.state import seed_all
+from ddp_train.training.seeding import seed_all
 
 
 class Squares(Dataset):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.config.check import differences, identity
 from ddp_train.config.schema import FAULTS, PHASES
+from ddp_train.config.tree import differences, identity
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.phase import Phase, Pulse

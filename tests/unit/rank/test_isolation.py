@@ -12,7 +12,7 @@ from torch.overrides import _get_current_function_mode_stack
 from ddp_train.config.cluster import environment_of
 from ddp_train.rank.isolation import Baseline
 from ddp_train.run_folder import failure
-from ddp_train.training.state import be_deterministic
+from ddp_train.training.seeding import be_deterministic
 
 
 def test_the_default_device_is_put_back_and_torch_is_not_slower_for_it() -> None:

@@ -10,6 +10,7 @@ import pytest
 from ddp_train.rank import restart_report
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
+from ddp_train.system.torchrun_env import is_last_attempt
 
 
 @pytest.fixture
@@ -47,6 +48,6 @@ def test_earlier_reports_are_kept_and_numbered(run_dir: RunDir) -> None:
 
 
 def test_only_the_last_attempt_shows_its_failure(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not restart_report.is_last_attempt()
+    assert not is_last_attempt()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
-    assert restart_report.is_last_attempt()
+    assert is_last_attempt()

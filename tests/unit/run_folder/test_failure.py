@@ -11,6 +11,7 @@ import torch
 
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
+from ddp_train.system.process import oom_kills
 
 
 def test_ranks_that_did_the_same_share_a_line_and_many_lines_are_cut() -> None:
@@ -70,11 +71,11 @@ def test_the_kernels_count_is_read_in_both_versions_of_control_groups(tmp_path: 
     }
     monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
     monkeypatch.setattr(Path, "exists", lambda path: str(path) in files)
-    assert failure.oom_kills() == 3
+    assert oom_kills() == 3
     del files["/sys/fs/cgroup/memory/job/memory.oom_control"]
-    assert failure.oom_kills() == 5
+    assert oom_kills() == 5
     del files["/sys/fs/cgroup/other/memory.events"]
-    assert failure.oom_kills() is None
+    assert oom_kills() is None
 
 
 def test_the_last_words_of_a_rank_are_those_of_this_attempt(tmp_path: Path) -> None:

@@ -10,19 +10,20 @@ import pytest
 
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.run_folder import failure
-from ddp_train.run_folder import paths as run_dir
+from ddp_train.run_folder.claim import claim_new, let_go
 from ddp_train.run_folder.paths import RunDir
+from ddp_train.system.files import create_json
 
 
 @pytest.fixture(autouse=True)
-def let_go() -> object:
+def holds_nothing_afterwards() -> object:
     yield
-    run_dir.let_go()
+    let_go()
 
 
 def test_many_claims_of_one_name_get_as_many_folders(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        claimed = list(pool.map(lambda _: run_dir.claim_new(tmp_path / "a" / "run"), range(16)))
+        claimed = list(pool.map(lambda _: claim_new(tmp_path / "a" / "run"), range(16)))
     assert len(set(claimed)) == 16
     assert {path.name for path in claimed} == {"run", *(f"run_{number}" for number in range(1, 16))}
 
@@ -30,7 +31,7 @@ def test_many_claims_of_one_name_get_as_many_folders(tmp_path: Path) -> None:
 def test_an_unusable_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file"):
-        run_dir.claim_new(tmp_path / "file" / "run")
+        claim_new(tmp_path / "file" / "run")
 
 
 def test_a_config_that_is_replaced_stays(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_of_many_threads_one_creates_a_report_and_it_is_its_own(tmp_path: Path) 
     with ThreadPoolExecutor(4) as pool:
         for trial in range(60):
             path = tmp_path / f"{trial}.json"
-            created = list(pool.map(lambda thread, path=path: run_dir.create_json(path, {"thread": thread}), range(4)))  # type: ignore[misc]
+            created = list(pool.map(lambda thread, path=path: create_json(path, {"thread": thread}), range(4)))  # type: ignore[misc]
             assert created.count(True) == 1
             assert json.loads(path.read_text()) == {"thread": created.index(True)}
     assert len(list(tmp_path.iterdir())) == 60

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.exit_code import INTERRUPTED
+from ddp_train.errors import INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir

@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_train import checkpoint
-from ddp_train.checkpoint.disk_space import estimate
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
 from ddp_train.training.log_window import Window
+from ddp_train.training.saved_state import load
 from ddp_train.training.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.state import TrainState
+from ddp_train.training.state_size import estimate
 from ddp_train.training.trainer import evaluate, train_step
 from tests.conftest import FEW
 from tests.unit.parts import components, saved
@@ -104,7 +104,7 @@ def test_what_an_objective_learns_is_optimised_clipped_saved_and_resumed(tmp_pat
         sum(each.stat().st_size for each in path.iterdir()), rel=0.5
     )
     other = parts_of(Warm, optimizer=optimizer)
-    checkpoint.load(path, other, TrainState(), alone())
+    load(path, other, TrainState(), alone())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(values(other).values(), after.values(), strict=True))
     for each in (parts, other):
         torch.manual_seed(3)
@@ -159,6 +159,6 @@ def test_parameters_that_nobody_would_find_are_refused() -> None:
 def test_a_checkpoint_of_another_objective_is_refused_by_name(tmp_path: Path) -> None:
     path = saved(tmp_path, 1, parts_of(Warm))
     with pytest.raises(UserError, match="of the objective: centres is in the checkpoint, and not in the model"):
-        checkpoint.load(path, parts_of(Centred), TrainState(), alone())
+        load(path, parts_of(Centred), TrainState(), alone())
     with pytest.raises(UserError, match="of the objective: log_temperature is in the checkpoint"):
-        checkpoint.load(path, components("optimizer=adamw", "trainer.max_steps=9"), TrainState(), alone())
+        load(path, components("optimizer=adamw", "trainer.max_steps=9"), TrainState(), alone())

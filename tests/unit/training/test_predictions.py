@@ -18,7 +18,7 @@ from ddp_train.loader.dataset_adapter import DatasetSource
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.objective.loss import LossObjective
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
 from ddp_train.training.predictions import PredictionFiles, forget_after
 from ddp_train.training.trainer import evaluate
 from tests.unit.parts import components

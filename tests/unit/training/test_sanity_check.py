@@ -18,7 +18,7 @@ from ddp_train.errors import UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective, as_objective
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
 from ddp_train.training.sanity_check import check
 from ddp_train.training.state import TrainState
 from ddp_train.training.trainer import Loop, Record, train

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ddp_train.amp import Amp
 from ddp_train.distributed.world import alone
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
 from ddp_train.training.log_window import Window
 from ddp_train.training.skip_nonfinite import SkippingGuard
 from ddp_train.training.trainer import train_step

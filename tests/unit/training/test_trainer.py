@@ -19,7 +19,7 @@ from ddp_train.errors import NonFiniteLossError
 from ddp_train.interfaces import Indices
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training import trainer
-from ddp_train.training.build import Components
+from ddp_train.training.components import Components
 from ddp_train.training.loss_monitor import AnomalyWatch
 from ddp_train.training.skip_nonfinite import SkippingGuard
 from ddp_train.training.state import TrainState

@@ -276,5 +276,5 @@ def test_a_beat_costs_little() -> None:
 
 
 def test_collectives_are_more_patient_than_the_watch() -> None:
-    assert patience({"start_timeout_s": 1800, "step_timeout_s": 300}) > timedelta(seconds=2 * 1800)
-    assert patience({"start_timeout_s": None, "step_timeout_s": 300}) >= timedelta(days=1)
+    assert patience(1800, 300) > timedelta(seconds=2 * 1800)
+    assert patience(None, 300) >= timedelta(days=1)

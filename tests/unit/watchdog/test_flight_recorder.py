@@ -12,8 +12,9 @@ import pytest
 
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunDir
-from ddp_train.watchdog.__main__ import Orders, _Job
+from ddp_train.watchdog.__main__ import _Job
 from ddp_train.watchdog.flight_recorder import FlightRecorder, Request
+from ddp_train.watchdog.request import Orders
 
 RANK = """
 import os, sys, threading, time

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from ddp_train.data.images.augment import random_bits, random_crop, random_flip, random_integers
+from ddp_train.data.images.augment import random_crop, random_flip, random_integers
+from ddp_train.hashing import random_bits
 
 
 def keys_of(count, seed=0):

@@ -1,0 +1,114 @@
+"""After which steps a checkpoint is saved, and which ones stay. Imports no torch."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_train.checkpoint.catalog import Ranking, Saved, best_first, saved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Which checkpoints stay when a new one is there: those that any of the three asks for."""
+
+    last: int  # so many of the newest
+    ranking: Ranking
+    best: int = 0  # so many of the best; of equal ones the earlier is better
+    every_steps: int | None = None  # all whose step is a multiple, for ever
+
+
+class Schedule:
+    """Says after which steps a checkpoint is saved, on all ranks alike and without a collective.
+
+    Args:
+        every_evaluation: whether each evaluation is followed by one.
+        every_steps: steps between two; None: not by steps.
+        every_minutes: minutes between two; None: not by time.
+        keep: with `best` above 0, an evaluation that is among the best is saved, too.
+        saved: the checkpoints that there are, the same on every rank.
+        agree: gets a step, and on rank 0 whether a checkpoint is due; tells whether all ranks save after this step (`Stop.saves_after`).
+        clock: seconds; rank 0's counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_evaluation: bool,
+        every_steps: int | None,
+        every_minutes: float | None,
+        keep: Keep,
+        saved: Sequence[Saved],
+        agree: Callable[[int, bool], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._every_evaluation, self._every_steps = every_evaluation, every_steps
+        self._every_s = None if every_minutes is None else 60 * every_minutes
+        self._keep, self._agree, self._clock = keep, agree, clock
+        self._last_s = clock()
+        self.go_back(saved)
+
+    def go_back(self, saved: Sequence[Saved]) -> None:
+        """Forget what was found before the run went back to a checkpoint: the best that were left behind bar no others.
+
+        Args:
+            saved: the checkpoints that there are now, the same on every rank.
+        """
+        values = (self._keep.ranking.value(each.metrics) for each in saved)
+        self._best = sorted((value for value in values if value is not None), reverse=True)
+        self._step, self._metrics = -1, dict[str, Any]()
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Take the metrics of a step: one line of metrics.jsonl."""
+        if record["step"] != self._step:
+            self._step, self._metrics = record["step"], {}
+        names = record.keys() - {"split", "step", "epoch", "samples", "time"}
+        self._metrics |= {f"{record['split']}/{name}": record[name] for name in sorted(names)}
+
+    def saves_after(self, step: int) -> bool:
+        """Tell whether a checkpoint is due after this step. Asked after each step and its evaluation, on every rank."""
+        is_due = self._is_multiple(step) or (self._every_evaluation and self._is_evaluated(step))
+        is_due |= self._is_among_best(step)
+        if self._every_s is not None:
+            is_due |= self._agree(step, not is_due and self._clock() - self._last_s >= self._every_s)
+        if is_due:
+            self._last_s = self._clock()
+        return is_due
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """Return what the manifest of this step's checkpoint says about its metrics."""
+        return {"metrics": self._metrics if step == self._step else {}, "ranked_by": asdict(self._keep.ranking)}
+
+    def _is_multiple(self, step: int) -> bool:
+        return self._every_steps is not None and step % self._every_steps == 0
+
+    def _is_evaluated(self, step: int) -> bool:
+        return step == self._step and any(name.startswith("eval/") for name in self._metrics)
+
+    def _is_among_best(self, step: int) -> bool:
+        """Tell whether this step's evaluation is one of the best so far, and count it. The training loss is no evaluation."""
+        value = self._keep.ranking.value(self._metrics) if step == self._step else None
+        if value is None or self._keep.best == 0 or not self._keep.ranking.metric.startswith("eval/"):
+            return False
+        if len(self._best) >= self._keep.best and value <= self._best[self._keep.best - 1]:
+            return False
+        self._best = sorted([*self._best, value], reverse=True)[: self._keep.best]
+        return True
+
+
+def to_remove(saved: Sequence[Saved], keep: Keep) -> list[Saved]:
+    """Return the checkpoints that need not stay, given all that there are."""
+    newest = sorted(saved, key=lambda each: each.step, reverse=True)[: keep.last]
+    stays = {each.step for each in [*newest, *best_first(saved, keep.ranking)[: keep.best]]}
+    return [each for each in saved if each.step not in stays and not (keep.every_steps and each.step % keep.every_steps == 0)]
+
+
+def remove_old(folder: Path, keep: Keep) -> None:
+    """Remove the checkpoints that need not stay. Called after a new one is published, by rank 0."""
+    for old in to_remove(saved(folder), keep):
+        gone = old.path.rename(old.path.with_name(f".removed_{old.path.name}"))  # never half a checkpoint under a good name
+        shutil.rmtree(gone)

@@ -1,0 +1,240 @@
+"""Hydra composes here, in one process per job, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from ddp_train.checkpoint.catalog import is_checkpoint
+from ddp_train.cli.saved_run import frozen_job, record, run_of
+from ddp_train.config import hydra_errors
+from ddp_train.config.check import CONF, ConfigErrors, RunConfig, check, options, section
+from ddp_train.config.saved import changes
+from ddp_train.config.target import locate
+from ddp_train.config.tree import texts
+from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
+from ddp_train.job import Job
+from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.torchrun import join
+from ddp_train.run_folder.claim import claim_given, claim_new
+from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.trust import check_below, check_pattern, require_own
+from ddp_train.sweep import optuna as optuna_sweeper
+from ddp_train.sweep.folder import Sweep, is_sweep
+from ddp_train.sweep.hydra_jobs import Multirun
+from ddp_train.system.folder_lock import hold
+from ddp_train.system.torchrun_env import is_torchrun_worker
+
+
+def compose(launcher: Launcher) -> int:
+    """Let Hydra compose, and run each job that comes of it."""
+    hydra_errors.refuse_unknown_options(sys.argv[1:])
+    command = _Command(launcher)
+    try:
+        with _full_hydra_errors():
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(command)()
+    finally:
+        command.close()
+    return command.exit_code()
+
+
+class _Command:
+    """What Hydra calls: with the config of a single run or, through the plugin in `hydra_plugins`, with the jobs of a sweep."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._exit_code = DONE
+        self._multirun: Multirun | None = None
+
+    def __call__(self, composed: DictConfig) -> None:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise ConfigError(
+                key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs"
+            )
+        job = _job(composed, HydraConfig.get())
+        record(job.run_dir, job.config)
+        self._exit_code = self._launcher.begin(job)
+
+    def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
+        """Run jobs that a sweeper asks for."""
+        if self._multirun is None:
+            root = Path(base.hydra.sweep.dir)
+            sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
+            self._multirun = Multirun(sweep, section(base, "sweep"), self._launcher.begin_sweep, check_composed)
+            self._multirun.take_up(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
+        return self._multirun.launch(context, base, job_overrides)
+
+    def close(self) -> None:
+        """End a sweep, however it ends."""
+        if self._multirun is not None:
+            self._multirun.close()
+
+    def exit_code(self) -> int:
+        """Return how it went."""
+        return self._exit_code if self._multirun is None else self._multirun.exit_code()
+
+
+class Checked(Callback):
+    """Checks a config before Hydra makes its folder, and claims that folder (Hydra itself takes any that exists)."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Check and claim for a single run."""
+        with _exits_of_its_own():
+            self._prepare(config)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed."""
+        with _exits_of_its_own():
+            if OmegaConf.select(config, "cluster.launcher") == "torchrun" and not is_torchrun_worker():
+                raise Exit(join(section(config, "cluster"), sys.argv[1:]))
+            folder = _place(config.hydra.sweep, key="hydra.sweep.dir", is_typed=_is_overridden(config, "hydra.sweep.dir"))
+            if not _is_overridden(config, "hydra.sweep.dir"):
+                folder = claim_new(folder)
+            elif is_sweep(folder):
+                hold(folder, key="hydra.sweep.dir")
+            else:
+                folder = claim_given(folder, key="hydra.sweep.dir")
+            with read_write(config.hydra), open_dict(config.hydra):
+                config.hydra.sweep.dir = str(folder)
+                config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")  # jobs compose again, from these overrides
+            if optuna_sweeper.is_chosen(config):
+                optuna_sweeper.prepare(config, folder, _goal(config), is_taken_up=is_sweep(folder))
+
+    def _prepare(self, composed: DictConfig) -> None:
+        checked = check_composed(composed, composed.hydra)
+        if checked.tree["cluster"]["launcher"] == "torchrun" and not is_torchrun_worker():
+            raise Exit(join(checked.tree["cluster"], sys.argv[1:]))  # global rank 0 composes and claims, wherever it is
+        folder, is_resumed = _claim(composed, checked)
+        with read_write(composed.hydra), open_dict(composed.hydra):
+            composed.hydra.run.dir = str(folder)
+            if is_resumed:
+                composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
+
+
+class Exit(SystemExit):
+    """Leaves Hydra with an exit code, and what to say."""
+
+    def __init__(self, code: int, error: Exception | None = None) -> None:
+        super().__init__(code)
+        self.error = error
+
+
+@contextmanager
+def _exits_of_its_own() -> Iterator[None]:
+    """Leave Hydra for any error: it turns the exceptions of a callback into warnings, and goes on."""
+    try:
+        yield
+    except Exception as error:
+        raise Exit(WRONG_INPUT, error) from None
+
+
+def _job(composed: DictConfig, hydra_config: Any) -> Job:
+    checked = check_composed(composed, hydra_config)
+    resume = Path(checked.tree["resume"])
+    return Job(
+        config=checked,
+        run_dir=RunDir(Path(hydra_config.runtime.output_dir)),
+        command=list(sys.argv),
+        overrides=texts(hydra_config.overrides.task),
+        options=options(hydra_config),
+        checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
+    )
+
+
+def _goal(composed: DictConfig) -> str | None:
+    """Return which way the metric of a sweep is better (min or max), as far as it can be known before a job has run."""
+    settings = section(composed, "sweep")
+    if settings["direction"] is not None:
+        return {"minimize": "min", "maximize": "max"}[settings["direction"]]
+    objective = locate(composed.objective._target_)
+    goals: Mapping[str, str] = getattr(objective, "goals", {"loss": "min"} if objective.__module__.startswith("torch.nn") else {})
+    name = (settings["metric"] or "").rpartition("/")[2] or next(iter(goals), "")
+    return goals.get(name)
+
+
+def check_composed(composed: DictConfig, hydra_config: DictConfig) -> RunConfig:
+    job_config = composed.copy()
+    if "hydra" in job_config:
+        HydraConfig.instance().set_config(composed)  # for ${hydra:...}, which Hydra itself resolves only later
+        with read_write(job_config), open_dict(job_config):
+            del job_config["hydra"]
+            if hydra_config.job.env_set and "cluster" in job_config:  # Hydra's own way to say it, which reaches this process alone
+                job_config.cluster.env = {**hydra_config.job.env_set, **(job_config.cluster.env or {})}
+    if hydra_config.job.chdir:
+        raise ConfigError(
+            key="hydra.job.chdir",
+            happened="is true",
+            expected="false: ranks stand where you stand, so that they find your modules and data",
+        )
+    return check(job_config, hydra=hydra_config)
+
+
+def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:
+    """Return the run folder, ours alone, and whether a run in it is continued."""
+    resume = checked.tree["resume"]
+    if resume not in ("auto", "never"):
+        return _continue(run_of(Path(resume)), checked, key="resume"), True
+    is_typed = _is_overridden(composed, "hydra.run.dir")
+    folder = _place(composed.hydra.run, key="hydra.run.dir", is_typed=is_typed)
+    if not is_typed:
+        return claim_new(folder), False
+    if resume == "auto" and (folder / "config.yaml").exists():
+        return _continue(folder, checked, key="hydra.run.dir"), True
+    return claim_given(folder, key="hydra.run.dir"), False
+
+
+def _place(node: DictConfig, *, key: str, is_typed: bool) -> Path:
+    """Return the folder that a pattern comes to, where no value in it and no link below its first folders leads out of them."""
+    pattern, folder = str(OmegaConf.to_container(node, resolve=False)["dir"]), str(node.dir)  # type: ignore[call-overload, index]
+    problems = check_pattern(pattern, folder, key=key)
+    fixed = os.path.dirname(pattern.partition("${")[0])
+    if not problems and not is_typed and fixed:
+        problems = check_below(Path(fixed).absolute(), Path(folder).absolute(), key=key)
+    if problems:
+        raise ConfigErrors(problems)
+    return Path(folder).absolute()
+
+
+def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
+    """Take the folder of a run, refusing to continue it under a configuration that would give other results than its own."""
+    hold(folder, key=key)
+    require_own(folder, key=key)
+    changed = changes(checked, folder)
+    if changed:
+        raise ConfigError(
+            key=key,
+            happened=f"the run in {folder} has another configuration:\n    " + "\n    ".join(changed[:12]),
+            expected="the configuration that it was started with",
+            fix=f"`ddp-train resume {folder}` takes the saved one (and overrides after it); or start a new run in another folder",
+        )
+    RunDir(folder).forget_failure()
+    return folder
+
+
+def _is_overridden(composed: DictConfig, key: str) -> bool:
+    return any(text.lstrip("+").startswith(f"{key}=") for text in texts(composed.hydra.overrides.hydra))
+
+
+@contextmanager
+def _full_hydra_errors() -> Iterator[None]:
+    """Have Hydra raise its errors instead of printing them: we show all problems at once."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before

@@ -1,0 +1,80 @@
+"""`ddp-train resume`: continue a run or a sweep."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ddp_train.checkpoint.catalog import is_checkpoint
+from ddp_train.cli.compose import check_composed, compose
+from ddp_train.cli.saved_run import frozen_job, record, refuse_without_effect, run_of
+from ddp_train.errors import ConfigError
+from ddp_train.job import Job
+from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder.claim import let_go
+from ddp_train.run_folder.trust import require_own
+from ddp_train.sweep.folder import Sweep, is_sweep, sweep_of
+from ddp_train.sweep.hydra_jobs import Multirun
+from ddp_train.system.folder_lock import hold
+from ddp_train.system.torchrun_env import is_torchrun_worker
+
+_LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine, with the lease of a network file system on another
+
+
+def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool = False) -> int:
+    """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config, without composing anything again.
+
+    Args:
+        is_restart: nobody typed it: ranks that have just died are started again.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError(
+            happened="which run?",
+            expected="ddp-train resume RUN [key=value ...]",
+            fix="give a run folder, a checkpoint or the folder of a sweep",
+        )
+    path, overrides = Path(arguments[0]), arguments[1:]
+    if is_sweep(path):
+        return _resume_sweep(path.absolute(), overrides, launcher, is_restart=is_restart)
+    folder = run_of(path)
+    hold(
+        sweep_of(folder) or folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0
+    )  # a sweep that runs may come to this job at any time
+    job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if is_checkpoint(path) else None)
+    _refuse_other_machines(job, path)
+    refuse_without_effect(job, overrides)
+    job.run_dir.forget_failure()
+    record(job.run_dir, job.config)
+    return launcher.begin(job)
+
+
+def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_restart: bool) -> int:
+    """Run what a sweep has not finished. A sweeper that decides as it goes is asked again after that."""
+    sweep = Sweep.load(folder)
+    wrong = [text for text in overrides if not text.startswith(("sweep.", "cluster."))]
+    if wrong:
+        raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
+    hold(folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0)
+    require_own(folder, key="resume")
+    if not sweep.is_planned:
+        let_go()  # composing takes it again
+        sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
+        return compose(launcher)
+    configs = [sweep.run_dir(job).root for job in sweep.jobs if sweep.run_dir(job).config.exists()]
+    if not configs:
+        raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
+    first = frozen_job(configs[0], overrides, asked=folder)
+    _refuse_other_machines(first, folder)
+    multirun = Multirun(sweep, first.config.tree["sweep"], launcher.begin_sweep, check_composed)
+    try:
+        multirun.take_up(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
+    finally:
+        multirun.close()
+    return multirun.exit_code()
+
+
+def _refuse_other_machines(job: Job, path: Path) -> None:
+    if job.config.tree["cluster"]["launcher"] == "torchrun" and not is_torchrun_worker():
+        raise ConfigError(
+            key="cluster", happened="the run is over several machines", fix=f"torchrun ... -m ddp_train resume {path}, on each"
+        )

@@ -1,0 +1,22 @@
+"""`ddp-train runs`: what has been run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddp_train.errors import DONE, ConfigError
+from ddp_train.sweep.folder import RUNNING, Sweep
+from ddp_train.sweep.table import show
+from ddp_train.system.folder_lock import is_held
+
+
+def show_sweep(arguments: list[str]) -> int:
+    """`ddp-train runs SWEEP`: show the table of a sweep."""
+    if len(arguments) != 1:
+        raise ConfigError(happened="which sweep?", expected="ddp-train runs SWEEP", fix="give the folder of a sweep")
+    sweep = Sweep.load(Path(arguments[0]).absolute())
+    for job in sweep.jobs:  # the folders know more than sweep.json, when everything was killed
+        if job.status != RUNNING or not is_held(sweep.root):
+            sweep.settle(job, sweep.metric)
+    show(sweep)
+    return DONE

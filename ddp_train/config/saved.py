@@ -1,0 +1,63 @@
+"""The config.yaml of a run folder: what was composed, and what its `auto`s came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ddp_train.config import auto
+from ddp_train.config import check as config_check
+from ddp_train.config.check import RunConfig
+from ddp_train.config.target import AUTO
+from ddp_train.config.tree import differences, nodes
+from ddp_train.errors import ConfigError
+from ddp_train.system.files import write_atomic
+
+
+def saved_config(folder: Path) -> dict[str, Any]:
+    """Return what the config.yaml of a run folder was composed as: with its `auto`s."""
+    saved, answered = _read(folder)
+    return {str(name): value for name, value in auto.take(saved, "", answered).items()}
+
+
+def changes(checked: RunConfig, folder: Path) -> list[str]:
+    """Name what differs from the config of a run that is to be continued. An `auto` equals what it came to, in either of them."""
+    saved, _ = _read(folder)
+    return differences(auto.put(checked.tree, "", answers_before(checked, folder)), saved)
+
+
+def record_answers(file: Path, checked: RunConfig, answers: Mapping[str, Any]) -> None:
+    """Complete config.yaml with what the `auto`s came to, now that the data is there (rank 0).
+
+    Raises:
+        ConfigError: the data says something else than when the run began.
+    """
+    found = {key: auto.plain(value) for key, value in answers.items()}
+    written, text = file.read_text(), checked.yaml(found)
+    if f"\n{config_check.ANSWERED}:" in written:  # there are answers of before
+        auto.refuse_changed(found, answers_before(checked, file.parent))
+    if written != text:
+        write_atomic(file, text)  # nothing but answers differs: it replaces no other config
+
+
+def answers_before(checked: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return what a run's config.yaml has for the `auto`s of a config; {} when there is none yet."""
+    if not (folder / "config.yaml").exists():
+        return {}
+    values = dict(nodes(_read(folder)[0]))
+    return {key: values[key] for key in auto.keys(checked.tree) if key in values and values[key] != AUTO}
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what config.yaml holds, and the keys in it that were `auto`."""
+    try:
+        saved = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    except Exception as error:  # OSError, or what the YAML parser raises
+        raise ConfigError(key="resume", happened=f"{folder}/config.yaml cannot be read: {error}") from None
+    if not isinstance(saved, dict) or not saved:
+        raise ConfigError(key="resume", happened=f"{folder}/config.yaml holds no configuration")
+    answered = saved.pop(config_check.ANSWERED, None)
+    return {str(name): value for name, value in saved.items()}, answered if isinstance(answered, list) else []

@@ -1,0 +1,66 @@
+"""A configuration as a tree of plain values: its keys, its identity, and how two of them differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+
+
+def texts(overrides: Any) -> list[str]:
+    """Return overrides as they were typed: `${...}` in them is not what it stands for, which may be a secret."""
+    plain: Any = OmegaConf.to_container(overrides, resolve=False)
+    return [str(text) for text in plain]
+
+
+_WITHOUT_EFFECT_ON_RESULTS = (
+    *("name", "resume", "allowed_targets", "sanity_check", "extra", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
+    *("trainer.grad_accum_steps", "trainer.log_every_steps", "trainer.evaluate_every_steps", "trainer.check_replicas_every_steps"),
+    *("data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
+)
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Name the keys that differ between two resolved configs, leaving out those that do not change the results."""
+    left, right = ({key: value for key, value in leaves(tree) if _changes_results(key)} for tree in (ours, theirs))
+    return [
+        f"{key}: {right.get(key, '(absent)')} -> {left.get(key, '(absent)')}"
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key, "") != right.get(key, "")
+    ]
+
+
+def identity(tree: Mapping[str, Any]) -> str:
+    """Return the hash of everything that changes the results: two runs with the same one compute the same."""
+    return sha256(json.dumps(sorted((key, value) for key, value in leaves(tree) if _changes_results(key)), default=str))
+
+
+def keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the dotted names of every node and value below."""
+    return [key for key, _ in nodes(config)]
+
+
+def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of every node below, items of lists too."""
+    for key, value in tree.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, list):
+            value = {str(place): item for place, item in enumerate(value) if isinstance(item, Mapping)}
+        if isinstance(value, Mapping):
+            yield from nodes(value, f"{prefix}{key}.")
+
+
+def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in nodes(tree) if not isinstance(value, Mapping))
+
+
+def _changes_results(key: str) -> bool:
+    return not any(key == other or key.startswith(f"{other}.") for other in _WITHOUT_EFFECT_ON_RESULTS)
+
+
+def sha256(text: str) -> str:
+    """Return the hash that names a config."""
+    return hashlib.sha256(text.encode()).hexdigest()

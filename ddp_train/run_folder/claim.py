@@ -1,0 +1,77 @@
+"""The exclusive claim to a run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from ddp_train.errors import ConfigError
+from ddp_train.system import folder_lock
+
+
+def claim_new(wanted: Path) -> Path:
+    """Create `wanted`, or `wanted_1`, `wanted_2`, ... and return the one that is ours alone.
+
+    `mkdir` without `exist_ok` is atomic, so two runs started in the same second get two folders.
+    """
+    for attempt in range(10_000):
+        folder = wanted if attempt == 0 else wanted.with_name(f"{wanted.name}_{attempt}")
+        try:
+            _make(folder)
+        except FileExistsError:
+            continue
+        folder_lock.hold(folder, key="hydra.run.dir")
+        return folder
+    raise ConfigError(key="hydra.run.dir", happened=f"{wanted} and 9,999 folders after it exist", fix="choose another name")
+
+
+def claim_given(folder: Path, *, key: str) -> Path:
+    """Create the folder that the user named, or take it over when it is empty.
+
+    Raises:
+        ConfigError: it holds something, or another run has it. Nothing is ever written over.
+    """
+    with contextlib.suppress(FileExistsError):
+        _make(folder)
+    if folder.is_dir():
+        folder_lock.hold(folder, key=key)
+    if not folder.is_dir() or any(path.name != folder_lock.HOLDER for path in folder.iterdir()):
+        raise ConfigError(
+            key=key,
+            happened=f"{folder} exists and is not an empty folder",
+            expected="a new or an empty folder; nothing is written over",
+            fix=f"another {key}, or `ddp-train resume {folder}` when it is a run to continue",
+        )
+    return folder
+
+
+def let_go() -> None:
+    """Give up every folder that this process holds, and remove those that it made and nothing has come to use."""
+    folder_lock.release()
+    while _made:
+        folder = _made.pop()
+        with contextlib.suppress(OSError):
+            if {path.name for path in folder.iterdir()} <= _NO_USE:
+                shutil.rmtree(folder)
+
+
+_made: list[Path] = []
+
+
+_NO_USE = {"multirun.yaml", "conf"}  # what a sweep has before its first job
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        _made.append(folder)
+    except FileExistsError:
+        if not folder.parent.is_dir():
+            raise ConfigError(key="hydra.run.dir", happened=f"{folder.parent} is not a folder") from None
+        raise
+    except OSError as error:
+        raise ConfigError(
+            key="hydra.run.dir", happened=f"{folder} cannot be created: {error.strerror}", fix="hydra.run.dir=FOLDER"
+        ) from None

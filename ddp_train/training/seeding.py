@@ -1,0 +1,56 @@
+"""All random streams of a process: seeded, read and set."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_all(seed: int, *, rank: int | None = None) -> None:
+    """Seed python, numpy and torch on every device.
+
+    Args:
+        rank: give each rank a stream of its own (dropout). None: the same stream on all ranks (initial weights).
+    """
+    if rank is not None:
+        seed = int(np.random.SeedSequence([seed, rank + 1]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def be_deterministic() -> None:
+    """Let torch use only algorithms that give the same bits each time; an operation that has none raises a RuntimeError.
+
+    To be called before the process group opens: torch looks at this when it sets up NCCL. cuBLAS and NCCL need something in the environment
+    besides (`cluster.environment_of`).
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False  # which measures, and then chooses
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return this rank's random streams as tensors and plain values, which load without executing anything."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    assert name == "MT19937"
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)),
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put this rank's random streams back."""
+    random.setstate(state["python"])
+    keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
