@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_train.config.batch_sizes import BatchIdentity
+from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.check import RunConfig
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 
 JOB_VARIABLE = "DDP_TRAIN_JOB"
 """The environment variable in which an agent's ranks find the job that was composed for them."""
@@ -21,7 +21,7 @@ class Job:
     """A frozen config and the folder claimed for it; travels between processes as JSON."""
 
     config: RunConfig
-    run_dir: RunDir
+    run_folder: RunFolder
     command: list[str]
     overrides: list[str]
     options: list[str] = field(default_factory=list)  # where its YAML lies, as it is typed: --config-dir=FOLDER and the like
@@ -38,7 +38,7 @@ class Job:
             {
                 "tree": self.config.tree,
                 "batch": asdict(self.config.batch),
-                "run_dir": str(self.run_dir.root),
+                "run_folder": str(self.run_folder.root),
                 "command": self.command,
                 "overrides": self.overrides,
                 "options": self.options,
@@ -51,8 +51,8 @@ class Job:
     def from_json(cls, text: str) -> Job:
         fields: dict[str, Any] = json.loads(text)
         return cls(
-            config=RunConfig(tree=fields["tree"], batch=BatchIdentity(**fields["batch"])),
-            run_dir=RunDir(Path(fields["run_dir"])),
+            config=RunConfig(tree=fields["tree"], batch=BatchSizes(**fields["batch"])),
+            run_folder=RunFolder(Path(fields["run_folder"])),
             command=fields["command"],
             overrides=fields["overrides"],
             options=fields["options"],

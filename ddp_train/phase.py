@@ -29,7 +29,7 @@ DeviceListener = Callable[[int, bool], None]
 """Gets the number of steps that the device has finished, as last seen, and whether the host waits right now for it to finish one more."""
 
 
-class Pulse:
+class PhaseTracker:
     """Tells the listeners of one rank what it is at."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The learning rate of every step, as a factor of the optimizer's own.
 
-Steps count from 0: the first optimizer step uses `factor(0)`, the last one `factor(total_steps - 1)`; `Schedule.step` is called after each.
+Steps count from 0: the first optimizer step uses `factor(0)`, the last one `factor(total_steps - 1)`; `step` is called after each.
 Warm-up rises in equal parts from `1 / (warmup_steps + 1)`, so that no step is wasted at rate 0; step `warmup_steps` is the first at peak.
 """
 
@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ddp_train.errors import ConfigError
 
 
-class Schedule(LRScheduler):
+class LRSchedule(LRScheduler):
     """Set each parameter group's rate to its initial one times `factor(step)`.
 
     Differs from torch's LambdaLR in two ways. Its state is one counter, so that a checkpoint holds no function, and a rate changed between
@@ -60,12 +60,12 @@ class Schedule(LRScheduler):
                 group["lr"] = lr
 
 
-def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> Schedule:
+def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> LRSchedule:
     """Stay at the peak after the warm-up."""
-    return Schedule(optimizer, lambda step: _warmup(step, warmup_steps))
+    return LRSchedule(optimizer, lambda step: _warmup(step, warmup_steps))
 
 
-def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.1) -> Schedule:
+def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.1) -> LRSchedule:
     """Fall along half a cosine from the peak to `final_ratio` of it.
 
     Raises:
@@ -81,10 +81,10 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_steps: int =
         progress = _progress(step, first=warmup_steps, last=total_steps - 1)
         return final_ratio + (1 - final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
-    return Schedule(optimizer, factor)
+    return LRSchedule(optimizer, factor)
 
 
-def warmup_linear(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.0) -> Schedule:
+def warmup_linear(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.0) -> LRSchedule:
     """Fall in a straight line from the peak to `final_ratio` of it.
 
     Raises:
@@ -99,12 +99,12 @@ def warmup_linear(optimizer: Optimizer, total_steps: int, *, warmup_steps: int =
             return _warmup(step, warmup_steps)
         return 1 - (1 - final_ratio) * _progress(step, first=warmup_steps, last=total_steps - 1)
 
-    return Schedule(optimizer, factor)
+    return LRSchedule(optimizer, factor)
 
 
 def warmup_stable_decay(
     optimizer: Optimizer, total_steps: int, *, warmup_steps: int, decay_steps: int, final_ratio: float = 0.0
-) -> Schedule:
+) -> LRSchedule:
     """Stay at the peak, and fall in a straight line to `final_ratio` of it during the last `decay_steps`.
 
     Unlike with a cosine, a checkpoint from the stable part can start a run of any other length.
@@ -122,10 +122,10 @@ def warmup_stable_decay(
             return _warmup(step, warmup_steps)
         return 1 - (1 - final_ratio) * _progress(step, first=total_steps - decay_steps - 1, last=total_steps - 1)
 
-    return Schedule(optimizer, factor)
+    return LRSchedule(optimizer, factor)
 
 
-def step(optimizer: Optimizer, *, step_size: int, gamma: float = 0.1) -> Schedule:
+def step(optimizer: Optimizer, *, step_size: int, gamma: float = 0.1) -> LRSchedule:
     """Multiply the rate by `gamma` every `step_size` optimizer steps.
 
     Raises:
@@ -135,7 +135,7 @@ def step(optimizer: Optimizer, *, step_size: int, gamma: float = 0.1) -> Schedul
         raise ConfigError(
             key="scheduler.step_size", happened=f"{step_size} is no period", expected="at least 1 step", fix="scheduler.step_size=1000"
         )
-    return Schedule(optimizer, lambda step: gamma ** (step // step_size))
+    return LRSchedule(optimizer, lambda step: gamma ** (step // step_size))
 
 
 def _warmup(step: int, warmup_steps: int) -> float:

@@ -43,7 +43,7 @@ class Ranking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class CatalogEntry:
     """One checkpoint, as its manifest describes it."""
 
     path: Path
@@ -76,7 +76,7 @@ def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool)
     return Ranking(metric=metric, goal=valid[metric])
 
 
-def saved(folder: Path) -> list[Saved]:
+def saved(folder: Path) -> list[CatalogEntry]:
     """Return the checkpoints below a folder, the oldest first; what has no readable manifest is none. Their files are not verified."""
     found = [_read(path) for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name) and (path / "COMPLETE").exists()]
     return sorted((each for each in found if each is not None), key=lambda each: each.step)
@@ -146,13 +146,13 @@ def is_checkpoint(path: Path) -> bool:
     return is_name(path) or (path / "manifest.json").exists()
 
 
-def best_first(saved: Sequence[Saved], ranking: Ranking) -> list[Saved]:
+def best_first(saved: Sequence[CatalogEntry], ranking: Ranking) -> list[CatalogEntry]:
     """Return the checkpoints that have the metric, the best first, of equal ones the earlier."""
     values = {each.step: ranking.value(each.metrics) for each in saved}
     return sorted((each for each in saved if values[each.step] is not None), key=lambda each: (-(values[each.step] or 0.0), each.step))
 
 
-def _read(path: Path) -> Saved | None:
+def _read(path: Path) -> CatalogEntry | None:
     """Read a manifest that anybody may have written."""
     try:
         descriptor = os.open(path / "manifest.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # which a named pipe does not hold up
@@ -163,6 +163,6 @@ def _read(path: Path) -> Saved | None:
             manifest = json.load(file)
         metrics, ranked_by = manifest["facts"].get("metrics", {}), manifest["facts"].get("ranked_by")
         ranking = Ranking(metric=str(ranked_by["metric"]), goal=str(ranked_by["goal"])) if ranked_by else None
-        return Saved(path=path, step=int(path.name.removeprefix("step_")), metrics=dict(metrics), ranking=ranking)
+        return CatalogEntry(path=path, step=int(path.name.removeprefix("step_")), metrics=dict(metrics), ranking=ranking)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -15,7 +15,7 @@ from typing import Any
 from torch.distributed import DistError
 
 from ddp_train.checkpoint import tensor_file
-from ddp_train.checkpoint.mailbox import Board
+from ddp_train.checkpoint.mailbox import Mailbox
 from ddp_train.checkpoint.publish import make_partial, publish
 from ddp_train.checkpoint.snapshot import Snapshot
 from ddp_train.checkpoint.verify import name_of, rank_file
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SaveOrder:
     """What one save is to write."""
 
     number: int  # counts the saves of a run
@@ -55,7 +55,7 @@ class _Report:
     layout: dict[str, str] = field(default_factory=dict)  # of the shared state, by part
 
 
-def write_together(order: Order, board: Board, world: World) -> str:
+def write_together(order: SaveOrder, board: Mailbox, world: World) -> str:
     """Write this rank's part and wait for the others; return what went wrong on any rank, the same on all, or "".
 
     Raises:
@@ -78,7 +78,7 @@ def write_together(order: Order, board: Board, world: World) -> str:
     return board.get(f"{number}/outcome")
 
 
-def _write_share(order: Order, rank: int) -> _Report:
+def _write_share(order: SaveOrder, rank: int) -> _Report:
     snapshot, digest = order.snapshot, ""
 
     def write() -> None:
@@ -91,7 +91,7 @@ def _write_share(order: Order, rank: int) -> _Report:
     return _Report(snapshot.num_bytes, digest, problem, needs_room=bool(problem), layout=snapshot.layout())
 
 
-def _conclude(order: Order, reports: list[_Report]) -> str:
+def _conclude(order: SaveOrder, reports: list[_Report]) -> str:
     """Publish the checkpoint if all ranks have written their files, else remove them; return what went wrong (rank 0)."""
     problems = [f"rank {rank}: {report.problem}" for rank, report in enumerate(reports) if report.problem]
     problems = problems or _other_tensors(reports)

@@ -14,7 +14,7 @@ POLL_S = 0.002
 _PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out in milliseconds can hold
 
 
-class Board:
+class Mailbox:
     """Messages by key. Every rank makes one; one thread at a time uses it.
 
     Args:

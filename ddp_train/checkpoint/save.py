@@ -20,8 +20,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ddp_train.checkpoint.joint_save import Order, write_together
-from ddp_train.checkpoint.mailbox import POLL_S, Board
+from ddp_train.checkpoint.joint_save import SaveOrder, write_together
+from ddp_train.checkpoint.mailbox import POLL_S, Mailbox
 from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.distributed.world import World
 
@@ -63,9 +63,9 @@ class Saver:
         self._config_hash, self._asynchronous, self._remove_old, self._moves = config_hash, asynchronous, remove_old, moves
         self._buffer = Buffer(world.device)
         self._nonce: str = world.from_main(secrets.token_hex(4))
-        self._board = Board(world, self._nonce)
+        self._board = Mailbox(world, self._nonce)
         self._count = self._parts_written = 0
-        self._under_way: tuple[Thread, Order] | None = None
+        self._under_way: tuple[Thread, SaveOrder] | None = None
         self._problem = ""
         self._error: Exception | None = None
 
@@ -81,7 +81,7 @@ class Saver:
         self.finish()
         snapshot = self._buffer.take(content.shared, content.own, rank=self._world.rank, size=self._world.size)
         self._count += 1
-        order = Order(
+        order = SaveOrder(
             number=self._count,
             folder=self._folder,
             nonce=self._nonce,
@@ -121,7 +121,7 @@ class Saver:
     def _count_part(self) -> None:
         self._parts_written += 1
 
-    def _write(self, order: Order) -> None:
+    def _write(self, order: SaveOrder) -> None:
         """Write, and say so when it has failed (a thread)."""
         began = time.monotonic()
         try:

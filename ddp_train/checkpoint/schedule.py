@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_train.checkpoint.catalog import Ranking, Saved, best_first, saved
+from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, best_first, saved
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep:
+class Retention:
     """Which checkpoints stay when a new one is there: those that any of the three asks for."""
 
     last: int  # so many of the newest
@@ -22,7 +22,7 @@ class Keep:
     every_steps: int | None = None  # all whose step is a multiple, for ever
 
 
-class Schedule:
+class CheckpointSchedule:
     """Says after which steps a checkpoint is saved, on all ranks alike and without a collective.
 
     Args:
@@ -41,8 +41,8 @@ class Schedule:
         every_evaluation: bool,
         every_steps: int | None,
         every_minutes: float | None,
-        keep: Keep,
-        saved: Sequence[Saved],
+        keep: Retention,
+        saved: Sequence[CatalogEntry],
         agree: Callable[[int, bool], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,7 +52,7 @@ class Schedule:
         self._last_s = clock()
         self.go_back(saved)
 
-    def go_back(self, saved: Sequence[Saved]) -> None:
+    def go_back(self, saved: Sequence[CatalogEntry]) -> None:
         """Forget what was found before the run went back to a checkpoint: the best that were left behind bar no others.
 
         Args:
@@ -100,14 +100,14 @@ class Schedule:
         return True
 
 
-def to_remove(saved: Sequence[Saved], keep: Keep) -> list[Saved]:
+def to_remove(saved: Sequence[CatalogEntry], keep: Retention) -> list[CatalogEntry]:
     """Return the checkpoints that need not stay, given all that there are."""
     newest = sorted(saved, key=lambda each: each.step, reverse=True)[: keep.last]
     stays = {each.step for each in [*newest, *best_first(saved, keep.ranking)[: keep.best]]}
     return [each for each in saved if each.step not in stays and not (keep.every_steps and each.step % keep.every_steps == 0)]
 
 
-def remove_old(folder: Path, keep: Keep) -> None:
+def remove_old(folder: Path, keep: Retention) -> None:
     """Remove the checkpoints that need not stay. Called after a new one is published, by rank 0."""
     for old in to_remove(saved(folder), keep):
         gone = old.path.rename(old.path.with_name(f".removed_{old.path.name}"))  # never half a checkpoint under a good name

@@ -28,7 +28,7 @@ from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.torchrun import join
 from ddp_train.run_folder.claim import claim_given, claim_new
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import check_below, check_pattern, require_own
 from ddp_train.sweep import optuna as optuna_sweeper
 from ddp_train.sweep.folder import Sweep, is_sweep
@@ -63,7 +63,7 @@ class _Command:
                 key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs"
             )
         job = _job(composed, HydraConfig.get())
-        record(job.run_dir, job.config)
+        record(job.run_folder, job.config)
         self._exit_code = self._launcher.begin(job)
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
@@ -72,7 +72,7 @@ class _Command:
             root = Path(base.hydra.sweep.dir)
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
             self._multirun = Multirun(sweep, section(base, "sweep"), self._launcher.begin_sweep, check_composed)
-            self._multirun.take_up(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
+            self._multirun.resume(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
         return self._multirun.launch(context, base, job_overrides)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ def _job(composed: DictConfig, hydra_config: Any) -> Job:
     resume = Path(checked.tree["resume"])
     return Job(
         config=checked,
-        run_dir=RunDir(Path(hydra_config.runtime.output_dir)),
+        run_folder=RunFolder(Path(hydra_config.runtime.output_dir)),
         command=list(sys.argv),
         overrides=texts(hydra_config.overrides.task),
         options=options(hydra_config),
@@ -218,7 +218,7 @@ def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
             expected="the configuration that it was started with",
             fix=f"`ddp-train resume {folder}` takes the saved one (and overrides after it); or start a new run in another folder",
         )
-    RunDir(folder).forget_failure()
+    RunFolder(folder).forget_failure()
     return folder
 
 

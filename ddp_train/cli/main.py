@@ -24,8 +24,8 @@ from ddp_train.config.check import CONF, ConfigErrors, check_overrides
 from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError
 from ddp_train.launch import local
 from ddp_train.launch.launcher import Launcher
-from ddp_train.run_folder.claim import let_go
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.claim import release
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.warm_group import slots
 from ddp_train.system.folder_lock import held
 
@@ -99,7 +99,7 @@ def _report(command: Callable[[], int], launcher: Launcher) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
-        let_go()
+        release()
 
 
 def _say(error: Exception, launcher: Launcher) -> int:
@@ -111,10 +111,10 @@ def _say(error: Exception, launcher: Launcher) -> int:
         print(error.text(has_begun=launcher.has_begun), file=sys.stderr)
         return WRONG_INPUT
     if not launcher.has_begun:
-        print(hydra_errors.explain(error, sys.argv[1:], CONF), file=sys.stderr)
+        print(hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF), file=sys.stderr)
         return WRONG_INPUT
     if not is_file_error:
         traceback.print_exception(error)
-    folders = ", ".join(RunDir(folder).shown() for folder in held())
+    folders = ", ".join(RunFolder(folder).shown() for folder in held())
     print(f"\n{folders} cannot go on: {error}\n`ddp-train resume {folders}` continues it when that is mended", file=sys.stderr)
     return FAILED

@@ -20,7 +20,7 @@ from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
 from ddp_train.data.tokens.token_writer import TokenWriter
 from ddp_train.data.tokens.tokenizer import Tokenizer, make_tokenizer
 from ddp_train.errors import DONE, FAILED, WRONG_INPUT, ConfigError, DataError, UserError
-from ddp_train.run_folder.claim import let_go
+from ddp_train.run_folder.claim import release
 from ddp_train.system.folder_lock import hold
 
 USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return FAILED
     finally:
-        let_go()
+        release()
     return DONE
 
 

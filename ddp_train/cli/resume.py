@@ -11,7 +11,7 @@ from ddp_train.cli.saved_run import frozen_job, record, refuse_without_effect, r
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
-from ddp_train.run_folder.claim import let_go
+from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.trust import require_own
 from ddp_train.sweep.folder import Sweep, is_sweep, sweep_of
 from ddp_train.sweep.hydra_jobs import Multirun
@@ -43,8 +43,8 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if is_checkpoint(path) else None)
     _refuse_other_machines(job, path)
     refuse_without_effect(job, overrides)
-    job.run_dir.forget_failure()
-    record(job.run_dir, job.config)
+    job.run_folder.forget_failure()
+    record(job.run_folder, job.config)
     return launcher.begin(job)
 
 
@@ -57,17 +57,17 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
     hold(folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0)
     require_own(folder, key="resume")
     if not sweep.is_planned:
-        let_go()  # composing takes it again
+        release()  # composing takes it again
         sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
         return compose(launcher)
-    configs = [sweep.run_dir(job).root for job in sweep.jobs if sweep.run_dir(job).config.exists()]
+    configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
     first = frozen_job(configs[0], overrides, asked=folder)
     _refuse_other_machines(first, folder)
     multirun = Multirun(sweep, first.config.tree["sweep"], launcher.begin_sweep, check_composed)
     try:
-        multirun.take_up(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
+        multirun.resume(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
     finally:
         multirun.close()
     return multirun.exit_code()

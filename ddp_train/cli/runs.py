@@ -17,6 +17,6 @@ def show_sweep(arguments: list[str]) -> int:
     sweep = Sweep.load(Path(arguments[0]).absolute())
     for job in sweep.jobs:  # the folders know more than sweep.json, when everything was killed
         if job.status != RUNNING or not is_held(sweep.root):
-            sweep.settle(job, sweep.metric)
+            sweep.read_result(job, sweep.metric)
     show(sweep)
     return DONE

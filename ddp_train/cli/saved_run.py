@@ -21,7 +21,7 @@ from ddp_train.config.saved import _read, answers_before, saved_config
 from ddp_train.config.tree import nodes, texts
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import require_own
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
@@ -48,7 +48,7 @@ def frozen_job(
     first, options = _typed(folder)
     return Job(
         config=config_check.load({str(name): value for name, value in tree.items()}),
-        run_dir=RunDir(folder),
+        run_folder=RunFolder(folder),
         command=list(sys.argv),
         overrides=[*first, *overrides],
         options=options,
@@ -73,12 +73,12 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     Raises:
         ConfigError: one of the overrides would change nothing.
     """
-    trainer, result = job.config.tree["trainer"], job.run_dir.read_result()
+    trainer, result = job.config.tree["trainer"], job.run_folder.read_result()
     if result.get("status") != "completed" or _goes_on(job, result):
         return
     harmless = _EVALUATION if job.config.tree["evaluate"]["save_predictions"] else ()  # which is then made up for
     now = dict(nodes(job.config.tree))
-    held = [dict(nodes(tree)) for tree in (saved_config(job.run_dir.root), _read(job.run_dir.root)[0])]
+    held = [dict(nodes(tree)) for tree in (saved_config(job.run_folder.root), _read(job.run_folder.root)[0])]
     keys = {text: text.partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
     idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in held]]
     if not idle:
@@ -88,15 +88,15 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     kept = [text for text in overrides if not text.startswith(f"trainer.{limit}=")]
     raise ConfigError(
         key=idle[0].partition("=")[0],
-        happened=f"all {result['step']} steps of {job.run_dir.shown()} are taken: {' '.join(idle)} would change nothing",
+        happened=f"all {result['step']} steps of {job.run_folder.shown()} are taken: {' '.join(idle)} would change nothing",
         expected="more steps to train with it, or evaluate.save_predictions=true; a new run, for other results from the start",
-        fix=f"ddp-train {shlex.join(['resume', job.run_dir.shown(), *kept, more])}",
+        fix=f"ddp-train {shlex.join(['resume', job.run_folder.shown(), *kept, more])}",
     )
 
 
 def _goes_on(job: Job, result: Mapping[str, Any]) -> bool:
     """Tell whether steps are left to take after the checkpoint that the run would continue from."""
-    given = Path(job.checkpoint) if job.checkpoint else job.run_dir.checkpoints / LAST
+    given = Path(job.checkpoint) if job.checkpoint else job.run_folder.checkpoints / LAST
     first = next(iter(candidates(given)), None) if given.name in (BEST, LAST) else given
     step = int(first.name.removeprefix("step_")) if first is not None else 0
     trainer, epoch = job.config.tree["trainer"], result["epoch"]
@@ -122,7 +122,7 @@ def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved:
         return
     program = "torchrun ... -m ddp_train" if is_torchrun_worker() else "ddp-train"
     unread = ["resume", *(text.partition("=")[0] for text in overrides)]  # what is resumed was typed
-    unread += ["init_from"] if candidates(RunDir(folder).checkpoints / LAST) else []
+    unread += ["init_from"] if candidates(RunFolder(folder).checkpoints / LAST) else []
     for key, value in nodes(saved):
         if not isinstance(value, str) or key in unread or not value:
             continue
@@ -163,6 +163,6 @@ def run_of(path: Path) -> Path:
     )
 
 
-def record(run_dir: RunDir, checked: RunConfig) -> None:
+def record(run_folder: RunFolder, checked: RunConfig) -> None:
     """Write config.yaml, with the answers that the run's `auto`s had before, if any; `record_answers` compares them."""
-    run_dir.record_config(checked.yaml(answers_before(checked, run_dir.root)))
+    run_folder.record_config(checked.yaml(answers_before(checked, run_folder.root)))

@@ -14,7 +14,7 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchIdentity:
+class BatchSizes:
     """global batch = micro-batch x ranks x accumulation; ranks take b or b + 1 samples where it does not divide."""
 
     global_batch_size: int
@@ -32,9 +32,9 @@ class BatchIdentity:
         )
 
 
-def batch_identity(
+def derive_batch_sizes(
     trainer: Mapping[str, Any], data: Mapping[str, Any], cluster: Mapping[str, Any]
-) -> tuple[BatchIdentity | None, list[ConfigError]]:
+) -> tuple[BatchSizes | None, list[ConfigError]]:
     """Derive whichever of the global batch size and the accumulation is not given; refuse a contradiction."""
     nodes = 1 if is_torchrun_worker() else num_nodes(cluster)
     if nodes > 1 and cluster["launcher"] == "local":
@@ -80,7 +80,7 @@ def batch_identity(
             )
         ]
     micro = min(micro, -(-total // (world_size * accumulation)))
-    return BatchIdentity(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size), []
+    return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size), []
 
 
 def num_nodes(cluster: Mapping[str, Any]) -> int:

@@ -24,7 +24,7 @@ from omegaconf.resolvers import oc
 
 from ddp_train import FOLDER, redaction
 from ddp_train.config import allowed_targets, auto, limits
-from ddp_train.config.batch_sizes import BatchIdentity, batch_identity
+from ddp_train.config.batch_sizes import BatchSizes, derive_batch_sizes
 from ddp_train.config.command_line import whole
 from ddp_train.config.rules import (
     check_bad_numbers,
@@ -75,7 +75,7 @@ class RunConfig:
     """One run's configuration: plain containers, everything resolved; what each rank receives."""
 
     tree: dict[str, Any]
-    batch: BatchIdentity
+    batch: BatchSizes
 
     def yaml(self, answers: Mapping[str, Any] | None = None) -> str:
         """Return config.yaml.
@@ -135,7 +135,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     errors += [_missing_section(name) for name in TARGETS if name not in tree]
     batch = None
     if not any(_concerns_batch(error.key) for error in errors):
-        batch, batch_errors = batch_identity(sections["trainer"], sections["data"], sections["cluster"])
+        batch, batch_errors = derive_batch_sizes(sections["trainer"], sections["data"], sections["cluster"])
         errors += batch_errors
         errors += check_reading(sections["data"])
         errors += check_sampling(sections["data"])

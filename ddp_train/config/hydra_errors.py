@@ -38,7 +38,7 @@ _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # o
 _OPEN = ("metrics", "cluster.env", "init_from_keys", "extra")  # sections that take any name
 
 
-def explain(error: Exception, arguments: list[str], conf: Path) -> str:
+def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> str:
     """Return what to show for an exception that Hydra raised: all problems of the command line, or else Hydra's own words."""
     try:
         found = _find_all(arguments, conf)

@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_train.config.batch_sizes import BatchIdentity, num_nodes
+from ddp_train.config.batch_sizes import BatchSizes, num_nodes
 from ddp_train.config.cluster import check_environment, max_restarts, meeting, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
-def check_strategy(tree: Mapping[str, Any], batch: BatchIdentity | None) -> list[ConfigError]:
+def check_strategy(tree: Mapping[str, Any], batch: BatchSizes | None) -> list[ConfigError]:
     """Refuse what DDP cannot do (torch fails or reduces wrong gradients; pytorch issue 143580)."""
     strategy = tree.get("strategy")
     if (
@@ -122,7 +122,7 @@ def check_evaluation(evaluate: Mapping[str, Any], data: Mapping[str, Any]) -> li
     ]
 
 
-def check_faults(faults: Sequence[Mapping[str, Any]], data: Mapping[str, Any], batch: BatchIdentity | None) -> list[ConfigError]:
+def check_faults(faults: Sequence[Mapping[str, Any]], data: Mapping[str, Any], batch: BatchSizes | None) -> list[ConfigError]:
     """Refuse faults that could not happen."""
     errors = []
     for place, fault in enumerate(faults):

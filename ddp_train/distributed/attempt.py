@@ -57,7 +57,7 @@ def meet(store: Store, rank: int, size: int, *, remembered: Path | None, within_
     return Attempt(store=PrefixStore("attempt", place), prefix=f"ddp_train/{prefix}/attempt", remembered=Path(folder) if folder else None)
 
 
-def part(store: Store, rank: int, size: int, *, within_s: float = _LEAVE_WITHIN_S) -> None:
+def leave(store: Store, rank: int, size: int, *, within_s: float = _LEAVE_WITHIN_S) -> None:
     """Wait until every rank has come to its end, then leave, rank 0 last: the store may live in its process.
 
     Collective, but no failure when somebody is gone already.

@@ -9,7 +9,7 @@ from ddp_train.config.cluster import ALONE, environment_of, max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, STOPPED, TERMINATED
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
-from ddp_train.run_folder.attempts import forget, settle
+from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.system import devices
 from ddp_train.system.files import write_json
 
@@ -20,31 +20,31 @@ def run(job: Job) -> int:
     The agent finds a free port itself: any number of runs share a machine.
     """
     if job.checkpoint is not None:
-        forget(job.run_dir)  # somebody has chosen where to go on
-    elif verdict := settle(job.run_dir):
+        forget(job.run_folder)  # somebody has chosen where to go on
+    elif verdict := count_failure(job.run_folder):
         print(verdict, file=sys.stderr)
         return NO_PROGRESS
     cluster = job.config.tree["cluster"]
     processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
-    arguments = [f"--grace-s={cluster['grace_s']}", f"--run-dir={job.run_dir.root}", *ALONE, f"--nproc-per-node={processes}"]
+    arguments = [f"--grace-s={cluster['grace_s']}", f"--run-dir={job.run_folder.root}", *ALONE, f"--nproc-per-node={processes}"]
     arguments.append(f"--max-restarts={max_restarts(cluster, {})}")
-    before = job.run_dir.read_result()
+    before = job.run_folder.read_result()
     code = run_agent(
         [*arguments, "-m", "ddp_train"],
         environment=rank_environment(processes, cluster["threads_per_process"]) | environment_of(cluster) | {JOB_VARIABLE: job.to_json()},
     )
-    result = job.run_dir.read_result()
+    result = job.run_folder.read_result()
     if result.get("status") in STOPPED:  # rank 0 has said so, and how to continue
-        is_saved = result["step"] is not None or any(job.run_dir.saved_steps())  # by this attempt, or by one before it
+        is_saved = result["step"] is not None or any(job.run_folder.saved_steps())  # by this attempt, or by one before it
         return STOPPED[result["status"]] if is_saved or result["status"] == "interrupted" else TERMINATED
     if result.get("status") == "completed" and result != before:  # the signal came after the last step
         return DONE
     if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, or a second one
         continues = (
-            "continues from the newest checkpoint" if any(job.run_dir.checkpoints.glob("step_*")) else "starts again: nothing is saved"
+            "continues from the newest checkpoint" if any(job.run_folder.checkpoints.glob("step_*")) else "starts again: nothing is saved"
         )
-        print(f"stopped at once; `ddp-train resume {job.run_dir.shown()}` {continues}", file=sys.stderr)
+        print(f"stopped at once; `ddp-train resume {job.run_folder.shown()}` {continues}", file=sys.stderr)
     if code != 0 and not result:  # no rank and no agent was left to say it
         with suppress(OSError):  # a full disk, say, which may be the very reason: the exit code says it as well
-            write_json(job.run_dir.result, {"status": {INTERRUPTED: "interrupted", TERMINATED: "preempted"}.get(code, "failed")})
+            write_json(job.run_folder.result, {"status": {INTERRUPTED: "interrupted", TERMINATED: "preempted"}.get(code, "failed")})
     return code

@@ -24,7 +24,7 @@ STARTED_VARIABLE = "DDP_TRAIN_STARTED"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class RestartNote:
     """What an earlier attempt left for this one."""
 
     folder: Path
@@ -48,11 +48,11 @@ def remember(folder: Path) -> None:
         print(f"a restart would begin a new run, because this one cannot be noted in {tempfile.gettempdir()}: {error}", file=sys.stderr)
 
 
-def recall() -> Memory | None:
+def recall() -> RestartNote | None:
     """Return what an earlier attempt under this agent remembered."""
     with contextlib.suppress(OSError):
         found = json.loads(_file_of(os.getppid()).read_text(encoding="utf-8"))
-        return Memory(folder=Path(found["folder"]), restarts=found["restarts"], started=found["started"])
+        return RestartNote(folder=Path(found["folder"]), restarts=found["restarts"], started=found["started"])
     return None
 
 
@@ -64,7 +64,7 @@ def run_started() -> float:
     return earlier.started if earlier is not None else STARTED
 
 
-def has_failed(memory: Memory | None) -> bool:
+def has_failed(memory: RestartNote | None) -> bool:
     """Tell whether a failure here has started the ranks again, and not a machine that came or went."""
     return memory is not None and _restarts() > memory.restarts
 

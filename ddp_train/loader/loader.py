@@ -12,7 +12,7 @@ from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import DataSource, Indices
 from ddp_train.loader.order import BatchOrder, SampleOrder, share
 from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
-from ddp_train.loader.worker_pool import WorkerDied, Workers
+from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class _Reading:
                 logger.warning("sample %d is skipped: %s", bad.sample, bad.why)
 
     def _by_workers(self, requests: Iterator[Any], *, num_workers: int) -> Iterator[MicroBatch]:
-        workers = Workers([self._read] * num_workers, pin_memory=self._pin_memory)
+        workers = WorkerPool([self._read] * num_workers, pin_memory=self._pin_memory)
         try:
             yield from workers.results(requests)
         except WorkerDied as death:
@@ -224,7 +224,7 @@ class _Reading:
     def _explain(self, death: WorkerDied) -> UserError:
         """Find out which sample kills a worker, by reading the samples of the request one by one in a new one."""
         indices = self._read.indices(death.request).tolist()
-        workers = Workers([self._read.alone])
+        workers = WorkerPool([self._read.alone])
         try:
             for _ in workers.results(iter(indices)):
                 pass

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ddp_train.hashing import GOLDEN, mix
 from ddp_train.interfaces import Indices
-from ddp_train.loader.sampler import Draw
+from ddp_train.loader.sampler import Sampler
 
 _AHEAD = 1 << 14  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a first batch in 1 ms
 
@@ -67,7 +67,7 @@ class SampleOrder:
         drop_last: leave out the last, smaller batch of an epoch; else it is a batch of its own.
     """
 
-    def __init__(self, draw: Draw, *, global_batch_size: int, drop_last: bool) -> None:
+    def __init__(self, draw: Sampler, *, global_batch_size: int, drop_last: bool) -> None:
         self._draw = draw
         self.global_batch_size = global_batch_size
         self.epoch_size = draw.length - draw.length % global_batch_size if drop_last else draw.length

@@ -23,7 +23,7 @@ from ddp_train.loader.permutation import Permutation, permute_each
 _WEIGHTED, _CLASSES, _MEMBERS, _BATCHES = 1, 2, 3, 4  # what a key is for; the shuffle's own has no such number
 
 
-class Draw(Protocol):
+class Sampler(Protocol):
     """What `SampleOrder` takes."""
 
     seed: int
@@ -125,7 +125,7 @@ class Bucketed:
         batches: global batches in a window.
     """
 
-    def __init__(self, draw: Draw, lengths: NDArray[Any], *, global_batch_size: int, batches: int) -> None:
+    def __init__(self, draw: Sampler, lengths: NDArray[Any], *, global_batch_size: int, batches: int) -> None:
         self.length, self.seed, self.repeats = draw.length, draw.seed, draw.repeats
         self._draw, self._batch_size = draw, global_batch_size
         self._lengths = torch.from_numpy(np.require(lengths, requirements=["C", "W"]))
@@ -161,7 +161,7 @@ class Bucketed:
         return np.take_along_axis(in_batches, turns[:, :, None], axis=1).reshape(positions.shape)
 
 
-def draw_from(
+def sampler_from(
     source: DataSource,
     *,
     seed: int,
@@ -170,14 +170,14 @@ def draw_from(
     sampling: str,
     sample_weights: str | None,
     bucket_batches: int | None,
-) -> Draw:
+) -> Sampler:
     """Return the draw that the config's loader keys ask for.
 
     Raises:
         ConfigError: the data set has no labels or lengths.
         DataError: weights, labels or lengths do not fit the data set.
     """
-    draw: Draw
+    draw: Sampler
     if sampling == "balanced":
         draw = Balanced(_labels(source), seed=seed, multiple_of=global_batch_size if drop_last else 1)
         if draw.length == 0:

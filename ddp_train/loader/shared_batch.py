@@ -33,7 +33,7 @@ class _Place:
         return self.offset + torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-class Slot:
+class SharedBatch:
     """Room for one batch, growing as needed.
 
     Args:
@@ -102,7 +102,7 @@ class _Packer(pickle.Pickler):
 
 
 class _Unpacker(pickle.Unpickler):
-    slot: Slot
+    slot: SharedBatch
     pin_memory: bool
 
     def persistent_load(self, pid: _Place) -> Tensor:

@@ -24,7 +24,7 @@ from ddp_train.loader.dataset_adapter import collate, facts_of
 from ddp_train.loader.order import GlobalBatch, share
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.loader.stream_shard import comes_from, cut, reads_all
-from ddp_train.loader.worker_pool import WorkerDied, Workers
+from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 
 _KEPT_STEPS = 16  # more than are under way between the readers and the optimizer, which may be a few behind
 
@@ -131,7 +131,7 @@ class StreamLoader:
         num_read = sum(size > 0 for size in self._sizes)
         # The state after each reader's last micro-batch of a step is what a checkpoint may need.
         requests = [_Request(size, place >= num_read - self._num_readers) for place, size in enumerate(self._sizes[:num_read])]
-        workers = Workers(readers, pin_memory=self._pin_memory) if self._num_workers else None
+        workers = WorkerPool(readers, pin_memory=self._pin_memory) if self._num_workers else None
         results = workers.results(cycle(requests)) if workers else map(readers[0], cycle(requests))
         micro_batch: MicroBatch | None = None
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Shard:
+class StreamShard:
     """One of the disjoint parts of a stream: of what `dataset` gives, every `step`-th sample, from the one at `start` on."""
 
     dataset: Any
@@ -26,23 +26,23 @@ class Shard:
         return islice(iter(self.dataset), self.step - 1 if is_resumed else self.start, None, self.step)
 
 
-def cut(dataset: Any, index: int, count: int) -> Shard:
+def cut(dataset: Any, index: int, count: int) -> StreamShard:
     """Return shard `index` of `count`. Together they have every sample of one pass once, where a pass is the same wherever it is read.
 
     In this order: Hugging Face's own split, WebDataset's (its tar files), the dataset's `shard(num_shards, index)`, and every `count`-th
     sample of the plain iterator, which is correct and reads everything `count` times.
     """
     if count == 1:
-        return Shard(dataset)
+        return StreamShard(dataset)
     if comes_from(dataset, "datasets"):
         from datasets.distributed import split_dataset_by_node
 
-        return Shard(split_dataset_by_node(dataset, rank=index, world_size=count))
+        return StreamShard(split_dataset_by_node(dataset, rank=index, world_size=count))
     if _splits_its_shards(dataset):
-        return Shard(_with_splitter(dataset, index, count))
+        return StreamShard(_with_splitter(dataset, index, count))
     if hasattr(dataset, "shard"):
-        return Shard(dataset.shard(num_shards=count, index=index))
-    return Shard(dataset, start=index, step=count)
+        return StreamShard(dataset.shard(num_shards=count, index=index))
+    return StreamShard(dataset, start=index, step=count)
 
 
 def reads_all(dataset: Any, count: int) -> bool:

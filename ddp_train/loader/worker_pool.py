@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from ddp_train.errors import UserError
-from ddp_train.loader.shared_batch import Slot
+from ddp_train.loader.shared_batch import SharedBatch
 from ddp_train.system import stack_dump
 from ddp_train.system.process import RANK_VARIABLE, STOP_SIGNALS, die_with_parent
 from ddp_train.system.terminal import outlive
@@ -77,7 +77,7 @@ class _Raised:
     traceback: str
 
 
-class Workers:
+class WorkerPool:
     """Worker processes, each with a reading function. They end with the rank, however it ends.
 
     Args:
@@ -122,7 +122,9 @@ class _Worker:
     """One worker, as the rank sees it."""
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
-        self._slots = [Slot() for _ in range(AHEAD)]  # the result of request n is in slot n mod AHEAD: taken before n + AHEAD is asked
+        self._slots = [
+            SharedBatch() for _ in range(AHEAD)
+        ]  # the result of request n is in slot n mod AHEAD: taken before n + AHEAD is asked
         self._turn = 0
         self._connection, its_end = multiprocessing.Pipe()
         output = Connection(os.dup(2), readable=False)  # the rank's log; the server may have been started by another job
@@ -190,7 +192,7 @@ def _serve(
     torch.set_num_threads(1)
     stack_dump.answer()
     note = stack_dump.Note()  # for the report of a hang
-    for slot in cycle([Slot(descriptor.fileno()) for descriptor in slots]):
+    for slot in cycle([SharedBatch(descriptor.fileno()) for descriptor in slots]):
         try:
             request = connection.recv()
         except (EOFError, OSError):  # the rank has closed its end, perhaps with results unread

@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ddp_train.phase import Phase, Pulse
+from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.system.terminal import Terminal
 
 _HIDDEN = ("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms", "samples_per_s")
@@ -24,13 +24,13 @@ _DOING = {Phase.EVALUATION: "evaluating", Phase.SAVE: "saving"}
 class Console:
     """Shows how far the run is: step and epoch, the loss, samples per second, and the time that is left.
 
-    On a terminal a thread looks at the pulse and redraws the line, twice a second at most; the loop only leaves its numbers. It draws
-    right after the rank has moved, and never while it stands still: what another rank's failure has put on the terminal stays as it is.
+    On a terminal a thread looks at what the rank is at, twice a second at most, and redraws the line; the loop only leaves its numbers. It
+    draws right after the rank has moved, and never while it stands still: what another rank's failure has put on the terminal stays.
 
     Args:
         total_steps: optimizer steps of the whole run.
         step: the step that this attempt begins at.
-        pulse: says what rank 0 is at; None: the line moves with the records.
+        tracker: says what rank 0 is at; None: the line moves with the records.
         epoch: the epochs that this attempt begins at; None: the data has none.
         steps_per_epoch: optimizer steps; None: the data has no epochs.
     """
@@ -39,12 +39,12 @@ class Console:
         self,
         total_steps: int,
         step: int = 0,
-        pulse: Pulse | None = None,
+        tracker: PhaseTracker | None = None,
         epoch: float | None = None,
         steps_per_epoch: int | None = None,
     ) -> None:
         self._total_steps, self._first_step = total_steps, step
-        self._pulse, self._has_pulse = pulse or Pulse(), pulse is not None
+        self._tracker, self._has_pulse = tracker or PhaseTracker(), tracker is not None
         self._first_epoch, self._steps_per_epoch = epoch, steps_per_epoch
         self._started = time.monotonic()
         self._numbers = ""
@@ -60,7 +60,7 @@ class Console:
     def write(self, record: Mapping[str, Any]) -> None:
         """Show one record."""
         if not self._has_pulse:
-            self._pulse.enter(Phase.STEP, record["step"])
+            self._tracker.enter(Phase.STEP, record["step"])
         if self._progress is None:
             print(f"{self._where(record)}  {_text(record)}  {self._left(record)}".rstrip(), file=self._file, flush=True)
         elif record["split"] == "train":
@@ -107,15 +107,15 @@ class Console:
     def _follow(self) -> None:
         """Redraw the line as the rank moves (a thread)."""
         while not self._is_closed.wait(_REDRAW_S):
-            seen = self._pulse.count
-            while self._pulse.count == seen:
+            seen = self._tracker.count
+            while self._tracker.count == seen:
                 if self._is_closed.wait(_LOOK_S):
                     return
             self._draw()
 
     def _draw(self) -> None:
         assert self._progress is not None
-        phase, step = at = self._pulse.phase, self._pulse.step
+        phase, step = at = self._tracker.phase, self._tracker.step
         if at != self._at:
             self._at, self._since = at, time.monotonic()
         doing = f"{_DOING[phase]} {_clock(time.monotonic() - self._since)}  " if phase in _DOING else ""

@@ -40,7 +40,7 @@ def record(job: Job, world: World) -> None:
         if not facts["sees_run_dir"]:
             raise UserError(
                 key="hydra.run.dir",
-                happened=f"rank {rank} on {facts['host']} does not see {job.run_dir.root}",
+                happened=f"rank {rank} on {facts['host']} does not see {job.run_folder.root}",
                 expected="a folder on a file system that all machines share: every rank writes its part of a checkpoint there",
                 fix="hydra.run.dir=FOLDER, or start from a shared folder",
             )
@@ -51,13 +51,13 @@ def record(job: Job, world: World) -> None:
                     expected="the same on all ranks",
                     fix="install the same versions on every node",
                 )
-    if not world.is_main or job.run_dir.environment.exists():
+    if not world.is_main or job.run_folder.environment.exists():
         return
     commit, diff = _code()
     if diff:
-        write_atomic(job.run_dir.code_diff, redact_code(diff))
+        write_atomic(job.run_folder.code_diff, redact_code(diff))
     write_json(
-        job.run_dir.environment,
+        job.run_folder.environment,
         {
             "command": shlex.join(job.command),
             "overrides": job.overrides,
@@ -100,7 +100,7 @@ def _this_rank(job: Job, world: World) -> dict[str, Any]:
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "host": socket.gethostname(),
-        "sees_run_dir": _sees(job.run_dir.config),
+        "sees_run_dir": _sees(job.run_folder.config),
         "device": f"{world.device} ({name})",
         "threads": torch.get_num_threads(),
         "config_sha256": job.config.hash(),

@@ -1,6 +1,6 @@
 """Faults on purpose: `debug.faults` lists what a rank is to do to itself, so that one can see what a run does about it.
 
-A listener of the pulse; a run without faults has none. Most are plain system calls. docs/faults.md says what each of them leads to.
+A listener of the phase tracker; a run without faults has none. Most are plain system calls. docs/faults.md says what each of them leads to.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ddp_train.config.schema import EVERY_ATTEMPT, FaultConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices
-from ddp_train.phase import Phase, Pulse
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.components import Components
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class InjectedFault(Exception):
     """The exception of the fault `exception`, and of `worker_raise`."""
 
 
-def inject(faults: Sequence[Mapping[str, Any]], pulse: Pulse, components: Components, world: World, run_dir: RunDir) -> None:
+def inject(faults: Sequence[Mapping[str, Any]], tracker: PhaseTracker, components: Components, world: World, run_folder: RunFolder) -> None:
     """Let this rank's faults of this attempt happen when their time has come. To be called before the first batch is asked for.
 
     Args:
@@ -58,14 +58,14 @@ def inject(faults: Sequence[Mapping[str, Any]], pulse: Pulse, components: Compon
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     ours = [FaultConfig(**each) for each in faults if each["rank"] == world.rank and each["attempt"] in (attempt, EVERY_ATTEMPT)]
     if ours:
-        pulse.listen(_Injector(ours, components, run_dir))
+        tracker.listen(_Injector(ours, components, run_folder))
 
 
 class _Injector:
     """Hears what its rank is at, and strikes."""
 
-    def __init__(self, faults: list[FaultConfig], components: Components, run_dir: RunDir) -> None:
-        self._waiting, self._components, self._run_dir = faults, components, run_dir
+    def __init__(self, faults: list[FaultConfig], components: Components, run_folder: RunFolder) -> None:
+        self._waiting, self._components, self._run_dir = faults, components, run_folder
         self._hooks: list[RemovableHandle] = []  # until the step is over
         self._hooked_at = 0
         self._reads_fail = _let_reads_fail(components) if any(fault.kind == "worker_raise" for fault in faults) else None

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from ddp_train.redaction import Redacting
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.terminal import Terminal
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _IOLBF = 1  # stdio.h
 
 
 @contextmanager
-def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
+def rank_log(run_folder: RunFolder, rank: int, *, shows: bool) -> Iterator[TextIO]:
     """Send this process's output to its rank's log, and give the terminal, for the one screen that a failure shows.
 
     File descriptors are redirected, not only Python's streams, so that a segfault's last words and C++ warnings are kept. What C writes
@@ -34,16 +34,16 @@ def rank_log(run_dir: RunDir, rank: int, *, shows: bool) -> Iterator[TextIO]:
     Args:
         shows: let Python's own `print` and warnings of loggers on global rank 0 reach the terminal.
     """
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    run_folder.logs.mkdir(parents=True, exist_ok=True)
     _flush()
     python_streams = sys.stdout, sys.stderr
     terminals = [Terminal(os.dup(descriptor)) for descriptor in (1, 2)]
-    log = os.open(run_dir.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o640)
+    log = os.open(run_folder.rank_log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o640)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     _write_each_line()
-    handler = logging.FileHandler(run_dir.rank_log(rank))
+    handler = logging.FileHandler(run_folder.rank_log(rank))
     handler.setFormatter(Redacting(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     handlers: list[logging.Handler] = [handler]
     shown: list[Terminal] = []

@@ -27,8 +27,8 @@ from ddp_train.rank.isolation import Baseline
 from ddp_train.rank.rank import Rank
 from ddp_train.rank.sweep_member import FRESH_VARIABLE, Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import forget, settle
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.attempts import count_failure, forget
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.warm_group import GROUP_VARIABLE
 
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
@@ -56,7 +56,7 @@ def main(run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]
         return ENVIRONMENT_REFUSES
     code = group.serve()
     if code not in STOPPED.values():  # else the agent may start the ranks again, in another number, and some may be gone
-        group.part()
+        group.leave()
         if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
             restart_note.forget()
     # A rank that was stopped and saved has not failed: torchrun must neither restart it nor put its page about failures over our last line.
@@ -103,19 +103,19 @@ class Group:
             elif not self._is_announced:
                 self._announce({})
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Leave when all processes have ended well."""
-        rendezvous.part(self._attempt.store, self._rank, self._size)
+        rendezvous.leave(self._attempt.store, self._rank, self._size)
 
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         if job.checkpoint is not None and not self._attempt.remembered:
-            forget(job.run_dir)  # somebody has chosen where to go on
-        elif verdict := settle(job.run_dir):
+            forget(job.run_folder)  # somebody has chosen where to go on
+        elif verdict := count_failure(job.run_folder):
             print(verdict, file=sys.stderr, flush=True)
             with suppress(OSError):  # a full disk: it has been said
-                failure.from_verdict(verdict).record(job.run_dir)
-            restart_note.remember(job.run_dir.root)
+                failure.from_verdict(verdict).record(job.run_folder)
+            restart_note.remember(job.run_folder.root)
             return self._refuse(NO_PROGRESS)
         text = job.to_json()
         self._announce({"job": text})
@@ -152,7 +152,7 @@ class Group:
         self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
 
     def _as_rank(self, job: Job) -> int:
-        restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_dir.root)
+        restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
         return Rank(self._attempt.store, self._rank, self._size).run(job)
 
     def _again(self, job: Job) -> Job:
@@ -160,7 +160,7 @@ class Group:
         remembered = self._attempt.remembered
         if remembered is None:
             return job
-        return replace(job, checkpoint=str(remembered) if remembered != job.run_dir.root else None)
+        return replace(job, checkpoint=str(remembered) if remembered != job.run_folder.root else None)
 
     def _member(self) -> Member:
         return Member(self._attempt.store, rank=self._rank, size=self._size, prefix=self._attempt.prefix, run_jobs=_serve_jobs)
@@ -171,13 +171,13 @@ class Group:
 
     def _clear(self, remembered: Path) -> None:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
-        run_dir = RunDir(restart_report.run_folder(remembered))
-        found = failure.load(run_dir)
+        run_folder = RunFolder(restart_report.run_folder(remembered))
+        found = failure.load(run_folder)
         if found is not None and found.exit_code in FINAL and restart_note.has_failed(self._recalled):  # a user's torchrun starts all again
             self._final_code = found.exit_code
             return
-        print(restart_report.line(run_dir, size=self._size, has_failed=restart_note.has_failed(self._recalled)), flush=True)
-        run_dir.forget_failure()
+        print(restart_report.line(run_folder, size=self._size, has_failed=restart_note.has_failed(self._recalled)), flush=True)
+        run_folder.forget_failure()
 
 
 def _serve_jobs(place: str, next_job: Callable[[], Job | None], report: Callable[[int], None], remark: str) -> None:

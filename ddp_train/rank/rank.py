@@ -23,14 +23,14 @@ from ddp_train.errors import FINAL
 from ddp_train.job import JOB_VARIABLE, Job
 from ddp_train.launch import restart_note
 from ddp_train.loader.worker_pool import start_server
-from ddp_train.phase import Pulse
+from ddp_train.phase import PhaseTracker
 from ddp_train.rank import restart_report, summary
 from ddp_train.rank.log import rank_log
 from ddp_train.rank.run_job import run_job, status_of
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import Notes, begin, end
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import shared_memory, stack_dump
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.files import write_json
@@ -38,9 +38,9 @@ from ddp_train.system.process import exit_code_of
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.state import TrainState
-from ddp_train.watchdog.client import Watch, patience
+from ddp_train.watchdog.client import WatchdogClient, patience
 from ddp_train.watchdog.flight_recorder import FlightRecorder
-from ddp_train.watchdog.request import Orders
+from ddp_train.watchdog.request import WatchRequest
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +85,13 @@ class Rank:
         self._store, self._rank, self._size, self._remark = store, rank, size, remark
         self._world: World | None = None
         self._num_jobs = 0
-        self._watch = Watch(_pids_of_node(store, rank), size)
+        self._watch = WatchdogClient(_pids_of_node(store, rank), size)
         self._recorder: FlightRecorder | None = None  # on GPUs
 
     def run(self, job: Job) -> int:
         """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
         self._num_jobs += 1
-        with rank_log(job.run_dir, self._rank, shows=not job.in_sweep) as terminal:
+        with rank_log(job.run_folder, self._rank, shows=not job.in_sweep) as terminal:
             if self._remark:
                 logger.warning("%s", self._remark)
             state = TrainState()
@@ -99,16 +99,16 @@ class Rank:
             stop: Stop | None = None
             notes: Notes | None = None
             try:
-                tree, pulse = job.config.tree, Pulse()
+                tree, tracker = job.config.tree, PhaseTracker()
                 device = resolve_device(tree["cluster"]["device"])
-                self._watch.begin(pulse, _watch_request(job, uses_device=device == "cuda"), terminal=terminal)
+                self._watch.begin(tracker, _watch_request(job, uses_device=device == "cuda"), terminal=terminal)
                 # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
                 os.environ.update(cluster.environment_of(tree["cluster"], deterministic=tree["deterministic"], given=os.environ))
                 if tree["deterministic"]:
                     be_deterministic()
                 if device == "cuda":
-                    self._recorder = self._recorder or FlightRecorder(self._rank, job.run_dir)
-                    self._recorder.follow(job.run_dir)
+                    self._recorder = self._recorder or FlightRecorder(self._rank, job.run_folder)
+                    self._recorder.follow(job.run_folder)
                     os.environ.update(self._recorder.environment)
                 if job.config.tree["data"]["num_workers"]:
                     start_server()
@@ -126,16 +126,16 @@ class Rank:
                 stop = Stop(
                     self._world,
                     name=f"{self._num_jobs}",
-                    leave=lambda number: _leave_untrained(job.run_dir, number),
+                    leave=lambda number: _leave_untrained(job.run_folder, number),
                     report=None
                     if JOB_VARIABLE in os.environ or job.in_sweep
-                    else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).beside(doing), job, terminal),
+                    else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal),
                     at=None if job.in_sweep else _stops_at(tree["cluster"]),  # a sweep stops as a whole
                 )
                 if self._world.is_main:
-                    notes = begin(job.run_dir)
-                    pulse.listen(notes)
-                code = run_job(job, self._world, state, stop, pulse)
+                    notes = begin(job.run_folder)
+                    tracker.listen(notes)
+                code = run_job(job, self._world, state, stop, tracker)
                 self._watch.end()
                 stop.close()
                 return code
@@ -144,7 +144,7 @@ class Rank:
                     notes.close()
                 found = _describe(error, job, state, stop, rank=self._rank)
                 _show(found, job, terminal, seconds=time.monotonic() - started)
-                first = failure.load(job.run_dir) or found  # on another machine there is an agent that knows no other reason
+                first = failure.load(job.run_folder) or found  # on another machine there is an agent that knows no other reason
                 os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
 
 
@@ -159,10 +159,10 @@ def _pids_of_node(store: Store, rank: int) -> dict[int, int]:
     return {each: int(store.get(f"watch/{each}")) for each in ranks}
 
 
-def _watch_request(job: Job, *, uses_device: bool) -> Orders:
+def _watch_request(job: Job, *, uses_device: bool) -> WatchRequest:
     cluster = job.config.tree["cluster"]
-    return Orders(
-        run_dir=str(job.run_dir.root),
+    return WatchRequest(
+        run_folder=str(job.run_folder.root),
         start_timeout_s=cluster["start_timeout_s"],
         step_timeout_s=cluster["step_timeout_s"],
         uses_device=uses_device,
@@ -183,7 +183,7 @@ def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | No
     """Find out who is to blame for an error on this rank, and what the others were doing."""
     is_a_peers = _comes_from_a_peer(error)
     if stop is not None:
-        stop.say(lambda: failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
+        stop.report_activity(lambda: failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
     logger.exception("rank %d failed", rank)
     if is_a_peers:
         error.add_note(f"{restart_report.LOST}: see the logs of the other ranks.")
@@ -191,9 +191,9 @@ def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | No
         if stop is not None and gone is not None:
             departed, pid = gone
             doing = stop.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
-            return failure.from_departure(rank=departed, pid=pid, step=state.step).beside(doing)
+            return failure.from_departure(rank=departed, pid=pid, step=state.step).with_others(doing)
     found = failure.from_exception(error, rank=rank, step=state.step or None)
-    return found if stop is None or job.run_dir.failure.exists() else found.beside(stop.ask_others())
+    return found if stop is None or job.run_folder.failure.exists() else found.with_others(stop.ask_others())
 
 
 def _wait_for_a_report(job: Job, stop: Stop | None) -> tuple[int, int] | None:
@@ -203,16 +203,16 @@ def _wait_for_a_report(job: Job, stop: Stop | None) -> tuple[int, int] | None:
         Rank and pid of a neighbour that left with exit code 0, in which no agent finds anything wrong.
     """
     deadline, reaped = time.monotonic() + _PEER_REPORTS_S, 0.0
-    while time.monotonic() < deadline and not job.run_dir.failure.exists():
+    while time.monotonic() < deadline and not job.run_folder.failure.exists():
         time.sleep(0.005)
-        gone = stop.gone() if stop is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
+        gone = stop.dead_neighbour() if stop is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
         if gone is None:
             continue
         exit_code = exit_code_of(gone[1])
         reaped = reaped or (time.monotonic() if exit_code is None else 0.0)
         if exit_code == 0 or (reaped and time.monotonic() - reaped > _AGENT_ACTS_S):
             return gone
-    if job.run_dir.failure.exists():
+    if job.run_folder.failure.exists():
         time.sleep(_AGENT_ACTS_S)  # whoever has written it, the signals' thread of this very process perhaps, has yet to show it
     return None
 
@@ -220,22 +220,22 @@ def _wait_for_a_report(job: Job, stop: Stop | None) -> tuple[int, int] | None:
 def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0) -> None:
     """Record a failure, and show it unless another one was earlier. A sweep shows its jobs' failures itself."""
     try:
-        is_first = found.record(job.run_dir, seconds=seconds)
+        is_first = found.record(job.run_folder, seconds=seconds)
     except OSError:  # a full disk, say, which may be the very failure
         is_first = True
     if is_first and not job.in_sweep and (is_last_attempt() or found.exit_code in FINAL):
-        print(found.screen(job.run_dir), file=terminal, flush=True)
+        print(found.screen(job.run_folder), file=terminal, flush=True)
 
 
 def _stops_at(section: Mapping[str, Any]) -> float | None:
     return cluster.stops_at(section, os.environ, started=restart_note.run_started(), now=time.time())
 
 
-def _leave_untrained(run_dir: RunDir, number: signal.Signals) -> None:
+def _leave_untrained(run_folder: RunFolder, number: signal.Signals) -> None:
     """Say that a stop came before the first step (rank 0)."""
-    end(run_dir, is_saved=False)
-    if not run_dir.is_completed():
+    end(run_folder, is_saved=False)
+    if not run_folder.is_completed():
         write_json(
-            run_dir.result, {"status": status_of(number), "step": None, "epoch": None, "samples": None, "metrics": {}, "seconds": None}
+            run_folder.result, {"status": status_of(number), "step": None, "epoch": None, "samples": None, "metrics": {}, "seconds": None}
         )
-    print(summary.stopped(run_dir, None), flush=True)
+    print(summary.stopped(run_folder, None), flush=True)

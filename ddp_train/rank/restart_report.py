@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.folder import is_sweep
 from ddp_train.system.torchrun_env import max_restarts, restart_count
 
@@ -24,7 +24,7 @@ def run_folder(remembered: Path) -> Path:
     return remembered.parent.parent if is_checkpoint(remembered) else remembered
 
 
-def line(run_dir: RunDir, *, size: int, has_failed: bool) -> str:
+def line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
     """Say why the ranks have started again, and where they continue. To be asked before the earlier failure makes way.
 
     Args:
@@ -32,10 +32,10 @@ def line(run_dir: RunDir, *, size: int, has_failed: bool) -> str:
         has_failed: whether a failure on this machine is the reason.
     """
     restart = f"restart {restart_count()} of {max_restarts()}"
-    if is_sweep(run_dir.root):
+    if is_sweep(run_folder.root):
         return f"{'a process ended' if has_failed else 'the machines have changed'}; {restart} continues the sweep"
-    place = run_dir.continues()
-    found = json.loads(run_dir.failure.read_text()) if run_dir.failure.exists() else None
+    place = run_folder.continues()
+    found = json.loads(run_folder.failure.read_text()) if run_folder.failure.exists() else None
     if found and LOST not in found["traceback"]:
         message = " ".join(f"{found['error']}: {found['message']}".split())
         if found["error"].startswith("SIG"):

@@ -17,7 +17,7 @@ from typing import Any
 from ddp_train.checkpoint import catalog, disk_space
 from ddp_train.checkpoint.catalog import Ranking, ranking
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.schedule import Keep, Schedule, remove_old
+from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old
 from ddp_train.config import auto
 from ddp_train.config.saved import record_answers
 from ddp_train.distributed.world import World
@@ -26,20 +26,20 @@ from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.loader.order import epochs
-from ddp_train.phase import Phase, Pulse
+from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.fault_injection import inject
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.redaction import redact_all
 from ddp_train.run_folder.attempts import end
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.folder import Sweep, sweep_of
 from ddp_train.system.files import write_json
 from ddp_train.training import initial_weights, predictions
 from ddp_train.training.build import build
 from ddp_train.training.components import Components
 from ddp_train.training.instantiate import build_writers
-from ddp_train.training.loss_monitor import AnomalyWatch, Event, Rewind
+from ddp_train.training.loss_monitor import Event, LossMonitor, Rewind
 from ddp_train.training.replica_check import FingerprintCheck, ReplicaCheck
 from ddp_train.training.restore import resume, rewind
 from ddp_train.training.saved_state import content, hashes
@@ -51,18 +51,18 @@ from ddp_train.training.trainer import Loop, Record, evaluate, train
 logger = logging.getLogger(__name__)
 
 
-def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse) -> int:
+def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
     """Run one job to its end or to a stop; result.json has what came of it. Collective.
 
     Args:
         state: advanced in place, so that a caller can say how far a failed run got.
-        pulse: is told what this rank is at.
+        tracker: is told what this rank is at.
 
     Returns:
         The exit code of `ddp-train`.
     """
     started = time.monotonic()
-    tree, run_dir = job.config.tree, job.run_dir
+    tree, run_folder = job.config.tree, job.run_folder
     if world.size != job.config.batch.world_size:
         raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {job.config.batch.world_size}")
     environment.record(job, world)
@@ -70,32 +70,32 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
         print(summary.opening(job, world), flush=True)
     components = build(tree, job.config.batch, world)
     if world.is_main:
-        record_answers(run_dir.config, job.config, components.answers)
+        record_answers(run_folder.config, job.config, components.answers)
     keep = _keep(tree["checkpoint"], components)
-    if not resume(job, components, state, world, moves=pulse.move) and tree["init_from"] is not None:
+    if not resume(job, components, state, world, moves=tracker.move) and tree["init_from"] is not None:
         lines = initial_weights.load(
             Path(tree["init_from"]), components.model, world, renames=tree["init_from_keys"], is_strict=tree["init_from_strict"]
         )
         if world.is_main:
             print(*lines, sep="\n", flush=True)
     if job.checkpoint is not None:
-        restart_note.remember(run_dir.root)  # the checkpoint has been loaded: from now on the newest one counts
+        restart_note.remember(run_folder.root)  # the checkpoint has been loaded: from now on the newest one counts
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
-    if state.step >= components.total_steps and world.from_main(run_dir.is_completed()):
-        _make_up_for_predictions(job, components, state, world, pulse)
+    if state.step >= components.total_steps and world.from_main(run_folder.is_completed()):
+        _make_up_for_predictions(job, components, state, world, tracker)
         if world.is_main:
-            end(run_dir)
+            end(run_folder)
             print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
         return DONE
     if world.is_main:
-        _probe(run_dir, components, keep, world)  # the other ranks wait for it in `_loop`
-        run_dir.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
-        predictions.forget_after(run_dir.predictions, state.step)
-    writers = _writers(job, components, state, world, pulse)
-    saver, schedule = _saver(job, world, keep, pulse), _schedule(job, state, world, stop, keep)
-    loop = _loop(job, components, state, world, stop, pulse, writers, saver, schedule)
-    inject(tree["debug"]["faults"], pulse, components, world, run_dir)
+        _probe(run_folder, components, keep, world)  # the other ranks wait for it in `_loop`
+        run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
+        predictions.forget_after(run_folder.predictions, state.step)
+    writers = _writers(job, components, state, world, tracker)
+    saver, schedule = _saver(job, world, keep, tracker), _schedule(job, state, world, stop, keep)
+    loop = _loop(job, components, state, world, stop, tracker, writers, saver, schedule)
+    inject(tree["debug"]["faults"], tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
     is_done = train(components, state, world, loop)
     unsaved = saver.finish()
@@ -106,26 +106,26 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, pulse: Pulse)
             expected="the state of the last step on disk",
             fix="make room, and `ddp-train resume` the run: it continues from the checkpoint before",
         )
-    pulse.enter(Phase.END, state.step)
+    tracker.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
     status = "completed" if is_done else status_of(stop.cause())
     if world.is_main:
         for writer in writers:
             writer.close()
         result = _result(status, components, state, loop, seconds=time.monotonic() - started)
-        write_json(run_dir.result, result)
-        end(run_dir, is_saved=not unsaved)
+        write_json(run_folder.result, result)
+        end(run_folder, is_saved=not unsaved)
         if not is_done and stop.cause() is WALLTIME:
             print(f"the time is up but for cluster.grace_s={tree['cluster']['grace_s']} s", flush=True)
-        place = run_dir.continues() if unsaved else ""
-        print(summary.closing(job, result) if is_done else summary.stopped(run_dir, state.step, unsaved=place), flush=True)
+        place = run_folder.continues() if unsaved else ""
+        print(summary.closing(job, result) if is_done else summary.stopped(run_folder, state.step, unsaved=place), flush=True)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)
 
 
-def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, pulse: Pulse) -> None:
+def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:
     """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
-    folder = job.run_dir.predictions_of(state.step)
+    folder = job.run_folder.predictions_of(state.step)
     is_there = world.from_main(folder.exists())
     if components.eval_loader is None or not job.config.tree["evaluate"]["save_predictions"] or is_there:
         return
@@ -135,54 +135,54 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
         components.eval_loader,
         world,
         autocast=components.amp.autocast(world.device),
-        begins_batch=lambda: pulse.enter(Phase.EVALUATION, state.step),
+        begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step),
         predictions=folder,
     )
     assert metrics is not None  # a stop before the first step ends the process
     if world.is_main:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         print(
-            f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_dir.shown()}/predictions/{folder.name}",
+            f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.shown()}/predictions/{folder.name}",
             flush=True,
         )
 
 
-def _writers(job: Job, components: Components, state: TrainState, world: World, pulse: Pulse) -> list[MetricWriter]:
+def _writers(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> list[MetricWriter]:
     """Return where the numbers go from this step on; nowhere on other ranks than 0."""
     if not world.is_main:
         return []
-    tree, sweep = job.config.tree, sweep_of(job.run_dir.root)
+    tree, sweep = job.config.tree, sweep_of(job.run_folder.root)
     return build_writers(
         tree["metrics"],
-        run_dir=str(job.run_dir.root),
+        run_dir=str(job.run_folder.root),
         config=auto.put(tree, "", {key: auto.plain(value) for key, value in components.answers.items()}),
         hyper_parameters=job.hyper_parameters(),
-        run_name=Sweep.load(sweep).name(job.run_dir.root) if sweep is not None else "",
+        run_name=Sweep.load(sweep).name(job.run_folder.root) if sweep is not None else "",
         step=state.step,
         total_steps=components.total_steps,
-        pulse=pulse,
+        tracker=tracker,
         epoch=epochs(components.train_loader.order, state.samples),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
     )
 
 
-def _saver(job: Job, world: World, keep: Keep, pulse: Pulse) -> Saver:
+def _saver(job: Job, world: World, keep: Retention, tracker: PhaseTracker) -> Saver:
     """Return what writes the run's checkpoints. Collective."""
     tree = job.config.tree["checkpoint"]
     return Saver(
-        job.run_dir.checkpoints,
+        job.run_folder.checkpoints,
         world,
         config_hash=job.config.hash(),
         asynchronous=tree["asynchronous"],
         remove_old=lambda folder: remove_old(folder, keep),
-        moves=pulse.move,
+        moves=tracker.move,
     )
 
 
-def _schedule(job: Job, state: TrainState, world: World, stop: Stop, keep: Keep) -> Schedule:
+def _schedule(job: Job, state: TrainState, world: World, stop: Stop, keep: Retention) -> CheckpointSchedule:
     """Return what says after which steps the run is saved. Collective."""
-    tree, folder = job.config.tree["checkpoint"], job.run_dir.checkpoints
-    return Schedule(
+    tree, folder = job.config.tree["checkpoint"], job.run_folder.checkpoints
+    return CheckpointSchedule(
         every_evaluation=tree["every_evaluation"],
         every_steps=tree["every_steps"],
         every_minutes=tree["every_minutes"],
@@ -198,30 +198,30 @@ def _loop(
     state: TrainState,
     world: World,
     stop: Stop,
-    pulse: Pulse,
+    tracker: PhaseTracker,
     writers: list[MetricWriter],
     saver: Saver,
-    schedule: Schedule,
+    schedule: CheckpointSchedule,
 ) -> Loop:
     """Tell the loop what the config, the run folder and the stop say."""
-    tree, run_dir = job.config.tree, job.run_dir
+    tree, run_folder = job.config.tree, job.run_folder
     trainer, every = tree["trainer"], tree["trainer"]["check_replicas_every_steps"]
 
     def tell(event: Event, line: str) -> None:
         if world.is_main:
-            with run_dir.events.open("a") as file:
+            with run_folder.events.open("a") as file:
                 file.write(json.dumps(event) + "\n")
             if line:
                 print(line, flush=True)
 
     def go_back(found: Rewind) -> None:
-        pulse.enter(Phase.START, state.step)  # reading a checkpoint takes its time
+        tracker.enter(Phase.START, state.step)  # reading a checkpoint takes its time
         saver.finish()
-        rewind(found, run_dir, components, state, world, tell=tell, moves=pulse.move)
-        schedule.go_back(world.from_main(catalog.saved(run_dir.checkpoints) if world.is_main else None))
+        rewind(found, run_folder, components, state, world, tell=tell, moves=tracker.move)
+        schedule.go_back(world.from_main(catalog.saved(run_folder.checkpoints) if world.is_main else None))
         for writer in writers:
             writer.close()
-        writers[:] = _writers(job, components, state, world, pulse)  # which drop what they had after this step
+        writers[:] = _writers(job, components, state, world, tracker)  # which drop what they had after this step
 
     def write(record: Record) -> None:
         record = redact_all(record)  # a metric's name is somebody's text, and writers are anybody's
@@ -240,9 +240,9 @@ def _loop(
         stops_after=stop.comes_after,
         is_stopping=stop.is_asked,
         sanity_check=tree["sanity_check"],
-        pulse=pulse,
-        predictions_of=run_dir.predictions_of if tree["evaluate"]["save_predictions"] else None,
-        watch=AnomalyWatch(**{key: trainer[key] for key in ("on_nonfinite", "spike_zscore", "on_spike")}, tell=tell),
+        tracker=tracker,
+        predictions_of=run_folder.predictions_of if tree["evaluate"]["save_predictions"] else None,
+        watch=LossMonitor(**{key: trainer[key] for key in ("on_nonfinite", "spike_zscore", "on_spike")}, tell=tell),
         guard=SkippingGuard(components.trained, components.optimizer) if trainer["on_nonfinite"] == "skip" else StepGuard(),
         replicas=FingerprintCheck(
             components.trained,
@@ -257,9 +257,9 @@ def _loop(
     )
 
 
-def _keep(settings: Mapping[str, Any], components: Components) -> Keep:
+def _keep(settings: Mapping[str, Any], components: Components) -> Retention:
     """Return which checkpoints stay; refuses a metric that the run does not measure."""
-    return Keep(
+    return Retention(
         last=settings["keep_last"],
         best=settings["keep_best"],
         every_steps=settings["keep_every_steps"],
@@ -267,11 +267,11 @@ def _keep(settings: Mapping[str, Any], components: Components) -> Keep:
     )
 
 
-def _probe(run_dir: RunDir, components: Components, keep: Keep, world: World) -> None:
+def _probe(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:
     """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
     require_few_tensors(components, num_ranks=world.size)
     size = estimate(components.trained, components.optimizer, num_ranks=world.size)
-    if warning := disk_space.probe(run_dir.checkpoints, size, wanted=keep.last + keep.best + 1):
+    if warning := disk_space.probe(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)
 
 

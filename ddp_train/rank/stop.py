@@ -146,16 +146,16 @@ class Stop:
             _send(self._store, "save")
         return saves
 
-    def say(self, doing: Callable[[], str], *, is_lost: bool = False) -> None:
+    def report_activity(self, doing: Callable[[], str], *, is_lost: bool = False) -> None:
         """Answer this, from now on, when another rank asks what this one is doing.
 
         Args:
             is_lost: another rank is gone, and this one only waits to be ended: the next signal ends it.
         """
         self._said, self._is_lost = doing, is_lost  # before anything that takes its time: others may be asking already
-        logger.info(failure.was(doing()))
+        logger.info(failure.activity_line(doing()))
 
-    def gone(self) -> tuple[int, int] | None:
+    def dead_neighbour(self) -> tuple[int, int] | None:
         """Return rank and pid of a rank on this machine that has ended, if there is one."""
         return next(((rank, pid) for rank, pid in self._neighbours.items() if not is_alive(pid)), None)
 
@@ -207,13 +207,13 @@ class Stop:
                 self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        lost = self.gone()
+        lost = self.dead_neighbour()
         if lost is not None and self._all_leave():
             return
         if lost is not None or self._is_lost:  # the agent ends us after a failure: what remains is a broken collective
             if lost is not None:
                 doing = self._doing()
-                self.say(lambda: doing, is_lost=True)
+                self.report_activity(lambda: doing, is_lost=True)
                 if self._report is not None:
                     self._report(*lost, {self._world.rank: doing} | self.ask_others())
             _end(128 + number)

@@ -13,7 +13,7 @@ from typing import Any
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
 from ddp_train.job import Job
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import devices
 from ddp_train.training.components import Components
 from ddp_train.training.state import TrainState
@@ -25,7 +25,7 @@ def opening(job: Job, world: World) -> str:
     why = devices.why_none() if is_not_wanted else ""
     return "\n".join(
         [
-            f"run      {job.run_dir.shown()}",
+            f"run      {job.run_folder.shown()}",
             f"ranks    {world.size} on {world.device.type}",
             *([f"warning  no GPU is used: {why} (cluster=cpu: on purpose)"] if why else []),
             f"batch    {job.config.batch}",
@@ -57,7 +57,7 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
 def closing(job: Job, result: Mapping[str, Any]) -> str:
     """Say what was reached, where it lies, and what to try next."""
     reached = [f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in result["metrics"]["last"].items() if _is_shown(name)]
-    folder, command, tools = job.run_dir.shown(), _command("ddp-train"), _command("tensorboard")
+    folder, command, tools = job.run_folder.shown(), _command("ddp-train"), _command("tensorboard")
     longer = "max_steps" if job.config.tree["trainer"]["max_steps"] == result["step"] else "max_epochs"
     twice = 2 * (job.config.tree["trainer"][longer] or 1)
     return "\n".join(
@@ -96,7 +96,7 @@ def _plus(text: str) -> str:
     return "+" * (len(text) - len(text.lstrip("+")))
 
 
-def stopped(run_dir: RunDir, step: int | None, *, unsaved: str = "") -> str:
+def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> str:
     """Return the one line after a stop.
 
     Args:
@@ -106,7 +106,7 @@ def stopped(run_dir: RunDir, step: int | None, *, unsaved: str = "") -> str:
     what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
     if unsaved:
         what = f"stopped after step {step}, which was NOT saved; the run goes on {unsaved}"
-    return f"{what}; `{_command('ddp-train')} resume {shlex.quote(run_dir.shown())}` continues"
+    return f"{what}; `{_command('ddp-train')} resume {shlex.quote(run_folder.shown())}` continues"
 
 
 def _is_shown(name: str) -> bool:

@@ -30,8 +30,8 @@ from ddp_train.distributed.store import wait_for
 from ddp_train.errors import DONE, FAILED, PREEMPTED, STOPPED
 from ddp_train.job import Job
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.claim import let_go
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.claim import release
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.process import STOP_SIGNALS, fork, oom_kills, ran_out
 
 RunJobs = Callable[[str, Callable[[], Job | None], Callable[[int], None], str], None]
@@ -119,7 +119,7 @@ class Member:
         prefix = f"job/{self._current.number}"
         exit_code = self._child.poll(timeout_s)
         if exit_code is None and self._child.is_dead():
-            exit_code = self._bury()
+            exit_code = self._report_death()
         elif exit_code is None and self._store.check([f"{prefix}/failed"]):  # on another rank: this one waits for it in vain
             self.end(at_once=True)
             exit_code = FAILED
@@ -151,14 +151,14 @@ class Member:
         assert self._current is not None
         return self._store.check([f"job/{self._current.number}/failed"])
 
-    def _bury(self) -> int:
+    def _report_death(self) -> int:
         """Say what a rank died of that could not say it itself, and what the others were doing."""
         assert self._child is not None and self._current is not None
-        exit_code, run_dir = self._child.wait(), Job.from_json(self._current.job).run_dir
-        if exit_code == DONE and (stopped := self._stopped_before_training(run_dir)):
+        exit_code, run_folder = self._child.wait(), Job.from_json(self._current.job).run_folder
+        if exit_code == DONE and (stopped := self._stopped_before_training(run_folder)):
             return stopped
         is_told = self.is_stopping  # to end, by somebody who knows why
-        if not is_told and not run_dir.is_completed() and not run_dir.failure.exists():
+        if not is_told and not run_folder.is_completed() and not run_folder.failure.exists():
             time.sleep(_LAST_WORDS_S)  # the others find their connection broken, and log what they were doing
             others = {rank: f"job/{self._current.number}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
             pids = {rank: int(self._store.get(key)) for rank, key in others.items() if self._store.check([key])}
@@ -167,16 +167,16 @@ class Member:
                 pid=self._child.pid,
                 exit_code=exit_code,
                 was_out_of_memory=ran_out(self._oom_kills),
-                said=failure.native_words(run_dir, self._rank, self._child.pid),
+                said=failure.native_words(run_folder, self._rank, self._child.pid),
             )
-            _record(found.beside(failure.last_words(run_dir, pids)), run_dir, seconds=time.monotonic() - self._started)
+            _record(found.with_others(failure.last_words(run_folder, pids)), run_folder, seconds=time.monotonic() - self._started)
         return FAILED
 
-    def _stopped_before_training(self, run_dir: RunDir) -> int | None:
+    def _stopped_before_training(self, run_folder: RunFolder) -> int | None:
         """Return the exit code of a job that a signal ended before its first step: its ranks leave, and rank 0 writes it down."""
         deadline = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < deadline:
-            if (status := run_dir.read_result().get("status")) in STOPPED:
+            if (status := run_folder.read_result().get("status")) in STOPPED:
                 return STOPPED[str(status)]
             time.sleep(0.02)
         return None
@@ -288,7 +288,7 @@ class _Child:
 
         def be_rank() -> int:
             self._ours.close()
-            let_go()  # the folders are the member's, whose life is longer
+            release()  # the folders are the member's, whose life is longer
             if torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():
                 os.set_inheritable(theirs.fileno(), True)
                 environment = {**os.environ, FRESH_VARIABLE: f"{theirs.fileno()} {place}"}
@@ -344,7 +344,7 @@ def _next_job(jobs: connection.Connection) -> Job | None:
         return None
 
 
-def _record(found: failure.Failure, folder: RunDir, *, seconds: float) -> None:
+def _record(found: failure.Failure, folder: RunFolder, *, seconds: float) -> None:
     try:
         found.record(folder, seconds=seconds)
     except OSError:  # a full disk: the rank's log says more

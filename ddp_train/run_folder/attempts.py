@@ -19,7 +19,7 @@ from typing import Any
 
 from ddp_train.errors import FINAL, NO_PROGRESS
 from ddp_train.phase import Phase
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import write_json
 
 _RESTARTS = 3  # in a row without progress
@@ -40,7 +40,7 @@ class _Attempts:
 
 
 class Notes:
-    """Writes into the run folder how many steps the attempt at hand has taken. A listener of rank 0's pulse.
+    """Writes into the run folder how many steps the attempt at hand has taken. A listener of rank 0's phase tracker.
 
     A thread of its own writes, once a second: the folder may be on a network, where a write in each step would be slower than the step.
     A kill may so come up to a second after the last note. The file therefore holds two numbers, how far the attempt was at least and
@@ -98,37 +98,37 @@ class Notes:
             os.pwrite(self._descriptor, f"{taken:<20}{at_most:<20}\n".encode(), 0)  # always as long: no rest of an earlier one
 
 
-def begin(run_dir: RunDir) -> Notes:
+def begin(run_folder: RunFolder) -> Notes:
     """Note that an attempt begins, and return what notes the steps that it takes (rank 0)."""
     with suppress(OSError):  # a full disk: the attempt will say so itself
-        attempts = _load(run_dir)
+        attempts = _load(run_folder)
         attempts.is_open, attempts.began = True, time.time()
-        write_json(run_dir.attempts, asdict(attempts))
-        run_dir.steps_taken.unlink(missing_ok=True)
-    return Notes(run_dir.steps_taken)
+        write_json(run_folder.attempts, asdict(attempts))
+        run_folder.steps_taken.unlink(missing_ok=True)
+    return Notes(run_folder.steps_taken)
 
 
-def end(run_dir: RunDir, *, is_saved: bool = True) -> None:
+def end(run_folder: RunFolder, *, is_saved: bool = True) -> None:
     """Note that the attempt has ended in good order: completed, or stopped (rank 0).
 
     Args:
         is_saved: it got somewhere; otherwise the failures before it still count.
     """
-    attempts = _load(run_dir)
+    attempts = _load(run_folder)
     attempts.is_open = False
     if is_saved or not attempts.failures:
-        forget(run_dir)
+        forget(run_folder)
     else:
-        write_json(run_dir.attempts, asdict(attempts))
+        write_json(run_folder.attempts, asdict(attempts))
 
 
-def forget(run_dir: RunDir) -> None:
+def forget(run_folder: RunFolder) -> None:
     """Begin to count anew."""
-    run_dir.attempts.unlink(missing_ok=True)
-    run_dir.steps_taken.unlink(missing_ok=True)
+    run_folder.attempts.unlink(missing_ok=True)
+    run_folder.steps_taken.unlink(missing_ok=True)
 
 
-def settle(run_dir: RunDir, *, has_failed: bool = False) -> str:
+def count_failure(run_folder: RunFolder, *, has_failed: bool = False) -> str:
     """Count the attempt before this moment if it failed, and return the verdict when there is no progress; else "".
 
     The verdict is given once: whoever starts the run again after it has mended something, and the count begins anew. result.json says
@@ -137,15 +137,15 @@ def settle(run_dir: RunDir, *, has_failed: bool = False) -> str:
     Args:
         has_failed: the caller knows that it failed. Otherwise it did when it has begun, and nobody has said how it ended.
     """
-    attempts = _load(run_dir)
+    attempts = _load(run_folder)
     if not has_failed and not attempts.is_open:
         return ""
     attempts.is_open = False
-    report = _report(run_dir, since=attempts.began)
+    report = _report(run_folder, since=attempts.began)
     if report.get("exit_code") in FINAL:  # nobody starts it again, but a person who has mended it
-        end(run_dir, is_saved=False)
+        end(run_folder, is_saved=False)
         return ""
-    (steps_taken, at_most), checkpoint = _steps_taken(run_dir), max(run_dir.saved_steps(), default=0)
+    (steps_taken, at_most), checkpoint = _steps_taken(run_folder), max(run_folder.saved_steps(), default=0)
     if steps_taken > attempts.furthest or checkpoint > attempts.checkpoint:
         attempts.failures.clear()
     attempts.furthest, attempts.checkpoint = max(attempts.furthest, at_most), checkpoint
@@ -153,16 +153,16 @@ def settle(run_dir: RunDir, *, has_failed: bool = False) -> str:
     attempts.failures.append(f"after {where}: {_what_happened(report)}")
     if len(attempts.failures) <= _RESTARTS:
         with suppress(OSError):  # a full disk
-            write_json(run_dir.attempts, asdict(attempts))
+            write_json(run_folder.attempts, asdict(attempts))
         return ""
-    forget(run_dir)
+    forget(run_folder)
     with suppress(OSError):
         facts: dict[str, Any] = {"step": steps_taken, "epoch": None, "samples": None, "metrics": {}, "seconds": None}
-        write_json(run_dir.result, {"status": "failed", **facts, "error": f"NoProgress: {attempts.failures[-1]}"})
-    return _verdict(run_dir, attempts)
+        write_json(run_folder.result, {"status": "failed", **facts, "error": f"NoProgress: {attempts.failures[-1]}"})
+    return _verdict(run_folder, attempts)
 
 
-def _verdict(run_dir: RunDir, attempts: _Attempts) -> str:
+def _verdict(run_folder: RunFolder, attempts: _Attempts) -> str:
     place = f"its checkpoint of step {attempts.checkpoint}" if attempts.checkpoint else "the start"
     lines = [
         "",
@@ -170,18 +170,18 @@ def _verdict(run_dir: RunDir, attempts: _Attempts) -> str:
         "",
         *(f"  {number}  {line}" for number, line in enumerate(attempts.failures, 1)),
         "",
-        f"  reports  {run_dir.shown()}/failure*.json",
+        f"  reports  {run_folder.shown()}/failure*.json",
         f"  fix: mend it before it runs again (exit code {NO_PROGRESS}: do not requeue);"
-        f" `ddp-train resume {shlex.quote(run_dir.shown())}` counts anew",
+        f" `ddp-train resume {shlex.quote(run_folder.shown())}` counts anew",
         "",
     ]
     return "\n".join(lines)
 
 
-def _report(run_dir: RunDir, *, since: float) -> dict[str, Any]:
+def _report(run_folder: RunFolder, *, since: float) -> dict[str, Any]:
     """Return the report of the last attempt, which may have made way already (failure.1.json ...); {} when it left none."""
     reports: list[dict[str, Any]] = [{"time": 0.0}]
-    for path in run_dir.root.glob("failure*.json"):
+    for path in run_folder.root.glob("failure*.json"):
         with suppress(OSError, ValueError):
             reports.append(json.loads(path.read_text()))
     newest = max(reports, key=lambda report: float(report["time"]))
@@ -195,17 +195,17 @@ def _what_happened(report: Mapping[str, Any]) -> str:
     return f"rank {report['rank']} on {report['host']}, {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}"
 
 
-def _steps_taken(run_dir: RunDir) -> tuple[int, int]:
+def _steps_taken(run_folder: RunFolder) -> tuple[int, int]:
     """Return how many steps the last attempt has taken at least, and at most."""
     try:
-        at_least, at_most = run_dir.steps_taken.read_text().split()
+        at_least, at_most = run_folder.steps_taken.read_text().split()
         return int(at_least), int(at_most)
     except (OSError, ValueError):
         return 0, 0
 
 
-def _load(run_dir: RunDir) -> _Attempts:
+def _load(run_folder: RunFolder) -> _Attempts:
     try:
-        return _Attempts(**json.loads(run_dir.attempts.read_text()))
+        return _Attempts(**json.loads(run_folder.attempts.read_text()))
     except (OSError, ValueError, TypeError):
         return _Attempts()

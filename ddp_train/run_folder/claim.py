@@ -46,7 +46,7 @@ def claim_given(folder: Path, *, key: str) -> Path:
     return folder
 
 
-def let_go() -> None:
+def release() -> None:
     """Give up every folder that this process holds, and remove those that it made and nothing has come to use."""
     folder_lock.release()
     while _made:

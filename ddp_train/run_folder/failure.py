@@ -17,7 +17,7 @@ from pathlib import Path
 from ddp_train import FOLDER
 from ddp_train.errors import FAILED, NO_PROGRESS, UserError, printable
 from ddp_train.redaction import redact_code
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import create_json, write_json
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
@@ -59,16 +59,16 @@ class Failure:
     exit_code: int = FAILED  # of the rank, and of the run; one of `exit_code.FINAL` is not started again
     stacks: str = ""  # below the run folder: the files with the stacks of all threads of all ranks, where there are some
 
-    def beside(self, others: Mapping[int, str]) -> Failure:
+    def with_others(self, others: Mapping[int, str]) -> Failure:
         """Return this failure with what the other ranks were doing."""
         return replace(self, others=tuple(_by_answer(others)))
 
-    def record(self, run_dir: RunDir, *, seconds: float = 0.0) -> bool:
+    def record(self, run_folder: RunFolder, *, seconds: float = 0.0) -> bool:
         """Write failure.json and result.json unless another rank was earlier; tell whether this one was first."""
-        if not create_json(run_dir.failure, asdict(self)):
+        if not create_json(run_folder.failure, asdict(self)):
             return False
         write_json(
-            run_dir.result,
+            run_folder.result,
             {
                 "status": "failed",
                 "step": self.step,
@@ -81,7 +81,7 @@ class Failure:
         )
         return True
 
-    def screen(self, run_dir: RunDir) -> str:
+    def screen(self, run_folder: RunFolder) -> str:
         """Return what the user reads; the log of the rank has the rest."""
         where = "" if self.step is None else f", after step {self.step}"
         head = f"The run failed: rank {self.rank} on {self.host} (pid {self.pid}){where}"
@@ -89,9 +89,9 @@ class Failure:
             *([f"  fix: {self.fix}"] if self.fix else []),
             "",
             *(["Meanwhile", *(f"  {line}" for line in self.others), ""] if self.others else []),
-            f"  rank's log   {run_dir.shown()}/logs/{run_dir.rank_log(self.rank).name}",
-            *([f"  all stacks   {run_dir.shown()}/{self.stacks}"] if self.stacks else []),
-            f"  this report  {run_dir.shown()}/{run_dir.failure.name}",
+            f"  rank's log   {run_folder.shown()}/logs/{run_folder.rank_log(self.rank).name}",
+            *([f"  all stacks   {run_folder.shown()}/{self.stacks}"] if self.stacks else []),
+            f"  this report  {run_folder.shown()}/{run_folder.failure.name}",
             "",
         ]
         room = _SCREEN_LINES - 1 - sum(map(bool, rest))
@@ -176,7 +176,7 @@ def describe_error(error: BaseException, *, is_a_peers: bool) -> str:
     return where if is_a_peers else f"failed with {type(error).__name__}, {where}"
 
 
-def was(doing: str) -> str:
+def activity_line(doing: str) -> str:
     """Return the line of a rank's log that `last_words` looks for."""
     return f"(pid {os.getpid()}) was {doing}"
 
@@ -186,22 +186,22 @@ def begins() -> str:
     return f"begins (pid {os.getpid()})"
 
 
-def native_words(run_dir: RunDir, rank: int, pid: int) -> str:
+def native_words(run_folder: RunFolder, rank: int, pid: int) -> str:
     """Return the last that CUDA or NCCL wrote into the log of a rank that has ended; "" where they wrote nothing."""
-    text = _tail(run_dir, rank).rpartition(f"begins (pid {pid})")[2]  # earlier attempts wrote to the same log
+    text = _tail(run_folder, rank).rpartition(f"begins (pid {pid})")[2]  # earlier attempts wrote to the same log
     lines = [found[0] for line in text.splitlines() if (found := _NATIVE_WORDS.search(line))]
     return redact_code(lines[-1][:_SAID_CHARACTERS]) if lines else ""
 
 
-def last_words(run_dir: RunDir, pids: Mapping[int, int]) -> dict[int, str]:
-    """Return what ranks that have ended were doing, as far as they logged it (`was`).
+def last_words(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int, str]:
+    """Return what ranks that have ended were doing, as far as they logged it (`activity_line`).
 
     Args:
         pids: rank -> pid; earlier attempts wrote to the same logs.
     """
     found = {}
     for rank, pid in pids.items():
-        lines = re.findall(rf"\(pid {pid}\) was (.+)", _tail(run_dir, rank))
+        lines = re.findall(rf"\(pid {pid}\) was (.+)", _tail(run_folder, rank))
         found[rank] = lines[-1] if lines else "left no word"
     return found
 
@@ -216,18 +216,18 @@ def from_verdict(verdict: str) -> Failure:
     return replace(_without_traceback(0, os.getpid(), "NoProgress", verdict.strip()), exit_code=NO_PROGRESS)
 
 
-def load(run_dir: RunDir) -> Failure | None:
+def load(run_folder: RunFolder) -> Failure | None:
     """Read failure.json back; None when there is none."""
     try:
-        return Failure(**json.loads(run_dir.failure.read_text()))
+        return Failure(**json.loads(run_folder.failure.read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _tail(run_dir: RunDir, rank: int) -> str:
+def _tail(run_folder: RunFolder, rank: int) -> str:
     """Return the end of a rank's log."""
     try:
-        with run_dir.rank_log(rank).open("rb") as file:
+        with run_folder.rank_log(rank).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 100_000))
             return file.read().decode(errors="replace")
     except OSError:

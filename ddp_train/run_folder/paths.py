@@ -18,7 +18,7 @@ from ddp_train.system.files import write_atomic
 
 
 @dataclass(frozen=True)
-class RunDir:
+class RunFolder:
     """The paths below one run folder."""
 
     root: Path

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ddp_train.errors import ConfigError
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import write_atomic, write_json
 
 QUEUED, RUNNING, COMPLETED, FAILED = "queued", "running", "completed", "failed"
@@ -68,17 +68,17 @@ class Sweep:
         write_json(self.root / "sweep.json", {name: value for name, value in asdict(self).items() if name != "root"})
         write_atomic(self.root / "sweep.csv", self._csv())
 
-    def run_dir(self, job: SweepJob) -> RunDir:
+    def run_folder(self, job: SweepJob) -> RunFolder:
         """Return the run folder of a job."""
-        return RunDir(self.root / job.folder)
+        return RunFolder(self.root / job.folder)
 
-    def settle(self, job: SweepJob, metric: str | None) -> None:
+    def read_result(self, job: SweepJob, metric: str | None) -> None:
         """Take over what a job's result.json says of it.
 
         Args:
             metric: the one to compare by; None: the one that the objective names first.
         """
-        result = self.run_dir(job).read_result()
+        result = self.run_folder(job).read_result()
         job.status = result.get("status", "interrupted" if job.attempts else QUEUED)
         job.seconds = result.get("seconds")
         if job.status != COMPLETED:
@@ -108,7 +108,7 @@ class Sweep:
 
     def name(self, run: Path) -> str:
         """Return what tells the job with this run folder from the others: `optimizer.lr=0.01,model=mlp`."""
-        job = next(job for job in self.jobs if self.run_dir(job).root == run)
+        job = next(job for job in self.jobs if self.run_folder(job).root == run)
         return ",".join(f"{key}={self.value(job, key)}" for key in self.keys or _values(job))  # not `swept`: it grows with the jobs
 
     def _csv(self) -> str:

@@ -32,10 +32,10 @@ from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import MakeSlots
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import check_below
 from ddp_train.sweep.folder import COMPLETED, FAILED, Sweep, SweepJob
-from ddp_train.sweep.schedule import Policy, Schedule
+from ddp_train.sweep.schedule import FailurePolicy, SweepScheduler
 from ddp_train.sweep.table import SweepScreen, show
 from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -69,7 +69,7 @@ class Multirun:
         self._make_slots = make_slots
         self._settings = settings
         self._is_first_launch = True
-        self._schedule: Schedule | None = None
+        self._schedule: SweepScheduler | None = None
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> list[JobReturn]:
         """Compose, check and freeze jobs, run those that have not been run, and return what each came to.
@@ -104,7 +104,7 @@ class Multirun:
         self.run(to_run)
         return [self._job_return(entry) for entry in entries]
 
-    def take_up(self, to_job: Callable[[Path], Job], *, is_asked: bool) -> None:
+    def resume(self, to_job: Callable[[Path], Job], *, is_asked: bool) -> None:
         """Run what an earlier attempt left unfinished, from the frozen configs.
 
         Args:
@@ -118,13 +118,13 @@ class Multirun:
         tries_failed_again = is_asked and self.sweep.is_planned
         jobs: list[tuple[SweepJob, Job]] = []
         for entry in self.sweep.jobs:
-            self.sweep.settle(entry, self._metric)
+            self.sweep.read_result(entry, self._metric)
             if entry.status == COMPLETED or (entry.status == FAILED and not tries_failed_again):
                 continue
             if tries_failed_again:
                 entry.failures = 0
             try:
-                jobs.append((entry, to_job(self.sweep.run_dir(entry).root)))
+                jobs.append((entry, to_job(self.sweep.run_folder(entry).root)))
             except ConfigError as error:  # its folder is gone, say; the others go on
                 entry.status = FAILED
                 self._screen.say(f"job {entry.number} cannot be run: {error}")
@@ -139,10 +139,10 @@ class Multirun:
             return
         if self._schedule is None:
             count = self._settings["parallel_jobs"]
-            self._schedule = Schedule(
+            self._schedule = SweepScheduler(
                 self.sweep,
                 self._make_slots(self.sweep.root, count),
-                Policy(**{name: self._settings[name] for name in ("isolation", "on_failure", "max_retries", "metric")}),
+                FailurePolicy(**{name: self._settings[name] for name in ("isolation", "on_failure", "max_retries", "metric")}),
                 began=self._began,
                 ended=self._ended,
                 idle=self._screen.idle,
@@ -153,7 +153,7 @@ class Multirun:
             with self._screen:
                 self._schedule.run(jobs)
         except OSError as error:  # a full disk, say
-            folder = RunDir(self.sweep.root).shown()
+            folder = RunFolder(self.sweep.root).shown()
             self._screen.say(f"\nthe sweep cannot go on: {error}\n`ddp-train resume {folder}` continues it when that is mended")
             raise SystemExit(FAILED_CODE) from None
         if self._schedule.is_stopped:
@@ -248,19 +248,19 @@ class Multirun:
 
     def _freeze(self, composed: DictConfig, checked: config_check.RunConfig) -> tuple[SweepJob, Job]:
         """Write a job's config into its folder, where it stays as it is whatever happens to the YAML."""
-        run_dir = RunDir(Path(composed.hydra.runtime.output_dir))
+        run_folder = RunFolder(Path(composed.hydra.runtime.output_dir))
         overrides = texts(composed.hydra.overrides.task)
         entry = SweepJob(
             number=composed.hydra.job.num,
-            folder=str(run_dir.root.relative_to(self.sweep.root)),
+            folder=str(run_folder.root.relative_to(self.sweep.root)),
             overrides=overrides,
             identity=identity(checked.tree),
         )
         if any(job.folder == entry.folder for job in self.sweep.jobs):
             raise ConfigError(
-                key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {run_dir.root}", expected="one each"
+                key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {run_folder.root}", expected="one each"
             )
-        hydra_folder = run_dir.root / composed.hydra.output_subdir if composed.hydra.output_subdir else None
+        hydra_folder = run_folder.root / composed.hydra.output_subdir if composed.hydra.output_subdir else None
         if hydra_folder is not None:
             hydra_folder.mkdir(parents=True, exist_ok=True)  # there when an earlier attempt was killed before sweep.json had the job
             job_config = copy.deepcopy(composed)
@@ -269,9 +269,9 @@ class Multirun:
             OmegaConf.save(job_config, hydra_folder / "config.yaml")
             OmegaConf.save(hydra_config, hydra_folder / "hydra.yaml")
             OmegaConf.save(OmegaConf.create(overrides), hydra_folder / "overrides.yaml")
-        run_dir.record_config(checked.yaml())
+        run_folder.record_config(checked.yaml())
         self.sweep.jobs.append(entry)
-        return entry, Job(config=checked, run_dir=run_dir, command=list(sys.argv), overrides=overrides, in_sweep=True)
+        return entry, Job(config=checked, run_folder=run_folder, command=list(sys.argv), overrides=overrides, in_sweep=True)
 
     def _began(self, entry: SweepJob) -> None:
         self._screen.began(entry)
@@ -359,7 +359,7 @@ def _copy_yaml(path: str, copied: Path) -> str:
 
 
 def _no_such_metric(sweep: Sweep, metric: str, job: SweepJob) -> ConfigError:
-    known = sweep.run_dir(job).read_result().get("metrics", {}).get("last", {})
+    known = sweep.run_folder(job).read_result().get("metrics", {}).get("last", {})
     close = nearest(metric, known)
     return ConfigError(
         key="sweep.metric",

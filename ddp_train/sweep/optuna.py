@@ -59,13 +59,13 @@ def prepare(composed: DictConfig, folder: Path, goal: str | None, *, is_taken_up
         if not is_given("max_failure_rate") and composed.sweep.on_failure != "stop":
             sweeper.max_failure_rate = 1.0
         if is_taken_up:
-            done = _take_up(str(sweeper.storage), str(sweeper.study_name), [set(job.overrides) for job in Sweep.load(folder).jobs])
+            done = _resume_study(str(sweeper.storage), str(sweeper.study_name), [set(job.overrides) for job in Sweep.load(folder).jobs])
             sweeper.n_trials -= done
             if sweeper.sampler.get("seed") is not None:
                 sweeper.sampler.seed += done  # the same one would suggest what it suggested at the start
 
 
-def _take_up(storage: str, study_name: str, jobs: list[set[str]]) -> int:
+def _resume_study(storage: str, study_name: str, jobs: list[set[str]]) -> int:
     """Return how many trials of this sweep are done, and have those suggested again whose result the study never got.
 
     The launcher knows the jobs of those, by their identity: one that is completed is not run again.

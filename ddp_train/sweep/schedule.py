@@ -16,14 +16,14 @@ from ddp_train.job import Job
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import settle
+from ddp_train.run_folder.attempts import count_failure
 from ddp_train.sweep.folder import COMPLETED, FAILED, RUNNING, Sweep, SweepJob
 
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class FailurePolicy:
     """The section `sweep` of the config, as far as it says what follows on what."""
 
     isolation: str
@@ -38,7 +38,7 @@ class _Task:
     job: Job
 
 
-class Schedule:
+class SweepScheduler:
     """Runs jobs on slots, for as many calls of `run` as a sweeper needs.
 
     Args:
@@ -56,7 +56,7 @@ class Schedule:
         self,
         sweep: Sweep,
         slots: Sequence[Slot],
-        policy: Policy,
+        policy: FailurePolicy,
         *,
         began: Callable[[SweepJob], None],
         ended: Callable[[SweepJob], None],
@@ -96,7 +96,7 @@ class Schedule:
     def _start(self, place: int, slot: Slot, task: _Task) -> None:
         task.entry.status = RUNNING
         task.entry.attempts += 1
-        task.job.run_dir.forget_failure()
+        task.job.run_folder.forget_failure()
         self._sweep.save()
         self._began(task.entry)
         slot.start(task.job, fresh=self._policy.isolation == "process")
@@ -107,7 +107,7 @@ class Schedule:
     def _finish(self, place: int, exit_code: int) -> _Task | None:
         """Record what a job came to; return it when it is to be tried again."""
         task = self._running.pop(place)
-        self._sweep.settle(task.entry, self._policy.metric)
+        self._sweep.read_result(task.entry, self._policy.metric)
         is_told = self.stop_code is not None and task.entry.status in STOPPED  # to end, before it could say anything
         if exit_code not in STOPPED.values() and task.entry.status != COMPLETED and not is_told:
             task.entry.status = FAILED
@@ -118,9 +118,9 @@ class Schedule:
         elif task.entry.status == FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             task.entry.failures += 1
-            if verdict := settle(task.job.run_dir, has_failed=True):
+            if verdict := count_failure(task.job.run_folder, has_failed=True):
                 self._say(verdict)
-            found = failure.load(task.job.run_dir)
+            found = failure.load(task.job.run_folder)
             is_final = bool(verdict) or (found is not None and found.exit_code in FINAL)
             if not is_final and task.entry.failures <= max(retries, task.job.config.tree["cluster"]["max_restarts"] or 0):
                 return task

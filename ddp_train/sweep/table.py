@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.folder import COMPLETED, FAILED, QUEUED, RUNNING, Sweep, SweepJob
 
 _COLOURS = {COMPLETED: "green", FAILED: "red", RUNNING: "cyan", QUEUED: "dim"}
@@ -38,7 +38,7 @@ class SweepScreen:
     def __enter__(self) -> SweepScreen:
         """Say where the sweep lies, and show the table."""
         if not self._started:
-            print(f"sweep    {RunDir(self._sweep.root).shown()}", flush=True)
+            print(f"sweep    {RunFolder(self._sweep.root).shown()}", flush=True)
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)  # no thread: agents are forked from here
             self._live.start()
@@ -61,8 +61,8 @@ class SweepScreen:
     def ended(self, job: SweepJob) -> None:
         """Show how a job ended; for a failure, its first traceback."""
         if job.status == FAILED:
-            found = failure.load(self._sweep.run_dir(job))
-            self.say(f"\njob {job.number} failed  {self._values(job)}{found.screen(self._sweep.run_dir(job)) if found else ''}")
+            found = failure.load(self._sweep.run_folder(job))
+            self.say(f"\njob {job.number} failed  {self._values(job)}{found.screen(self._sweep.run_folder(job)) if found else ''}")
         elif self._live is None:
             done = sum(each.status in (COMPLETED, FAILED) for each in self._sweep.jobs)
             count = f"{done} of {len(self._sweep.jobs)}" if self._sweep.is_planned else f"{done} done"
@@ -102,7 +102,7 @@ class SweepScreen:
     def _progress(self, job: SweepJob) -> tuple[str, str]:
         """Return how far a running job is, and for how long it has run."""
         seconds = _seconds(time.monotonic() - self._started.get(job.number, time.monotonic()))
-        record = _last_record(self._sweep.run_dir(job).metrics)
+        record = _last_record(self._sweep.run_folder(job).metrics)
         if not record:
             return "starting", seconds
         loss = record.get("loss")
@@ -122,7 +122,7 @@ def show(sweep: Sweep) -> None:
         _add(table, sweep, job)
     console = Console(file=sys.stdout)
     console.print(table)
-    folder = RunDir(sweep.root).shown()
+    folder = RunFolder(sweep.root).shown()
     best = sweep.ranked()[0] if sweep.jobs else None
     lines = (
         []

@@ -27,7 +27,7 @@ from ddp_train.run_folder import failure
 from ddp_train.system import devices
 
 GROUP_VARIABLE = "DDP_TRAIN_GROUP"
-"""The environment variable in which members find the folder of their group: `socket`, and `run_dir`, the folder of the job at hand."""
+"""The environment variable in which members find the folder of their group: `socket`, and `run_folder`, the folder of the job at hand."""
 
 _ENDS_WITHIN_S = 10.0
 _LONGEST = 60
@@ -125,7 +125,7 @@ class _Group:
 
     def send(self, job: Job, *, fresh: bool) -> None:
         self._job, self._sent = job, time.monotonic()
-        (self._folder / "run_dir").write_text(str(job.run_dir.root))
+        (self._folder / "run_folder").write_text(str(job.run_folder.root))
         self._unsent = json.dumps({"job": job.to_json(), "fresh": fresh}).encode() + b"\n"
         self._flush()
 
@@ -195,11 +195,11 @@ class _Group:
         assert self._job is not None and self._exit_code is not None
         if -self._exit_code in self._told:  # killed by us, or stopped before it could pass the signal on
             return INTERRUPTED
-        if self._exit_code < 0 and not self._job.run_dir.is_completed():
+        if self._exit_code < 0 and not self._job.run_folder.is_completed():
             name = signal.Signals(-self._exit_code).name
             found = failure.from_agent(pid=self._agent, signal_name=name)
             with contextlib.suppress(OSError):  # a full disk: the job has failed, the sweep goes on
-                found.record(self._job.run_dir, seconds=time.monotonic() - self._sent)
+                found.record(self._job.run_folder, seconds=time.monotonic() - self._sent)
         return FAILED if self._exit_code == 0 else self._exit_code if self._exit_code > 0 else 128 - self._exit_code
 
 

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ddp_train.amp import Amp
 from ddp_train.config import auto
-from ddp_train.config.batch_sizes import BatchIdentity
+from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.schema import LOADER_KEYS
 from ddp_train.config.target import accepts, locate
 from ddp_train.distributed.world import World
@@ -24,7 +24,7 @@ from ddp_train.interfaces import DataSource, Joint, Objective, Predicting, Resid
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.loader.order import SampleOrder
-from ddp_train.loader.sampler import draw_from
+from ddp_train.loader.sampler import sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
@@ -33,7 +33,7 @@ from ddp_train.training.instantiate import instantiate, refuse_tools
 from ddp_train.training.seeding import seed_all
 
 
-def build(tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Components:
+def build(tree: Mapping[str, Any], batch: BatchSizes, world: World) -> Components:
     """Build the components of one run on this rank. Collective.
 
     Raises:
@@ -117,7 +117,7 @@ def _blame_evaluation(error: UserError, changes: Mapping[str, Any]) -> None:
         )
 
 
-def _train_loader(source: DataSource | Stream, tree: Mapping[str, Any], batch: BatchIdentity, world: World) -> Loader:
+def _train_loader(source: DataSource | Stream, tree: Mapping[str, Any], batch: BatchSizes, world: World) -> Loader:
     data = tree["data"]
     reading: dict[str, Any] = {**_reading(data, world), "grad_accum_steps": batch.grad_accum_steps}
     if isinstance(source, Stream):
@@ -126,7 +126,7 @@ def _train_loader(source: DataSource | Stream, tree: Mapping[str, Any], batch: B
         batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=data["drop_last"])
         return StreamLoader(source, batches, **reading)
     require_samples(source, key="data", at_least=batch.global_batch_size if data["drop_last"] else 1)
-    draw = draw_from(
+    draw = sampler_from(
         source,
         seed=tree["seed"],
         global_batch_size=batch.global_batch_size,

@@ -10,7 +10,7 @@ from collections import deque
 
 import torch
 
-from ddp_train.phase import Pulse
+from ddp_train.phase import PhaseTracker
 
 STEPS_AHEAD = 8
 """Two would keep the device busy; eight outlast what holds a host up for a moment (a slow batch, a collection of garbage)."""
@@ -27,11 +27,11 @@ class CudaQueue(DeviceQueue):
     """Marks the end of each step on the current stream, and waits for the oldest mark where there are too many.
 
     Args:
-        pulse: is told which step the device has finished, whenever somebody has looked, and while the host waits for the next one.
+        tracker: is told which step the device has finished, whenever somebody has looked, and while the host waits for the next one.
     """
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse = pulse
+    def __init__(self, tracker: PhaseTracker) -> None:
+        self._tracker = tracker
         self._under_way: deque[tuple[int, torch.cuda.Event]] = deque()
         self._spare = [torch.cuda.Event(blocking=True) for _ in range(STEPS_AHEAD + 1)]  # blocking: the host sleeps while it waits
 
@@ -50,9 +50,9 @@ class CudaQueue(DeviceQueue):
 
     def _tell(self, step: int, *, is_awaited: bool) -> None:
         finished = self._under_way[0][0] - 1 if self._under_way else step
-        self._pulse.see_device(finished, is_awaited=is_awaited)
+        self._tracker.see_device(finished, is_awaited=is_awaited)
 
 
-def device_queue(device: torch.device, pulse: Pulse) -> DeviceQueue:
+def device_queue(device: torch.device, tracker: PhaseTracker) -> DeviceQueue:
     """Return the queue of a device, which has nothing in it yet."""
-    return CudaQueue(pulse) if device.type == "cuda" else DeviceQueue()
+    return CudaQueue(tracker) if device.type == "cuda" else DeviceQueue()

@@ -26,7 +26,7 @@ class Reading:
     skipped: int = 0  # samples, over all ranks
 
 
-class Window:
+class LogWindow:
     """The steps since the last log step.
 
     Args:

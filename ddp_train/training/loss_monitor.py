@@ -15,7 +15,7 @@ from typing import Any
 
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.loader.order import BatchOrder, SampleOrder
-from ddp_train.training.log_window import Reading, Window
+from ddp_train.training.log_window import LogWindow, Reading
 from ddp_train.training.state import TrainState
 
 Event = dict[str, Any]
@@ -37,7 +37,7 @@ class Rewind(Exception):
 
 
 @dataclass(kw_only=True)
-class AnomalyWatch:
+class LossMonitor:
     """What is looked for, and what is done then.
 
     Args:
@@ -54,7 +54,7 @@ class AnomalyWatch:
 
     def judge(
         self,
-        window: Window,
+        window: LogWindow,
         reading: Reading,
         state: TrainState,
         order: BatchOrder,
@@ -99,7 +99,7 @@ class AnomalyWatch:
         left = [place for place in range(len(totals)) if place not in set(skipped)]
         return float(sum(totals[place] for place in left) / (sum(weights[place] for place in left) or 1.0))
 
-    def _steps(self, window: Window, state: TrainState, order: BatchOrder, *, carried: int) -> list[_Step]:
+    def _steps(self, window: LogWindow, state: TrainState, order: BatchOrder, *, carried: int) -> list[_Step]:
         """Return the steps that were not looked at yet."""
         samples, steps = state.samples - window.samples, []
         for number in range(window.steps):

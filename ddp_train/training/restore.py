@@ -16,14 +16,14 @@ from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.job import Job
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training import predictions
 from ddp_train.training.components import Components
 from ddp_train.training.loss_monitor import Event, Rewind
 from ddp_train.training.saved_state import load
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state import Jump, TrainState
-from ddp_train.training.trainer import settle
+from ddp_train.training.trainer import rebuild_buckets
 
 _MOST_IN_VAIN = 3  # rewinds to the same checkpoint
 
@@ -34,7 +34,7 @@ class RewindError(RunError):
 
 def rewind(
     found: Rewind,
-    run_dir: RunDir,
+    run_folder: RunFolder,
     components: Components,
     state: TrainState,
     world: World,
@@ -51,7 +51,7 @@ def rewind(
         RewindError: there is no checkpoint, or going back to it has not helped three times.
     """
     tell(found.event, found.happened)
-    chosen, refused = newest_good(run_dir.checkpoints, world, moves=moves)
+    chosen, refused = newest_good(run_folder.checkpoints, world, moves=moves)
     if world.is_main:
         print(*(f"{line}\n" for line in refused), sep="", end="", flush=True)
     if chosen is None:
@@ -76,7 +76,7 @@ def rewind(
     state.owes_evaluation = False  # made up for when this attempt began
     if world.is_main:
         set_aside_after(chosen.parent, chosen)
-        predictions.forget_after(run_dir.predictions, state.step)
+        predictions.forget_after(run_folder.predictions, state.step)
     tell(
         {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
         f"rewound from step {from_step} to {chosen.name}; the data goes on after sample {samples:,}",
@@ -87,14 +87,14 @@ def resume(job: Job, components: Components, state: TrainState, world: World, *,
     """Continue from the given or the newest good checkpoint; tell whether there is one. Collective."""
     chosen = _choose_checkpoint(job, world, moves)
     if world.is_main:
-        remove_debris(job.run_dir.checkpoints)
-        for name in set_aside_after(chosen.parent if chosen else job.run_dir.checkpoints, chosen):
+        remove_debris(job.run_folder.checkpoints)
+        for name in set_aside_after(chosen.parent if chosen else job.run_folder.checkpoints, chosen):
             print(f"a checkpoint of a later step is now {name}", flush=True)
     if chosen is None:
-        if world.is_main and job.run_dir.metrics.exists():
+        if world.is_main and job.run_folder.metrics.exists():
             print("resumed  from the start: there is no good checkpoint", flush=True)
         return False
-    settle(components, world)
+    rebuild_buckets(components, world)
     if not load(chosen, components, state, world, moves=moves):
         seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     return True
@@ -106,7 +106,7 @@ def _choose_checkpoint(job: Job, world: World, moves: Callable[[], None]) -> Pat
         given = Path(job.checkpoint)
         found: Path = world.from_main(catalog.find(given, partial(verify, moves=moves), key="resume") if world.is_main else None)
         return found
-    newest, refused = newest_good(job.run_dir.checkpoints, world, moves=moves)
+    newest, refused = newest_good(job.run_folder.checkpoints, world, moves=moves)
     if world.is_main:
         print(*(f"{line}\n" for line in refused), sep="", end="", flush=True)
     return newest

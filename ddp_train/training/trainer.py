@@ -28,11 +28,11 @@ from ddp_train.loader.device_copy import copied_ahead, to_device
 from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.phase import Phase, Pulse
+from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.training.components import Components
 from ddp_train.training.device_queue import device_queue
-from ddp_train.training.log_window import Window
-from ddp_train.training.loss_monitor import AnomalyWatch, Rewind
+from ddp_train.training.log_window import LogWindow
+from ddp_train.training.loss_monitor import LossMonitor, Rewind
 from ddp_train.training.predictions import PredictionFiles
 from ddp_train.training.replica_check import ReplicaCheck
 from ddp_train.training.sanity_check import check, explain, untouched
@@ -53,14 +53,14 @@ class Loop:
     evaluate_every_steps: int | None  # None: at the end of every epoch
     clip_grad_norm: float | None
     write: Callable[[Record], None]  # rank 0 writes, the others drop it
-    save: Callable[[Window], None]  # collective
+    save: Callable[[LogWindow], None]  # collective
     saves_after: Callable[[int], bool] = lambda step: False  # whether a checkpoint is due, asked after each step; the same on all ranks
     stops_after: Callable[[int], bool] = lambda step: False  # whether this step is the last for now; the same on all ranks
     is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
     sanity_check: bool = False  # before the first step: one batch of training and one of evaluation are tried
-    pulse: Pulse = field(default_factory=Pulse)
+    tracker: PhaseTracker = field(default_factory=PhaseTracker)
     predictions_of: Callable[[int], Path] | None = None  # where those of the evaluation after a step go; None: they are not saved
-    watch: AnomalyWatch = field(default_factory=AnomalyWatch)
+    watch: LossMonitor = field(default_factory=LossMonitor)
     guard: StepGuard = field(default_factory=StepGuard)
     replicas: ReplicaCheck = field(default_factory=ReplicaCheck)
     rewind: Callable[[Rewind], None] | None = None  # collective; after it the state is that of a checkpoint, but for the data's position
@@ -101,7 +101,7 @@ def _stream(components: Components, state: TrainState, world: World, loop: Loop)
         check(components, first, world, samples=state.samples, predicts=loop.predictions_of is not None)
     if not is_settled and first:
         with untouched(components, world.device):
-            settle(components, world, first[0])
+            rebuild_buckets(components, world, first[0])
     return _after(first, stream)
 
 
@@ -116,7 +116,7 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
     """Train from `state` to the last step, or until a stop or a rewind."""
     loader = components.train_loader
     components.module.train()
-    window, queue = Window(world.device, state.window), device_queue(world.device, loop.pulse)
+    window, queue = LogWindow(world.device, state.window), device_queue(world.device, loop.tracker)
     if state.owes_evaluation or state.step >= components.total_steps:  # or killed between its last step and its result
         if not _evaluate(components, state, world, loop):
             return False  # the checkpoint that we come from owes it, too
@@ -142,7 +142,7 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
         loop.replicas.after(state.step)
         if is_log_step:
             _log(components, state, world, loop, window, grad_norm)
-            window = Window(world.device)
+            window = LogWindow(world.device)
 
         ends_period = state.step % loop.evaluate_every_steps == 0 if loop.evaluate_every_steps else batch.stop == loader.order.epoch_size
         stops = loop.stops_after(state.steps_taken)
@@ -154,7 +154,7 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
         saves = loop.saves_after(state.step)  # after the evaluation: it may be one of the best
         if is_last or stops or saves:
             started = time.perf_counter()
-            loop.pulse.enter(Phase.SAVE, state.step)
+            loop.tracker.enter(Phase.SAVE, state.step)
             if not is_log_step:  # else it is known: weights that are lost must not replace good ones
                 loop.watch.judge(window, window.read(world), state, loader.order, is_scaled=components.scaler.is_enabled())
             loop.replicas.before_save(state.step)
@@ -166,13 +166,13 @@ def _train(components: Components, state: TrainState, world: World, loop: Loop, 
 
 
 def _of_step(
-    components: Components, state: TrainState, world: World, loop: Loop, stream: Iterator[MicroBatch], window: Window
+    components: Components, state: TrainState, world: World, loop: Loop, stream: Iterator[MicroBatch], window: LogWindow
 ) -> Iterator[MicroBatch]:
     """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
     step, parts = state.step, components.train_loader.grad_accum_steps
     for number in range(parts):
         started = time.perf_counter()
-        loop.pulse.enter(Phase.DATA, step)
+        loop.tracker.enter(Phase.DATA, step)
         micro_batch = next(stream, None)
         if micro_batch is None:  # on one rank, say: the others would wait for it in the all-reduce
             raise DataError(
@@ -183,7 +183,7 @@ def _of_step(
             )
         window.data_wait_s += time.perf_counter() - started
         window.skipped += len(micro_batch.skipped)
-        loop.pulse.enter(Phase.STEP, step)
+        loop.tracker.enter(Phase.STEP, step)
         yield micro_batch
 
 
@@ -191,7 +191,7 @@ def train_step(
     components: Components,
     micro_batches: Iterable[MicroBatch],
     world: World,
-    window: Window,
+    window: LogWindow,
     *,
     global_batch_size: int,
     clip_grad_norm: float | None,
@@ -322,7 +322,7 @@ def evaluate(
     return None if gave_up else objective.metrics(sums) | ({"skipped_samples": skipped} if loader.skips else {})
 
 
-def settle(components: Components, world: World, micro_batch: MicroBatch | None = None) -> None:
+def rebuild_buckets(components: Components, world: World, micro_batch: MicroBatch | None = None) -> None:
     """Bring DDP into the state that it has after its first steps, before a checkpoint is loaded. Collective.
 
     DDP rebuilds its buckets after the first backward, and where an element lies in a bucket decides the order in which the ranks' values
@@ -347,7 +347,7 @@ def _accumulate(
     components: Components,
     micro_batch: MicroBatch,
     world: World,
-    window: Window,
+    window: LogWindow,
     total_weight: Callable[[], float | Tensor],
     guard: StepGuard,
 ) -> None:
@@ -404,7 +404,7 @@ def _keeps_gradients(components: Components) -> bool:
     )
 
 
-def _log(components: Components, state: TrainState, world: World, loop: Loop, window: Window, grad_norm: Tensor | None) -> None:
+def _log(components: Components, state: TrainState, world: World, loop: Loop, window: LogWindow, grad_norm: Tensor | None) -> None:
     """Reduce once, read the device once, and write one record. Collective."""
     reading = window.read(world, grad_norm)
     assert reading.grad_norm is not None
@@ -436,7 +436,7 @@ def _evaluate(components: Components, state: TrainState, world: World, loop: Loo
         world,
         autocast=components.amp.autocast(world.device),
         is_stopping=loop.is_stopping,
-        begins_batch=lambda: loop.pulse.enter(Phase.EVALUATION, state.step),
+        begins_batch=lambda: loop.tracker.enter(Phase.EVALUATION, state.step),
         predictions=loop.predictions_of(state.step) if loop.predictions_of else None,
     )
     if metrics is None:

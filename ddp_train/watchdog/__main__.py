@@ -2,8 +2,8 @@
 
     python -m ddp_train.watchdog PID_OF_LOCAL_RANK_0
 
-Jobs come as lines on its standard input (`Orders`; an empty line: the job is over). It imports no torch and needs nothing of the ranks:
-their beats and stacks lie in memory that it can see (`system/shared_memory.py`).
+Jobs come as lines on its standard input (`WatchRequest`; an empty line: the job is over). It imports no torch and needs nothing of the
+ranks: their heartbeats and stacks lie in memory that it can see (`system/shared_memory.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import stack_dump
 from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, state_of
 from ddp_train.system.torchrun_env import is_last_attempt
-from ddp_train.watchdog.diagnosis import ERROR, IN_KERNEL, STOPPED, Blame, Facts, Worker, blame, blame_anybody, blame_other_node, to_failure
+from ddp_train.watchdog.diagnosis import (
+    ERROR,
+    IN_KERNEL,
+    STOPPED,
+    Culprit,
+    LoaderWorker,
+    RankSnapshot,
+    find_any_culprit,
+    find_culprits,
+    suspect_other_node,
+    to_failure,
+)
 from ddp_train.watchdog.flight_recorder import Request
-from ddp_train.watchdog.heartbeat import Beat, Beats
-from ddp_train.watchdog.request import OTHER_NODES, Orders
+from ddp_train.watchdog.heartbeat import Heartbeat, HeartbeatReader
+from ddp_train.watchdog.request import OTHER_NODES, WatchRequest
 
 _POLL_S = 0.2
 _GAP_S = 2.0  # between two polls: this process was suspended itself, and probably the ranks too
@@ -48,7 +59,7 @@ def main() -> None:
                 return
             *lines, received = (received + part).split(b"\n")
             for line in lines:
-                watched = _Job(Orders.from_json(line.decode())) if line else None
+                watched = _Job(WatchRequest.from_json(line.decode())) if line else None
         now = time.monotonic()
         if watched is not None:
             if now - polled > _GAP_S:
@@ -60,10 +71,10 @@ def main() -> None:
 class _Job:
     """One job's ranks on this node."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders, self._run_dir = orders, RunDir(Path(orders.run_dir))
+    def __init__(self, request: WatchRequest) -> None:
+        self._request, self._run_dir = request, RunFolder(Path(request.run_folder))
         self._began = self._clocks_began = time.monotonic()
-        self._beats = {rank: Beats(pid) for rank, pid in orders.pids.items()}
+        self._heartbeats = {rank: HeartbeatReader(pid) for rank, pid in request.pids.items()}
         self._looked_at: dict[int, float] = {}  # rank -> the time of its beat when it was found to wait for others
         self._is_failing = False  # somebody else has reported a failure, and the agent ends the ranks
         self.is_over = False
@@ -74,8 +85,8 @@ class _Job:
 
     def look(self, now: float) -> None:
         """End the job if ranks have stood still for too long and are to blame for it."""
-        pids = {rank: pid for rank, pid in self._orders.pids.items() if is_alive(pid)}
-        if not self._is_failing and (len(pids) < len(self._orders.pids) or self._run_dir.failure.exists()):
+        pids = {rank: pid for rank, pid in self._request.pids.items() if is_alive(pid)}
+        if not self._is_failing and (len(pids) < len(self._request.pids) or self._run_dir.failure.exists()):
             self._is_failing = True
             self.start_clocks(now)
             found = failure.load(self._run_dir)
@@ -84,29 +95,29 @@ class _Job:
         if not pids or self._is_suspended(list(pids.values())):
             self.start_clocks(now)
             return
-        beats = {rank: self._beats[rank].last(since=self._began) for rank in pids}
-        still = {rank: now - max(beat.time, self._clocks_began) for rank, beat in beats.items()}
-        overdue = [rank for rank in pids if still[rank] > self._limit(beats[rank])]
-        waits_elsewhere = len(overdue) == len(pids) and self._orders.world_size > len(self._orders.pids)
-        gives_up = waits_elsewhere and all(still[rank] > OTHER_NODES * self._limit(beats[rank]) for rank in overdue)
-        if not gives_up and all(self._looked_at.get(rank) == beats[rank].time for rank in overdue):
+        heartbeats = {rank: self._heartbeats[rank].last(since=self._began) for rank in pids}
+        still = {rank: now - max(heartbeat.time, self._clocks_began) for rank, heartbeat in heartbeats.items()}
+        overdue = [rank for rank in pids if still[rank] > self._limit(heartbeats[rank])]
+        waits_elsewhere = len(overdue) == len(pids) and self._request.world_size > len(self._request.pids)
+        gives_up = waits_elsewhere and all(still[rank] > OTHER_NODES * self._limit(heartbeats[rank]) for rank in overdue)
+        if not gives_up and all(self._looked_at.get(rank) == heartbeats[rank].time for rank in overdue):
             return
         running = [pid for pid in pids.values() if state_of(pid) not in STOPPED]
         texts = stack_dump.ask(running)
-        native = stack_dump.in_native_code(running) if self._orders.uses_device else set()
-        ranks = [self._facts(rank, pid, beats[rank], still[rank], texts.get(pid, ""), pid in native) for rank, pid in pids.items()]
-        blamed = blame(ranks, overdue)
-        if not blamed and len(overdue) == len(pids) and not waits_elsewhere:
-            blamed = [blame_anybody(ranks)]
-        if not blamed and gives_up:
-            blamed = [blame_other_node(ranks)]
-        if blamed:
-            self._end(blamed, ranks, texts)
+        native = stack_dump.in_native_code(running) if self._request.uses_device else set()
+        ranks = [self._snapshot(rank, pid, heartbeats[rank], still[rank], texts.get(pid, ""), pid in native) for rank, pid in pids.items()]
+        culprits = find_culprits(ranks, overdue)
+        if not culprits and len(overdue) == len(pids) and not waits_elsewhere:
+            culprits = [find_any_culprit(ranks)]
+        if not culprits and gives_up:
+            culprits = [suspect_other_node(ranks)]
+        if culprits:
+            self._end(culprits, ranks, texts)
         else:
-            self._looked_at |= {rank: beats[rank].time for rank in overdue}
+            self._looked_at |= {rank: heartbeats[rank].time for rank in overdue}
 
-    def _limit(self, beat: Beat) -> float:
-        limit = self._orders.step_timeout_s if beat.has_taken_a_step else self._orders.start_timeout_s
+    def _limit(self, heartbeat: Heartbeat) -> float:
+        limit = self._request.step_timeout_s if heartbeat.has_taken_a_step else self._request.start_timeout_s
         return float("inf") if limit is None else limit
 
     def _is_suspended(self, pids: Sequence[int]) -> bool:
@@ -116,44 +127,44 @@ class _Job:
             states.append(state_of(_parent(pids[0])))
         return all(state in STOPPED for state in states)
 
-    def _facts(self, rank: int, pid: int, beat: Beat, still_s: float, text: str, is_in_native_code: bool) -> Facts:
+    def _snapshot(self, rank: int, pid: int, heartbeat: Heartbeat, still_s: float, text: str, is_in_native_code: bool) -> RankSnapshot:
         workers = []
         for child in descendants(pid):
             state, note = state_of(child), stack_dump.note_of(child)
             if child != os.getpid() and (note or state in (*STOPPED, IN_KERNEL)):
                 answer = "" if state in STOPPED else stack_dump.ask([child], within_s=0.5).get(child, "")
-                workers.append(Worker(pid=child, state=state, reads=note, frames=stack_dump.main_thread(answer)))
-        return Facts(
+                workers.append(LoaderWorker(pid=child, state=state, reads=note, frames=stack_dump.main_thread(answer)))
+        return RankSnapshot(
             rank=rank,
             pid=pid,
             state=state_of(pid),
-            beat=beat,
+            heartbeat=heartbeat,
             still_s=still_s,
             frames=stack_dump.main_thread(text),
             workers=workers,
-            uses_device=self._orders.uses_device,
+            uses_device=self._request.uses_device,
             is_in_native_code=is_in_native_code,
         )
 
-    def _end(self, blamed: Sequence[Blame], ranks: Sequence[Facts], texts: dict[int, str]) -> None:
+    def _end(self, culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], texts: dict[int, str]) -> None:
         """Report, and kill who is to blame at once; the agent ends the others, or else we do."""
         self.is_over = True
         records = Request({each.rank: each.pid for each in ranks}, self._run_dir.logs)
         if not self._is_failing:
-            self._report(blamed, ranks, texts, has_records=records.is_heard)
+            self._report(culprits, ranks, texts, has_records=records.is_heard)
         outlive_parent()  # which may be one of them
         records.wait()
-        _kill([each.facts.pid for each in blamed])
+        _kill([each.snapshot.pid for each in culprits])
         pids = [each.pid for each in ranks]
         deadline = time.monotonic() + _ENDS_WITHIN_S
         while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.02)
         _kill(pids)
 
-    def _report(self, blamed: Sequence[Blame], ranks: Sequence[Facts], texts: dict[int, str], *, has_records: bool) -> None:
-        has_taken_a_step = blamed[0].facts.beat.has_taken_a_step
+    def _report(self, culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], texts: dict[int, str], *, has_records: bool) -> None:
+        has_taken_a_step = culprits[0].snapshot.heartbeat.has_taken_a_step
         key = "cluster.step_timeout_s" if has_taken_a_step else "cluster.start_timeout_s"
-        found = to_failure(blamed, ranks, key=key, limit_s=self._limit(blamed[0].facts.beat))
+        found = to_failure(culprits, ranks, key=key, limit_s=self._limit(culprits[0].snapshot.heartbeat))
         is_first = True
         try:
             self._run_dir.logs.mkdir(parents=True, exist_ok=True)
@@ -166,7 +177,7 @@ class _Job:
             is_first = found.record(self._run_dir, seconds=time.monotonic() - self._began)
         except OSError:  # a full disk, say, which may be the very reason
             pass
-        if is_first and self._orders.shows and is_last_attempt():
+        if is_first and self._request.shows and is_last_attempt():
             with suppress(OSError):  # nobody reads it
                 print(found.screen(self._run_dir), file=sys.stderr, flush=True)
 

@@ -14,14 +14,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TextIO
 
-from ddp_train.phase import Pulse
-from ddp_train.watchdog.heartbeat import Heart
-from ddp_train.watchdog.request import OTHER_NODES, Orders
+from ddp_train.phase import PhaseTracker
+from ddp_train.watchdog.heartbeat import HeartbeatWriter
+from ddp_train.watchdog.request import OTHER_NODES, WatchRequest
 
 _REPORTS_S = 60
 
 
-class Watch:
+class WatchdogClient:
     """One rank's part in the watch on its node.
 
     Args:
@@ -30,16 +30,16 @@ class Watch:
     """
 
     def __init__(self, pids: dict[int, int], world_size: int) -> None:
-        self._pids, self._world_size, self._heart = pids, world_size, Heart()
+        self._pids, self._world_size, self._heartbeat = pids, world_size, HeartbeatWriter()
         self._process: subprocess.Popen[str] | None = None
 
-    def begin(self, pulse: Pulse, request: Orders, *, terminal: TextIO) -> None:
+    def begin(self, tracker: PhaseTracker, request: WatchRequest, *, terminal: TextIO) -> None:
         """Watch a job that begins.
 
         Args:
             terminal: where a report is shown.
         """
-        self._heart.follow(pulse)
+        self._heartbeat.follow(tracker)
         if self._pids:
             if self._process is None:
                 self._process = _start(terminal)

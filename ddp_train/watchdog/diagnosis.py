@@ -15,7 +15,7 @@ from traceback import FrameSummary
 
 from ddp_train.phase import Phase
 from ddp_train.run_folder import failure
-from ddp_train.watchdog.heartbeat import Beat
+from ddp_train.watchdog.heartbeat import Heartbeat
 
 _BACKWARD = "torch/autograd/graph.py"
 _WAITS = (  # where the innermost frame of a rank is that waits for others; in backward, DDP reduces the gradients
@@ -36,7 +36,7 @@ IN_KERNEL = "D"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worker:
+class LoaderWorker:
     """A loader worker of a rank that stands still."""
 
     pid: int
@@ -46,16 +46,16 @@ class Worker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class RankSnapshot:
     """What is known of one rank."""
 
     rank: int
     pid: int
     state: str  # the kernel's letter
-    beat: Beat
+    heartbeat: Heartbeat
     still_s: float  # how long it has not moved
     frames: Sequence[FrameSummary]  # of its main thread, outermost first; empty where it gave no answer
-    workers: Sequence[Worker] = ()
+    workers: Sequence[LoaderWorker] = ()
     uses_device: bool = False  # a GPU, for which the host waits in other places
     is_in_native_code: bool = False  # its main thread does not come back to Python: it may wait for its GPU in there
 
@@ -63,89 +63,89 @@ class Facts:
         """Say in a few words where it is."""
         if self.state in STOPPED:
             return "stopped"
-        if self.beat.waits_for_device:
+        if self.heartbeat.waits_for_device:
             return "waits for its GPU"
         return failure.describe(self.frames) or ("in the kernel" if self.state == IN_KERNEL else "gave no answer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blame:
+class Culprit:
     """A rank, and what it is to blame for."""
 
-    facts: Facts
+    snapshot: RankSnapshot
     why: str
     fix: str
     frames: Sequence[FrameSummary] = ()  # what shows it
 
 
-def blame(ranks: Sequence[Facts], overdue: Sequence[int]) -> list[Blame]:
+def find_culprits(ranks: Sequence[RankSnapshot], overdue: Sequence[int]) -> list[Culprit]:
     """Return who of `overdue` is to blame; nobody when each of them may be waiting for somebody else."""
-    late = [facts for facts in ranks if facts.rank in overdue]
+    late = [snapshot for snapshot in ranks if snapshot.rank in overdue]
     for judge in (_in_kernel, _with_stuck_worker, _behind, _elsewhere, _owes_its_device_work, _with_stuck_device):
-        if found := [each for facts in late if (each := judge(facts, ranks)) is not None]:
+        if found := [each for snapshot in late if (each := judge(snapshot, ranks)) is not None]:
             return found
     return []
 
 
-def blame_anybody(ranks: Sequence[Facts]) -> Blame:
+def find_any_culprit(ranks: Sequence[RankSnapshot]) -> Culprit:
     """Pick a rank where all seem to wait: one of the few that wait in another place than most, or the first that stood still."""
-    if all(_waits_for_device(facts) for facts in ranks):  # in whatever line: each has given its device what it could
-        last = min(ranks, key=lambda facts: facts.beat.progress)
-        return Blame(
-            facts=last,
+    if all(_waits_for_device(snapshot) for snapshot in ranks):  # in whatever line: each has given its device what it could
+        last = min(ranks, key=lambda snapshot: snapshot.heartbeat.progress)
+        return Culprit(
+            snapshot=last,
             why="waits for its GPU, as all ranks do; no host is to blame",
             fix="torchfrtrace on logs/flight_recorder_rank_*: who has not begun the others' collective; nvidia-smi and dmesg (Xid) there",
             frames=last.frames,
         )
-    places: dict[object, list[Facts]] = {}
-    for facts in ranks:
-        places.setdefault((facts.beat.progress, facts.doing()), []).append(facts)
+    places: dict[object, list[RankSnapshot]] = {}
+    for snapshot in ranks:
+        places.setdefault((snapshot.heartbeat.progress, snapshot.doing()), []).append(snapshot)
     groups = sorted(places.values(), key=len)
     if len(groups) > 1 and len(groups[0]) < len(groups[1]):
-        return Blame(
-            facts=groups[0][0],
+        return Culprit(
+            snapshot=groups[0][0],
             why="waits in another place than the other ranks",
             fix="look for a collective that not all ranks take part in",
             frames=groups[0][0].frames,
         )
-    first = min(ranks, key=lambda facts: facts.beat.time)
-    return Blame(
-        facts=first,
+    first = min(ranks, key=lambda snapshot: snapshot.heartbeat.time)
+    return Culprit(
+        snapshot=first,
         why="stood still first; all ranks wait for each other",
         fix="look for collectives that the ranks call in different orders",
         frames=first.frames,
     )
 
 
-def blame_other_node(ranks: Sequence[Facts]) -> Blame:
+def suspect_other_node(ranks: Sequence[RankSnapshot]) -> Culprit:
     """Say that nobody here is to blame: all wait for ranks of another node, which has not reported."""
-    first = min(ranks, key=lambda facts: facts.rank)
-    return Blame(
-        facts=first,
+    first = min(ranks, key=lambda snapshot: snapshot.rank)
+    return Culprit(
+        snapshot=first,
         why="waits, as all ranks of this node do, for another node, which has not said why",
         fix="look at the other nodes and the network between them",
         frames=first.frames,
     )
 
 
-def to_failure(blamed: Sequence[Blame], ranks: Sequence[Facts], *, key: str, limit_s: float) -> failure.Failure:
+def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, key: str, limit_s: float) -> failure.Failure:
     """Describe a hang, for failure.json and the screen.
 
     Args:
         key: of the config, which has the time-out.
         limit_s: its value, in seconds.
     """
-    first, facts = blamed[0], blamed[0].facts
-    also = f" (so do ranks {', '.join(str(each.facts.rank) for each in blamed[1:])})" if len(blamed) > 1 else ""
+    first, snapshot = culprits[0], culprits[0].snapshot
+    also = f" (so do ranks {', '.join(str(each.snapshot.rank) for each in culprits[1:])})" if len(culprits) > 1 else ""
     where = f": {text}" if (text := failure.describe(first.frames)) else ""
-    message = f"rank {facts.rank} {first.why}{also}{where}; it has not moved for {facts.still_s:.1f} s ({key} is {limit_s:g}),"
-    message += f" in the phase {facts.beat.phase}"
+    message = f"rank {snapshot.rank} {first.why}{also}{where}; it has not moved for {snapshot.still_s:.1f} s ({key} is {limit_s:g}),"
+    message += f" in the phase {snapshot.heartbeat.phase}"
     stack = failure.shorten(first.frames) if first.frames else ""
     found = failure.Failure(
-        rank=facts.rank,
+        rank=snapshot.rank,
         host=socket.gethostname(),
-        pid=facts.pid,
-        step=facts.beat.step,
+        pid=snapshot.pid,
+        step=snapshot.heartbeat.step,
         error=ERROR,
         message=message,
         key=key,
@@ -153,96 +153,96 @@ def to_failure(blamed: Sequence[Blame], ranks: Sequence[Facts], *, key: str, lim
         time=time.time(),
         fix=first.fix,
     )
-    guilty = {each.facts.rank for each in blamed}
-    return found.beside({each.rank: f"{each.doing()} (phase {each.beat.phase})" for each in ranks if each.rank not in guilty})
+    guilty = {each.snapshot.rank for each in culprits}
+    return found.with_others({each.rank: f"{each.doing()} (phase {each.heartbeat.phase})" for each in ranks if each.rank not in guilty})
 
 
-def _in_kernel(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
-    if facts.state in STOPPED:
-        why = "is stopped" if facts.state == "T" else "is stopped by a debugger"
-        return Blame(facts=facts, why=why, fix=f"nothing in the code: somebody sent SIGSTOP to process {facts.pid}")
-    if facts.state == IN_KERNEL:
-        return Blame(
-            facts=facts,
+def _in_kernel(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
+    if snapshot.state in STOPPED:
+        why = "is stopped" if snapshot.state == "T" else "is stopped by a debugger"
+        return Culprit(snapshot=snapshot, why=why, fix=f"nothing in the code: somebody sent SIGSTOP to process {snapshot.pid}")
+    if snapshot.state == IN_KERNEL:
+        return Culprit(
+            snapshot=snapshot,
             why="waits inside the kernel",
             fix="look at this machine's disks, network file systems and GPUs",
-            frames=facts.frames,
+            frames=snapshot.frames,
         )
     return None
 
 
-def _with_stuck_worker(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
-    if facts.beat.phase not in _READING or _waits(facts) or _waits_for_device(facts) or not facts.workers:
+def _with_stuck_worker(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
+    if snapshot.heartbeat.phase not in _READING or _waits(snapshot) or _waits_for_device(snapshot) or not snapshot.workers:
         return None
-    halted = [worker for worker in facts.workers if worker.state in (*STOPPED, IN_KERNEL)]
-    busy = [worker for worker in facts.workers if worker.reads]
+    halted = [worker for worker in snapshot.workers if worker.state in (*STOPPED, IN_KERNEL)]
+    busy = [worker for worker in snapshot.workers if worker.reads]
     if not halted and not busy:
         return None
     worker = (halted or busy)[0]
     state = "stopped" if worker.state in STOPPED else "waiting inside the kernel" if worker.state == IN_KERNEL else "stuck"
     reading = f" while it reads {worker.reads}" if worker.reads else ""
     why = f"waits for its loader worker (pid {worker.pid}), which is {state}{reading}"
-    return Blame(facts=facts, why=why, fix=_fix(facts), frames=worker.frames or facts.frames)
+    return Culprit(snapshot=snapshot, why=why, fix=_fix(snapshot), frames=worker.frames or snapshot.frames)
 
 
-def _behind(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
+def _behind(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
     """Blame a rank that has not come as far as others that have no reason to wait for anybody else."""
-    furthest = max(each.beat.progress for each in ranks)
-    if facts.beat.progress == furthest or _waits(facts) or _waits_for_device(facts):
+    furthest = max(each.heartbeat.progress for each in ranks)
+    if snapshot.heartbeat.progress == furthest or _waits(snapshot) or _waits_for_device(snapshot):
         return None
-    return Blame(facts=facts, why="is behind the others", fix=_fix(facts), frames=facts.frames)
+    return Culprit(snapshot=snapshot, why="is behind the others", fix=_fix(snapshot), frames=snapshot.frames)
 
 
-def _elsewhere(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
-    if _waits(facts) or _waits_for_device(facts):
+def _elsewhere(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
+    if _waits(snapshot) or _waits_for_device(snapshot):
         return None
-    return Blame(facts=facts, why="hangs", fix=_fix(facts), frames=facts.frames)
+    return Culprit(snapshot=snapshot, why="hangs", fix=_fix(snapshot), frames=snapshot.frames)
 
 
-def _owes_its_device_work(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
+def _owes_its_device_work(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
     """Blame a host in native code that has not given its device all of the step in which other devices stand and wait for it."""
-    stand_in = max((each.beat.device_step for each in ranks if each.beat.waits_for_device), default=-1)
-    is_in_backward = len(facts.frames) > 0 and _BACKWARD in facts.frames[-1].filename  # perhaps in Python code of autograd's thread
-    if (_waits(facts) and not is_in_backward) or facts.beat.step > stand_in:
+    stand_in = max((each.heartbeat.device_step for each in ranks if each.heartbeat.waits_for_device), default=-1)
+    is_in_backward = len(snapshot.frames) > 0 and _BACKWARD in snapshot.frames[-1].filename  # perhaps in Python code of autograd's thread
+    if (_waits(snapshot) and not is_in_backward) or snapshot.heartbeat.step > stand_in:
         return None
     why = f"has not given its GPU all of step {stand_in + 1}, in which the others' wait"
-    return Blame(facts=facts, why=why, fix=_fix(facts), frames=facts.frames)
+    return Culprit(snapshot=snapshot, why=why, fix=_fix(snapshot), frames=snapshot.frames)
 
 
-def _with_stuck_device(facts: Facts, ranks: Sequence[Facts]) -> Blame | None:
+def _with_stuck_device(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
     """Blame a rank whose device has not finished a step that another device has finished."""
-    beat = facts.beat
-    if not beat.waits_for_device or beat.device_step >= max(each.beat.device_step for each in ranks):
+    heartbeat = snapshot.heartbeat
+    if not heartbeat.waits_for_device or heartbeat.device_step >= max(each.heartbeat.device_step for each in ranks):
         return None
-    return Blame(
-        facts=facts,
-        why=f"waits for its GPU, which stands still in step {beat.device_step + 1}; others have finished that step",
+    return Culprit(
+        snapshot=snapshot,
+        why=f"waits for its GPU, which stands still in step {heartbeat.device_step + 1}; others have finished that step",
         fix="a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine",
-        frames=facts.frames,
+        frames=snapshot.frames,
     )
 
 
-def _waits(facts: Facts) -> bool:
+def _waits(snapshot: RankSnapshot) -> bool:
     """Tell whether a rank waits for others, as far as its stack shows."""
-    return len(facts.frames) > 0 and any(part in facts.frames[-1].filename for part in _WAITS)
+    return len(snapshot.frames) > 0 and any(part in snapshot.frames[-1].filename for part in _WAITS)
 
 
-def _waits_for_device(facts: Facts) -> bool:
+def _waits_for_device(snapshot: RankSnapshot) -> bool:
     """Tell whether a rank may be waiting for its device, which may be waiting for others.
 
     While it does, it is inside native code, in any line that gives the device work or reads a result. Python code that hangs is not, and
     neither is a library that reads samples.
     """
-    if not facts.uses_device or facts.beat.phase not in _USES_DEVICE:
+    if not snapshot.uses_device or snapshot.heartbeat.phase not in _USES_DEVICE:
         return False
-    return facts.beat.waits_for_device or (facts.is_in_native_code and not _reads(facts))
+    return snapshot.heartbeat.waits_for_device or (snapshot.is_in_native_code and not _reads(snapshot))
 
 
-def _reads(facts: Facts) -> bool:
+def _reads(snapshot: RankSnapshot) -> bool:
     """Tell whether a rank reads samples itself: what it waits for in a native library then is no device."""
-    return any(_READS.search(frame.filename) for frame in facts.frames)
+    return any(_READS.search(frame.filename) for frame in snapshot.frames)
 
 
-def _fix(facts: Facts) -> str:
-    key = "cluster.step_timeout_s" if facts.beat.has_taken_a_step else "cluster.start_timeout_s"
+def _fix(snapshot: RankSnapshot) -> str:
+    key = "cluster.step_timeout_s" if snapshot.heartbeat.has_taken_a_step else "cluster.start_timeout_s"
     return f"that line; a larger {key} if it was only slow, null to wait for ever"

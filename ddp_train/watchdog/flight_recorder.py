@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 
 _FILE = "flight_recorder_rank_"  # torch adds the rank, here and to the pipe
 _PIPE = "ddp_train_flight_recorder_"
@@ -37,12 +37,12 @@ class FlightRecorder:
 
     Args:
         rank: this rank.
-        run_dir: of its first job.
+        run_folder: of its first job.
     """
 
-    def __init__(self, rank: int, run_dir: RunDir) -> None:
+    def __init__(self, rank: int, run_folder: RunFolder) -> None:
         self._rank, self._pipes = rank, Path(tempfile.mkdtemp(prefix="ddp_train_"))
-        self._logs = os.open(run_dir.logs, os.O_RDONLY | os.O_DIRECTORY)
+        self._logs = os.open(run_folder.logs, os.O_RDONLY | os.O_DIRECTORY)
         ours = {
             "TORCH_FR_BUFFER_SIZE": _COLLECTIVES,
             "TORCH_NCCL_TRACE_BUFFER_SIZE": _COLLECTIVES,  # older versions of torch make the pipe only where they find this one
@@ -53,9 +53,9 @@ class FlightRecorder:
         taken = {name for names in _SETTINGS for name in names if any(each in os.environ for each in names)}
         self.environment = {name: value for name, value in ours.items() if name not in taken}
 
-    def follow(self, run_dir: RunDir) -> None:
+    def follow(self, run_folder: RunFolder) -> None:
         """Let torch write into the logs of a job that begins."""
-        logs = os.open(run_dir.logs, os.O_RDONLY | os.O_DIRECTORY)
+        logs = os.open(run_folder.logs, os.O_RDONLY | os.O_DIRECTORY)
         os.dup2(logs, self._logs, inheritable=False)
         os.close(logs)
 

@@ -12,7 +12,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from ddp_train.phase import Phase, Pulse
+from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.system import shared_memory
 
 _NAME = "ddp_train_beat"
@@ -25,7 +25,7 @@ _IN_A_STEP = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class Heartbeat:
     """What a rank is at."""
 
     time: float  # when that began, in seconds of the machine's monotonic clock
@@ -45,7 +45,7 @@ class Beat:
         return self.step, _IN_A_STEP.index(self.phase)
 
 
-class Heart:
+class HeartbeatWriter:
     """Beats with each phase of one job after another (in a rank)."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class Heart:
             self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
         self._first_step = -1
 
-    def follow(self, pulse: Pulse) -> None:
+    def follow(self, tracker: PhaseTracker) -> None:
         """Beat with the phases of a job that begins."""
         self._first_step = -1
         self._see_device(-1, False)
-        pulse.listen(self._beat)
-        pulse.listen_to_device(self._see_device)
+        tracker.listen(self._beat)
+        tracker.listen_to_device(self._see_device)
 
     def _beat(self, phase: Phase, step: int) -> None:
         if self._first_step < 0 and phase is Phase.DATA:
@@ -74,7 +74,7 @@ class Heart:
             _DEVICE.pack_into(self._memory, _LAYOUT.size, step, is_awaited)
 
 
-class Beats:
+class HeartbeatReader:
     """The beats of another process, as the watch sees them."""
 
     def __init__(self, pid: int) -> None:
@@ -84,13 +84,13 @@ class Beats:
             self._memory = mmap.mmap(descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
             os.close(descriptor)
 
-    def last(self, *, since: float) -> Beat:
+    def last(self, *, since: float) -> Heartbeat:
         """Return the last one; one from before `since` is of another job, and counts as a start at that time."""
         if self._memory is not None:
             moment, step, first_step, number = _LAYOUT.unpack_from(self._memory)
             if moment >= since:
                 device_step, is_awaited = _DEVICE.unpack_from(self._memory, _LAYOUT.size)
-                return Beat(
+                return Heartbeat(
                     time=moment,
                     phase=_PHASES[number],
                     step=step,
@@ -98,4 +98,4 @@ class Beats:
                     device_step=device_step,
                     waits_for_device=is_awaited,
                 )
-        return Beat(time=since, phase=Phase.START, step=0, first_step=-1)
+        return Heartbeat(time=since, phase=Phase.START, step=0, first_step=-1)

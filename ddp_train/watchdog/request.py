@@ -11,10 +11,10 @@ OTHER_NODES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders:
+class WatchRequest:
     """What to watch."""
 
-    run_dir: str
+    run_folder: str
     start_timeout_s: float | None  # without a beat, until a rank has taken its first step; None: as long as it takes
     step_timeout_s: float | None  # the same, after it
     uses_device: bool  # a GPU
@@ -26,6 +26,6 @@ class Orders:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Orders:
+    def from_json(cls, text: str) -> WatchRequest:
         fields: dict[str, Any] = json.loads(text)
         return cls(**{**fields, "pids": {int(rank): pid for rank, pid in fields["pids"].items()}})

@@ -43,7 +43,7 @@ from ddp_train.distributed.world import World, alone, open_world
 from ddp_train.interfaces import Batch, Indices
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
-from ddp_train.phase import Pulse
+from ddp_train.phase import PhaseTracker
 from ddp_train.rank.rank import leave
 from ddp_train.training.build import build
 from ddp_train.training.instantiate import build_writers
@@ -203,7 +203,7 @@ def measure(name: str, pairs: int, device: str) -> None:
             "config": checked.tree,
             "hyper_parameters": {},
             "run_name": "",
-            "pulse": Pulse(),
+            "tracker": PhaseTracker(),
             "step": 0,
             "epoch": 0.0,
         }

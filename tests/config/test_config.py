@@ -232,9 +232,9 @@ def test_a_job_carries_the_frozen_config_and_its_folder(monkeypatch: pytest.Monk
     code, jobs = command_line(monkeypatch, tmp_path, "optimizer.lr=0.5", "hydra.run.dir=here", "cluster=cpu")
     assert code == 0
     (job,) = jobs
-    assert job.run_dir.root == tmp_path / "here"
+    assert job.run_folder.root == tmp_path / "here"
     assert Job.from_json(job.to_json()) == job
-    assert job.run_dir.config.read_text() == job.config.yaml()
+    assert job.run_folder.config.read_text() == job.config.yaml()
     assert "${" not in job.config.yaml()
 
 
@@ -272,7 +272,9 @@ class FakeSlot:
     def poll(self, timeout_s: float) -> int | None:
         code, status = self.outcome.get(self.job.config.tree["seed"], (0, "completed"))
         metrics = {"last": {"eval/accuracy": 1 / self.job.config.tree["seed"]}}
-        write_json(self.job.run_dir.result, {"status": status, "metrics": metrics, "headline": {"metric": "eval/accuracy", "goal": "max"}})
+        write_json(
+            self.job.run_folder.result, {"status": status, "metrics": metrics, "headline": {"metric": "eval/accuracy", "goal": "max"}}
+        )
         self.seen.append(f"end {self.job.config.tree['seed']}")
         return code
 

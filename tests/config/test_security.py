@@ -49,7 +49,7 @@ def test_a_link_below_outputs_is_not_followed_and_a_typed_folder_is_the_users_ch
     assert "outputs/linked is a link" in capsys.readouterr().err
     assert not list((tmp_path / "elsewhere").iterdir())
     code, jobs = command_line(monkeypatch, tmp_path, f"hydra.run.dir={tmp_path}/elsewhere/mine")
-    assert (code, jobs[0].run_dir.root) == (0, tmp_path / "elsewhere" / "mine")
+    assert (code, jobs[0].run_folder.root) == (0, tmp_path / "elsewhere" / "mine")
     assert command_line(monkeypatch, tmp_path)[0] == 0
 
 

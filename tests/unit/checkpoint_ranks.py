@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.schedule import Keep, remove_old
+from ddp_train.checkpoint.schedule import Retention, remove_old
 from ddp_train.distributed.world import World
 from ddp_train.training.components import Components
 from ddp_train.training.saved_state import content
@@ -59,7 +59,7 @@ class Ranks:
         self.folder, self.parts = folder, [parts] * size if isinstance(parts, Components) else parts
         self.worlds = worlds(size)
         self.savers = [
-            Saver(folder, world, config_hash="abc", remove_old=lambda path: remove_old(path, Keep(last=keep_last, ranking=LOSS)))
+            Saver(folder, world, config_hash="abc", remove_old=lambda path: remove_old(path, Retention(last=keep_last, ranking=LOSS)))
             for world in self.worlds
         ]
 

@@ -15,15 +15,15 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from ddp_train.config.batch_sizes import BatchIdentity
+from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.check import RunConfig
 from ddp_train.job import Job
 from ddp_train.metrics import console as console_module
 from ddp_train.metrics.console import Console
 from ddp_train.metrics.jsonl import JsonLines
 from ddp_train.metrics.tensorboard import TensorBoard
-from ddp_train.phase import Phase, Pulse
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.folder import Sweep, SweepJob
 from ddp_train.system.terminal import Terminal
 from tests.conftest import wait_for
@@ -110,8 +110,8 @@ def test_the_jobs_of_a_sweep_can_be_told_apart_in_tensorboard(tmp_path: Path) ->
 def test_the_hyper_parameters_are_what_was_typed(tmp_path: Path) -> None:
     typed = ["optimizer.lr=1e-1", "+model.depth=3", "model=mlp", "~metrics.tensorboard", "hydra.run.dir=x", "name=null", "experiment=mine"]
     tree = {"optimizer": {"lr": 0.1, "eps": 1e-8}, "model": {"depth": 3}, "name": None, "seed": 1}
-    config = RunConfig(tree=tree, batch=BatchIdentity(global_batch_size=1, micro_batch_size=1, grad_accum_steps=1, world_size=1))
-    job = Job(config=config, run_dir=RunDir(tmp_path), command=[], overrides=typed)
+    config = RunConfig(tree=tree, batch=BatchSizes(global_batch_size=1, micro_batch_size=1, grad_accum_steps=1, world_size=1))
+    job = Job(config=config, run_folder=RunFolder(tmp_path), command=[], overrides=typed)
     expected = {"optimizer.lr": 0.1, "model.depth": 3, "model": "mlp", "name": "null", "experiment": "mine"}
     assert job.hyper_parameters() == expected
 
@@ -146,12 +146,12 @@ def test_the_line_on_a_terminal_moves_with_the_rank_shows_the_epoch_and_that_it_
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", Terminal(theirs, owns=False, log=log))
     monkeypatch.setattr(console_module, "_REDRAW_S", 0.01)
-    pulse = Pulse()
-    console = Console(total_steps=40, step=0, pulse=pulse, epoch=0.0, steps_per_epoch=20)
+    tracker = PhaseTracker()
+    console = Console(total_steps=40, step=0, tracker=tracker, epoch=0.0, steps_per_epoch=20)
     assert shows("0/40 epoch 0.00/2")
 
     def goes_on(phase: Phase, step: int, text: str) -> bool:
-        pulse.enter(phase, step)
+        tracker.enter(phase, step)
         return shows(text)
 
     wait_for(lambda: goes_on(Phase.STEP, 7, " 7/40 epoch 0.35/2"))
@@ -165,7 +165,7 @@ def test_the_line_on_a_terminal_moves_with_the_rank_shows_the_epoch_and_that_it_
     shown = ""
     time.sleep(0.1)
     assert not shows("epoch")  # who stands still draws nothing: another rank's failure may stand there
-    pulse.enter(Phase.END, 40)
+    tracker.enter(Phase.END, 40)
     console.close()
     assert shows("40/40 epoch 2.00/2")
     assert sys.stdout.isatty()

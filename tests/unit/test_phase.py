@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_train.distributed.world import alone
-from ddp_train.phase import Phase, Pulse
+from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.training.state import TrainState
 from ddp_train.training.trainer import Loop, train
 from tests.unit.parts import components
@@ -12,8 +12,8 @@ from tests.unit.parts import components
 def test_the_loop_says_every_phase_of_every_step() -> None:
     parts = components("trainer.max_steps=2", "data.eval_batch_size=16")
     assert parts.eval_loader is not None
-    pulse, heard = Pulse(), []
-    pulse.listen(lambda phase, step: heard.append((phase, step)))
+    tracker, heard = PhaseTracker(), []
+    tracker.listen(lambda phase, step: heard.append((phase, step)))
     loop = Loop(
         log_every_steps=10,
         evaluate_every_steps=None,
@@ -21,7 +21,7 @@ def test_the_loop_says_every_phase_of_every_step() -> None:
         clip_grad_norm=None,
         write=lambda record: None,
         save=lambda window: None,
-        pulse=pulse,
+        tracker=tracker,
     )
     train(parts, TrainState(), alone(), loop)
     evaluation = [each for each in heard if each[0] is Phase.EVALUATION]

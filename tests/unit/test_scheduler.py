@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.scheduler import Schedule, constant, step, warmup_cosine, warmup_linear, warmup_stable_decay
+from ddp_train.scheduler import LRSchedule, constant, step, warmup_cosine, warmup_linear, warmup_stable_decay
 
 PEAK = 0.5
 
-ALL: dict[str, Callable[[torch.optim.Optimizer], Schedule]] = {
+ALL: dict[str, Callable[[torch.optim.Optimizer], LRSchedule]] = {
     "constant": lambda optimizer: constant(optimizer, warmup_steps=4),
     "warmup_cosine": lambda optimizer: warmup_cosine(optimizer, 20, warmup_steps=4),
     "warmup_linear": lambda optimizer: warmup_linear(optimizer, 20, warmup_steps=4),
@@ -30,7 +30,7 @@ def make_optimizer(lr: Any = PEAK) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [layer.weight]}, {"params": [layer.bias], "lr": lr / 10}], lr=lr)
 
 
-def rates(schedule: Schedule, steps: int) -> list[float]:
+def rates(schedule: LRSchedule, steps: int) -> list[float]:
     """Return the first group's rate as a share of the peak in each of `steps` optimizer steps."""
     found = []
     for _ in range(steps):
@@ -83,7 +83,7 @@ def test_step_multiplies_by_gamma_every_step_size() -> None:
 
 
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-def test_every_group_keeps_its_share_of_the_peak(make: Callable[[torch.optim.Optimizer], Schedule]) -> None:
+def test_every_group_keeps_its_share_of_the_peak(make: Callable[[torch.optim.Optimizer], LRSchedule]) -> None:
     schedule = make(make_optimizer())
     for _ in range(22):
         first, second = schedule.get_last_lr()
@@ -94,7 +94,7 @@ def test_every_group_keeps_its_share_of_the_peak(make: Callable[[torch.optim.Opt
 
 @pytest.mark.parametrize("optimizer_first", [True, False])
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
-def test_a_resumed_schedule_continues_exactly(make: Callable[[torch.optim.Optimizer], Schedule], optimizer_first: bool) -> None:
+def test_a_resumed_schedule_continues_exactly(make: Callable[[torch.optim.Optimizer], LRSchedule], optimizer_first: bool) -> None:
     schedule = make(make_optimizer())
     rates(schedule, 7)
     file = io.BytesIO()
@@ -140,7 +140,7 @@ def test_a_skipped_optimizer_step_gives_no_warning() -> None:
         (lambda optimizer: warmup_stable_decay(optimizer, 10, warmup_steps=6, decay_steps=5), r"warm-up 6 \+ decay 5 steps .*\n.*\n.*=5,"),
     ],
 )
-def test_a_warm_up_longer_than_the_run_is_a_config_error(make: Callable[[torch.optim.Optimizer], Schedule], says: str) -> None:
+def test_a_warm_up_longer_than_the_run_is_a_config_error(make: Callable[[torch.optim.Optimizer], LRSchedule], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as error:
         make(make_optimizer())
     assert error.value.key == "scheduler.warmup_steps"

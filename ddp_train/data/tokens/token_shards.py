@@ -32,7 +32,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardEntry:
     """One file of tokens.
 
     Args:
@@ -60,7 +60,7 @@ class TokenIndex:
     vocab_size: int
     tokenizer: str
     end_of_text: int
-    splits: Mapping[str, tuple[Shard, ...]]
+    splits: Mapping[str, tuple[ShardEntry, ...]]
 
     @classmethod
     def read(cls, root: Path) -> TokenIndex:
@@ -86,7 +86,7 @@ class TokenIndex:
             raise damaged(path, f"has the format {found!r}", repr(FORMAT))
         try:
             splits = {
-                name: tuple(Shard(shard["file"], shard["tokens"], shard["documents"], shard.get("bytes")) for shard in shards)
+                name: tuple(ShardEntry(shard["file"], shard["tokens"], shard["documents"], shard.get("bytes")) for shard in shards)
                 for name, shards in content["splits"].items()
             }
             index = cls(content["dtype"], content["vocab_size"], content["tokenizer"], content["end_of_text"], splits)
@@ -220,7 +220,7 @@ class TokenShards:
             row[filled : filled + len(part)] = part
             filled, shard, start = filled + len(part), shard + 1, 0
 
-    def _check_size(self, shard: Shard) -> None:
+    def _check_size(self, shard: ShardEntry) -> None:
         path, expected = self.root / shard.file, shard.tokens * self._dtype.itemsize
         try:
             size = path.stat().st_size
@@ -230,7 +230,7 @@ class TokenShards:
             what = "is truncated" if size < expected else "is too long"
             raise damaged(path, f"{what}: {size} bytes found", f"{expected} bytes, as index.json says ({shard.tokens} tokens)")
 
-    def _open(self, shard: Shard) -> Tokens:
+    def _open(self, shard: ShardEntry) -> Tokens:
         path = self.root / shard.file
         try:
             tokens: Tokens = np.asarray(np.memmap(path, self._dtype, mode="r"))  # a plain view: the subclass makes every access slower

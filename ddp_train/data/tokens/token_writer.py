@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ddp_train.data.tokens.token_shards import DTYPES, INDEX, Shard, TokenIndex, Tokens
+from ddp_train.data.tokens.token_shards import DTYPES, INDEX, ShardEntry, TokenIndex, Tokens
 from ddp_train.system.files import write_atomic
 
 _OURS = re.compile(r"(train|val)_\d{5}\.(bin|starts\.npy)(\.partial)?")
@@ -68,7 +68,7 @@ class _SplitWriter:
     def __init__(self, root: Path, name: str, dtype: np.dtype[np.unsignedinteger[Any]], end_of_text: int, shard_tokens: int) -> None:
         self._root, self._name, self._dtype, self._shard_tokens = root, name, dtype, shard_tokens
         self._end_of_text = np.asarray([end_of_text], dtype).tobytes()
-        self._shards: list[Shard] = []
+        self._shards: list[ShardEntry] = []
         self._file: BinaryIO | None = None
         self._tokens = self._bytes = self._document_start = 0  # of the shard that is being written
         self._starts = array("q")  # a list would take four times the memory
@@ -87,7 +87,7 @@ class _SplitWriter:
             if self._tokens >= self._shard_tokens:
                 self._end_shard()
 
-    def finish(self) -> tuple[Shard, ...]:
+    def finish(self) -> tuple[ShardEntry, ...]:
         if self._file is not None:
             assert self._document_start == self._tokens, "the last document was not ended"
             self._end_shard()
@@ -103,7 +103,7 @@ class _SplitWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.close()
-        shard = Shard(self._path().name, self._tokens, len(self._starts), self._bytes)
+        shard = ShardEntry(self._path().name, self._tokens, len(self._starts), self._bytes)
         with open(self._root / (shard.starts_file + _PARTIAL), "wb") as file:
             np.save(file, np.asarray(self._starts, np.int64))
             file.flush()

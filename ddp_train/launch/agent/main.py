@@ -25,8 +25,8 @@ from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS, Us
 from ddp_train.launch.agent import elastic, rendezvous
 from ddp_train.redaction import Redacting
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import settle
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.attempts import count_failure
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
 
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
         arguments: --grace-s=SECONDS [--run-dir=DIR | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
     """
     given = _take_options(arguments)
-    run_dir = RunDir(Path(given["--run-dir="])) if "--run-dir=" in given else None
-    _quieten(Path(given["--log="]) if "--log=" in given else run_dir.agent_log(0) if run_dir is not None else None)
+    run_folder = RunFolder(Path(given["--run-dir="])) if "--run-dir=" in given else None
+    _quieten(Path(given["--log="]) if "--log=" in given else run_folder.agent_log(0) if run_folder is not None else None)
     options = torchrun.parse_args([f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments])
     rendezvous.register()
     started, kills_before = time.monotonic(), oom_kills()
@@ -54,11 +54,13 @@ def main(arguments: list[str]) -> int:
         verdict = None
         if restarts_left == 0:
             return False
-        if run_dir is not None:
+        if run_folder is not None:
             rank, first = elastic.first_of(failures)
-            said = failure.native_words(run_dir, rank, first.pid)
-            _record(failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, said=said), run_dir)  # if it died without a word
-            verdict = settle(run_dir, has_failed=True)
+            said = failure.native_words(run_folder, rank, first.pid)
+            _record(
+                failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, said=said), run_folder
+            )  # if it died without a word
+            verdict = count_failure(run_folder, has_failed=True)
         return not verdict and _code(failures) not in FINAL
 
     try:
@@ -70,15 +72,17 @@ def main(arguments: list[str]) -> int:
             pid=first.pid,
             exit_code=first.exitcode,
             was_out_of_memory=ran_out(kills_before),
-            said=failure.native_words(run_dir, rank, first.pid) if run_dir is not None else "",
+            said=failure.native_words(run_folder, rank, first.pid) if run_folder is not None else "",
         )
         if "--group=" in given:
             _record_for_group(found, Path(given["--group="]))
-        elif run_dir is not None:
-            found = found.beside(failure.last_words(run_dir, {other: each.pid for other, each in error.failures.items() if other != rank}))
-            if not verdict and _record(found, run_dir, seconds=time.monotonic() - started):
-                print(found.screen(run_dir), file=sys.stderr, flush=True)
-            verdict = settle(run_dir, has_failed=True) if verdict is None else verdict
+        elif run_folder is not None:
+            found = found.with_others(
+                failure.last_words(run_folder, {other: each.pid for other, each in error.failures.items() if other != rank})
+            )
+            if not verdict and _record(found, run_folder, seconds=time.monotonic() - started):
+                print(found.screen(run_folder), file=sys.stderr, flush=True)
+            verdict = count_failure(run_folder, has_failed=True) if verdict is None else verdict
             if verdict:
                 print(verdict, file=sys.stderr, flush=True)
                 return NO_PROGRESS
@@ -88,7 +92,7 @@ def main(arguments: list[str]) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     except (RendezvousError, DistError) as error:
-        print(f"\n{explain(error, options)}", file=sys.stderr, flush=True)
+        print(f"\n{explain_rendezvous(error, options)}", file=sys.stderr, flush=True)
         return ENVIRONMENT_REFUSES
     return 0
 
@@ -103,10 +107,10 @@ def _take_options(arguments: list[str]) -> dict[str, str]:
 
 def _record_for_group(found: failure.Failure, group: Path) -> None:
     """Say in the folder of the job at hand why its group is gone; the launcher shows it."""
-    job = group / "run_dir"
-    run_dir = RunDir(Path(job.read_text()))
-    if not run_dir.is_completed():
-        _record(found, run_dir, seconds=time.time() - job.stat().st_mtime)
+    job = group / "run_folder"
+    run_folder = RunFolder(Path(job.read_text()))
+    if not run_folder.is_completed():
+        _record(found, run_folder, seconds=time.time() - job.stat().st_mtime)
 
 
 def _code(failures: Mapping[int, ProcessFailure]) -> int:
@@ -115,9 +119,9 @@ def _code(failures: Mapping[int, ProcessFailure]) -> int:
     return said[0] if said else max(FAILED, elastic.first_of(failures)[1].exitcode)
 
 
-def _record(found: failure.Failure, run_dir: RunDir, *, seconds: float = 0.0) -> bool:
+def _record(found: failure.Failure, run_folder: RunFolder, *, seconds: float = 0.0) -> bool:
     try:
-        return found.record(run_dir, seconds=seconds)
+        return found.record(run_folder, seconds=seconds)
     except OSError:  # a full disk: the rank has shown its screen
         return False
 
@@ -138,7 +142,7 @@ def _quieten(log: Path | None) -> None:
     logging.getLogger("torch").addHandler(handler)
 
 
-def explain(error: Exception, options: Namespace) -> str:
+def explain_rendezvous(error: Exception, options: Namespace) -> str:
     """Say why an agent did not meet the others.
 
     Args:

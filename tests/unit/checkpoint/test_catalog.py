@@ -12,24 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_train.checkpoint.catalog import Ranking, Saved, candidates, find, ranking, saved
-from ddp_train.checkpoint.schedule import Keep, Schedule, to_remove
+from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, candidates, find, ranking, saved
+from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, to_remove
 from ddp_train.errors import ConfigError, UserError
 from tests.unit.parts import LOSS
 
 ACCURACY = Ranking(metric="eval/accuracy", goal="max")
 
 
-def entry(step: int, value: float | None = None) -> Saved:
+def entry(step: int, value: float | None = None) -> CatalogEntry:
     metrics = {} if value is None else {"eval/loss": value}
-    return Saved(path=Path(f"step_{step:08d}"), step=step, metrics=metrics, ranking=LOSS)
+    return CatalogEntry(path=Path(f"step_{step:08d}"), step=step, metrics=metrics, ranking=LOSS)
 
 
-def schedule(*, clock: list[float] | None = None, saved: list[Saved] | None = None, best: int = 0, **periods: Any) -> Schedule:
+def schedule(
+    *, clock: list[float] | None = None, saved: list[CatalogEntry] | None = None, best: int = 0, **periods: Any
+) -> CheckpointSchedule:
     times = clock or [0.0]
-    return Schedule(
+    return CheckpointSchedule(
         **{"every_evaluation": False, "every_steps": None, "every_minutes": None, **periods},
-        keep=Keep(last=2, best=best, ranking=LOSS),
+        keep=Retention(last=2, best=best, ranking=LOSS),
         saved=saved or [],
         agree=lambda step, is_due: is_due,
         clock=lambda: times[0],
@@ -49,7 +51,7 @@ def test_what_stays_is_the_newest_the_best_and_every_nth(
     found: dict[int, float | None], last: int, best: int, every: int | None, goal: str
 ) -> None:
     there = [entry(step, value) for step, value in sorted(found.items())]
-    keep = Keep(last=last, best=best, every_steps=every, ranking=Ranking(metric="eval/loss", goal=goal))
+    keep = Retention(last=last, best=best, every_steps=every, ranking=Ranking(metric="eval/loss", goal=goal))
     removed = {each.step for each in to_remove(there, keep)}
     stays = set(found) - removed
     finite = {step: value for step, value in found.items() if value is not None and math.isfinite(value)}
@@ -60,8 +62,8 @@ def test_what_stays_is_the_newest_the_best_and_every_nth(
 
 @given(folders, st.integers(1, 3), st.integers(0, 3))
 def test_removing_after_each_save_leaves_what_removing_at_the_end_does(found: dict[int, float | None], last: int, best: int) -> None:
-    keep = Keep(last=last, best=best, ranking=LOSS)
-    there: list[Saved] = []
+    keep = Retention(last=last, best=best, ranking=LOSS)
+    there: list[CatalogEntry] = []
     for step, value in sorted(found.items()):
         there.append(entry(step, value))
         gone = to_remove(there, keep)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_after
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.schedule import Keep, remove_old
+from ddp_train.checkpoint.schedule import Retention, remove_old
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
@@ -57,7 +57,7 @@ def assert_same_state(one: Components, other: Components) -> None:
 
 def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2) -> Path:
     state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
-    saver = Saver(folder, alone(), config_hash="abc", remove_old=lambda folder: remove_old(folder, Keep(last=keep_last, ranking=LOSS)))
+    saver = Saver(folder, alone(), config_hash="abc", remove_old=lambda folder: remove_old(folder, Retention(last=keep_last, ranking=LOSS)))
     saver.save(content(parts or components(), state, WindowSums(), alone()))
     assert saver.finish() == ""
     return folder / f"step_{step:08d}"

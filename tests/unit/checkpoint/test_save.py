@@ -18,7 +18,7 @@ from torch.distributed import DistError, DistNetworkError
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.folder import newest_good
-from ddp_train.checkpoint.mailbox import Board
+from ddp_train.checkpoint.mailbox import Mailbox
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.snapshot import Buffer
@@ -218,7 +218,7 @@ def test_a_store_that_is_gone_is_no_failed_save(tmp_path: Path, trained: Compone
 
     ranks = Ranks(tmp_path, trained)
     assert ranks.save(1) == ""
-    monkeypatch.setattr(Board, "get", gone)
+    monkeypatch.setattr(Mailbox, "get", gone)
     ranks.start(2)
     for saver in ranks.savers:
         with pytest.raises(DistError, match="reset by peer"):

@@ -13,7 +13,7 @@ from ddp_train.cli.saved_run import frozen_job, refuse_without_effect
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
-from ddp_train.phase import Pulse
+from ddp_train.phase import PhaseTracker
 from ddp_train.rank.run_job import _make_up_for_predictions
 from ddp_train.system.files import write_json
 from ddp_train.training.state import TrainState
@@ -78,7 +78,7 @@ def test_predictions_that_are_asked_for_afterwards_are_saved_once(run: Path, cap
     job = resume(run, "evaluate.save_predictions=true")
     parts, state = components("evaluate.save_predictions=true"), TrainState(step=10)
     for _ in range(2):
-        _make_up_for_predictions(job, parts, state, alone(), Pulse())
+        _make_up_for_predictions(job, parts, state, alone(), PhaseTracker())
     assert len(np.load(run / "predictions/step_00000010/prediction.npy")) == 101
     assert capsys.readouterr().out.count("evaluated after step 10: accuracy ") == 1
     assert not (run / "metrics.jsonl").exists()  # which has that step's metrics already

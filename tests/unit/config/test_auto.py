@@ -16,7 +16,7 @@ from ddp_train.config import auto
 from ddp_train.config.check import ConfigErrors, RunConfig
 from ddp_train.config.saved import changes, record_answers
 from ddp_train.errors import ConfigError
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from tests.unit.parts import checked, components
 
 
@@ -168,8 +168,8 @@ def test_what_nothing_can_answer_is_refused_before_anything_starts(override: str
 
 def record(folder: Path, run: RunConfig, answers: Mapping[str, Any]) -> dict[str, Any]:
     """Begin a run in a folder, up to the point where its data is there; return config.yaml."""
-    saved_run.record(RunDir(folder), run)
-    record_answers(RunDir(folder).config, run, answers)
+    saved_run.record(RunFolder(folder), run)
+    record_answers(RunFolder(folder).config, run, answers)
     written: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
     return written
 

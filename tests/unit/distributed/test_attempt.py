@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 from torch.distributed import Store, TCPStore
 
-from ddp_train.distributed.attempt import Attempt, meet, part
+from ddp_train.distributed.attempt import Attempt, leave, meet
 from ddp_train.errors import UserError
 
 Value = TypeVar("Value")
@@ -69,6 +69,6 @@ def test_a_rank_that_does_not_come_is_named(store: TCPStore) -> None:
 
 def test_parting_waits_for_all_and_for_no_one_who_is_gone(store: TCPStore) -> None:
     ranks = attempt(store, 3)
-    on_all(3, lambda rank: part(ranks[rank].store, rank, 3, within_s=20))
+    on_all(3, lambda rank: leave(ranks[rank].store, rank, 3, within_s=20))
     assert ranks[0].store.check(["left/1", "left/2"])
-    part(attempt(store, 2)[0].store, 0, 2, within_s=0.2)
+    leave(attempt(store, 2)[0].store, 0, 2, within_s=0.2)

@@ -23,7 +23,7 @@ def test_what_is_remembered_is_recalled_until_it_is_forgotten(folder: Path, monk
     restart_note.remember(Path("/runs/one"))
     restart_note.remember(Path("/runs/two"))
     found = restart_note.recall()
-    assert found == restart_note.Memory(folder=Path("/runs/two"), restarts=0, started=restart_note.STARTED)
+    assert found == restart_note.RestartNote(folder=Path("/runs/two"), restarts=0, started=restart_note.STARTED)
     assert not restart_note.has_failed(found)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert restart_note.has_failed(found)

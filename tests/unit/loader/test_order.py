@@ -17,7 +17,7 @@ from torch import Tensor
 from ddp_train.interfaces import Indices
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder, share
-from ddp_train.loader.sampler import Balanced, Bucketed, Draw, Shuffled, Weighted
+from ddp_train.loader.sampler import Balanced, Bucketed, Sampler, Shuffled, Weighted
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 
@@ -39,10 +39,10 @@ class Numbers:
         return torch.from_numpy(indices.copy())
 
 
-def make_draw(kind: str, length: int, seed: int, batch: int, drop_last: bool) -> Draw:
+def make_draw(kind: str, length: int, seed: int, batch: int, drop_last: bool) -> Sampler:
     """Return the draw that a kind names, as `plain` or `plain bucketed`."""
     plain = kind.split()[0]
-    draw: Draw
+    draw: Sampler
     if plain == "shuffled":
         draw = Shuffled(length, seed=seed)
     elif plain == "weighted":
@@ -134,7 +134,7 @@ def test_seed_and_epoch_change_the_order_and_nothing_else_does() -> None:
 @pytest.mark.parametrize("batch", [64, 2000, 30_000])
 @pytest.mark.parametrize("bucketed", [False, True])
 def test_what_is_drawn_ahead_changes_nothing(batch: int, bucketed: bool) -> None:
-    draw: Draw = Shuffled(70_000, seed=0)
+    draw: Sampler = Shuffled(70_000, seed=0)
     if bucketed:
         draw = Bucketed(draw, np.arange(70_000) % 97, global_batch_size=batch, batches=10)
     order = SampleOrder(draw, global_batch_size=batch, drop_last=False)

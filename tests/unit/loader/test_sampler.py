@@ -22,7 +22,7 @@ from ddp_train.interfaces import Indices, Labelled
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
-from ddp_train.loader.sampler import Balanced, Bucketed, Draw, Shuffled, Weighted, draw_from, read_weights
+from ddp_train.loader.sampler import Balanced, Bucketed, Sampler, Shuffled, Weighted, read_weights, sampler_from
 from tests.unit.parts import checked, components
 
 quick = settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -33,10 +33,10 @@ def sentences(num_samples: int, seed: int = 0) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(1, 40, num_samples)
 
 
-def draws(num_samples: int = 3000) -> dict[str, Draw]:
+def draws(num_samples: int = 3000) -> dict[str, Sampler]:
     rng = np.random.default_rng(0)
     weights, labels = rng.random(num_samples), rng.integers(0, 7, num_samples)
-    single: dict[str, Draw] = {
+    single: dict[str, Sampler] = {
         "shuffled": Shuffled(num_samples, seed=5),
         "weighted": Weighted(weights, seed=5),
         "balanced": Balanced(labels, seed=5),
@@ -186,9 +186,9 @@ class Sentences:
         return indices
 
 
-def draw_of(source: Any, **changes: Any) -> Draw:
+def draw_of(source: Any, **changes: Any) -> Sampler:
     settings = {"sampling": "shuffled", "sample_weights": None, "bucket_batches": None, "drop_last": False, "global_batch_size": 8}
-    return draw_from(source, seed=0, **{**settings, **changes})
+    return sampler_from(source, seed=0, **{**settings, **changes})
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ SCRIPT = """
 import logging, sys
 from pathlib import Path
 from ddp_train.rank.log import rank_log
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 rank, shows = int(sys.argv[1]), sys.argv[2] == "shows"
-with rank_log(RunDir(Path("run")), rank, shows=shows) as terminal:
+with rank_log(RunFolder(Path("run")), rank, shows=shows) as terminal:
     print("printed")
     print("to stderr", file=sys.stderr)
     logging.info("root info")
@@ -62,11 +62,11 @@ SPEAKS_C = """
 import ctypes, os, sys
 from pathlib import Path
 from ddp_train.rank.log import rank_log
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 
 libc = ctypes.CDLL(None)
 libc.printf(b"before\\n")
-with rank_log(RunDir(Path(sys.argv[1])), 0, shows=False):
+with rank_log(RunFolder(Path(sys.argv[1])), 0, shows=False):
     libc.printf(b"NCCL INFO NCCL_ALGO set by environment to ^NVLS\\n")
     os._exit(0)  # as a rank leaves; one that is killed or aborts empties no buffer either
 """

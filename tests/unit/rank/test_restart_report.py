@@ -9,45 +9,45 @@ import pytest
 
 from ddp_train.rank import restart_report
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.torchrun_env import is_last_attempt
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     for name in ("step_00000020", "step_00000040"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "COMPLETE").touch()
     (tmp_path / "checkpoints" / ".partial_step_00000060").mkdir()
-    return RunDir(tmp_path)
+    return RunFolder(tmp_path)
 
 
-def test_the_line_names_the_rank_the_error_and_the_step(run_dir: RunDir) -> None:
-    failure.from_exception(ValueError("too\nlarge"), rank=1, step=47).record(run_dir)
-    said = restart_report.line(run_dir, size=4, has_failed=True)
+def test_the_line_names_the_rank_the_error_and_the_step(run_folder: RunFolder) -> None:
+    failure.from_exception(ValueError("too\nlarge"), rank=1, step=47).record(run_folder)
+    said = restart_report.line(run_folder, size=4, has_failed=True)
     assert said == "rank 1 failed (ValueError: too large); restart 1 of 3 from step 40"
 
 
-def test_the_line_blames_nobody_who_only_lost_a_connection(run_dir: RunDir) -> None:
-    assert restart_report.line(run_dir, size=4, has_failed=True) == "a rank ended without a report; restart 1 of 3 from step 40"
-    assert restart_report.line(run_dir, size=4, has_failed=False) == "the machines have changed; 4 ranks continue from step 40"
+def test_the_line_blames_nobody_who_only_lost_a_connection(run_folder: RunFolder) -> None:
+    assert restart_report.line(run_folder, size=4, has_failed=True) == "a rank ended without a report; restart 1 of 3 from step 40"
+    assert restart_report.line(run_folder, size=4, has_failed=False) == "the machines have changed; 4 ranks continue from step 40"
     error = RuntimeError("connection closed")
     error.add_note(restart_report.LOST)
-    failure.from_exception(error, rank=0, step=47).record(run_dir)
-    assert restart_report.line(run_dir, size=4, has_failed=True).startswith("a rank ended without a report; ")
+    failure.from_exception(error, rank=0, step=47).record(run_folder)
+    assert restart_report.line(run_folder, size=4, has_failed=True).startswith("a rank ended without a report; ")
 
 
-def test_earlier_reports_are_kept_and_numbered(run_dir: RunDir) -> None:
+def test_earlier_reports_are_kept_and_numbered(run_folder: RunFolder) -> None:
     for number in (1, 2):
-        failure.from_exit(rank=number, pid=5, exit_code=-9).record(run_dir)
-        run_dir.forget_failure()
-        assert json.loads((run_dir.root / f"failure.{number}.json").read_text())["rank"] == number
-        assert not run_dir.failure.exists() and not run_dir.result.exists()
+        failure.from_exit(rank=number, pid=5, exit_code=-9).record(run_folder)
+        run_folder.forget_failure()
+        assert json.loads((run_folder.root / f"failure.{number}.json").read_text())["rank"] == number
+        assert not run_folder.failure.exists() and not run_folder.result.exists()
 
 
-def test_only_the_last_attempt_shows_its_failure(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_attempt_shows_its_failure(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_last_attempt()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     assert is_last_attempt()

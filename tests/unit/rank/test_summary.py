@@ -7,7 +7,7 @@ from pathlib import Path
 from ddp_train.distributed.world import alone
 from ddp_train.job import Job
 from ddp_train.rank import summary
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.build import build
 from ddp_train.training.state import TrainState
 from tests.unit.parts import checked
@@ -18,7 +18,7 @@ def plan(*overrides: str, frozen: bool = False) -> str:
     parts = build(run.tree, run.batch, alone())
     if frozen:
         next(parts.model.parameters()).requires_grad_(False)
-    return summary.plan(Job(config=run, run_dir=RunDir(Path()), command=[], overrides=[]), parts, TrainState())
+    return summary.plan(Job(config=run, run_folder=RunFolder(Path()), command=[], overrides=[]), parts, TrainState())
 
 
 def test_a_global_batch_that_the_data_cannot_fill_is_not_said_to_be_used() -> None:
@@ -36,5 +36,5 @@ def test_all_parameters_are_counted_and_those_that_are_trained() -> None:
 def test_tensorboard_is_tried_next_where_it_was_written() -> None:
     result = {"step": 4, "samples": 4, "seconds": 1.0, "metrics": {"last": {}, "best": {}}}
     for overrides, is_written in ([], True), (["~metrics.tensorboard"], False):
-        job = Job(config=checked(*overrides, base=[]), run_dir=RunDir(Path("run")), command=[], overrides=overrides)
+        job = Job(config=checked(*overrides, base=[]), run_folder=RunFolder(Path("run")), command=[], overrides=overrides)
         assert ("tensorboard --logdir" in summary.closing(job, result)) is is_written

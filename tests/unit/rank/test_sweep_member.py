@@ -9,7 +9,7 @@ from torch.distributed import HashStore
 
 from ddp_train.job import Job
 from ddp_train.rank.sweep_member import Announcement, Leader
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from tests.unit.parts import checked
 
 
@@ -34,5 +34,5 @@ def test_ranks_are_renewed_when_what_a_process_reads_once_changes(tmp_path: Path
         [],
         ["+cluster.env.NCCL_ALGO=Ring"],
     ):
-        leader.start(Job(config=checked(*overrides), run_dir=RunDir(tmp_path), command=[], overrides=[], in_sweep=True), fresh=False)
+        leader.start(Job(config=checked(*overrides), run_folder=RunFolder(tmp_path), command=[], overrides=[], in_sweep=True), fresh=False)
     assert member.generations == [1, 1, 2, 2, 3, 4]

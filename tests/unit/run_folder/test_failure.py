@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.process import oom_kills
 
 
 def test_ranks_that_did_the_same_share_a_line_and_many_lines_are_cut() -> None:
     found = failure.from_exit(rank=3, pid=1, exit_code=-9)
     doing = {rank: "in backward" for rank in range(64) if rank != 3} | {7: "in forward"}
-    assert found.beside(doing).others == ("ranks 0-2, 4-6, 8-63 in backward", "rank 7       in forward")
-    many = found.beside({rank: f"at {rank}" for rank in range(64)}).others
+    assert found.with_others(doing).others == ("ranks 0-2, 4-6, 8-63 in backward", "rank 7       in forward")
+    many = found.with_others({rank: f"at {rank}" for rank in range(64)}).others
     assert len(many) == 9
     assert many[-1] == "... and 56 more"
 
@@ -50,7 +50,7 @@ def test_a_stack_is_described_by_what_goes_on_and_the_innermost_line_that_is_no_
 def test_errors_that_are_not_ours_come_with_a_fix_where_one_is_known(error: Exception, fix: str, tmp_path: Path) -> None:
     found = failure.from_exception(error, rank=0, step=1)
     assert fix in found.fix
-    assert bool(fix) == bool(found.fix) == ("  fix: " in found.screen(RunDir(tmp_path)))
+    assert bool(fix) == bool(found.fix) == ("  fix: " in found.screen(RunFolder(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,14 @@ def test_the_kernels_count_is_read_in_both_versions_of_control_groups(tmp_path: 
 
 
 def test_the_last_words_of_a_rank_are_those_of_this_attempt(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path)
-    run_dir.logs.mkdir()
-    run_dir.rank_log(0).write_text(f"12:00 rank 0 INFO {failure.was('in forward')}\n12:01 rank 0 INFO {failure.was('in backward')}\n")
+    run_folder = RunFolder(tmp_path)
+    run_folder.logs.mkdir()
+    run_folder.rank_log(0).write_text(
+        f"12:00 rank 0 INFO {failure.activity_line('in forward')}\n12:01 rank 0 INFO {failure.activity_line('in backward')}\n"
+    )
     pid = os.getpid()
-    assert failure.last_words(run_dir, {0: pid, 1: pid}) == {0: "in backward", 1: "left no word"}
-    assert failure.last_words(run_dir, {0: pid + 1}) == {0: "left no word"}
+    assert failure.last_words(run_folder, {0: pid, 1: pid}) == {0: "in backward", 1: "left no word"}
+    assert failure.last_words(run_folder, {0: pid + 1}) == {0: "left no word"}
 
 
 WATCHDOG = """12:00 rank 1 INFO begins (pid 7)
@@ -109,14 +111,14 @@ frame #2: c10d::ProcessGroupNCCL::Watchdog::run() + 0x120 (0x7fc in /venv/torch/
     ],
 )
 def test_a_rank_that_the_watchdog_of_nccl_ended_is_shown_with_the_reason(tmp_path: Path, said: str) -> None:
-    run_dir = RunDir(tmp_path)
-    run_dir.logs.mkdir()
-    run_dir.rank_log(1).write_text(WATCHDOG.format(said=said))
-    words = failure.native_words(run_dir, 1, 8)
+    run_folder = RunFolder(tmp_path)
+    run_folder.logs.mkdir()
+    run_folder.rank_log(1).write_text(WATCHDOG.format(said=said))
+    words = failure.native_words(run_folder, 1, 8)
     assert words == said
     found = failure.from_exit(rank=1, pid=8, exit_code=-6, said=words)
-    assert found.screen(run_dir).count(said) == 1
+    assert found.screen(run_folder).count(said) == 1
     assert ("CUDA_LAUNCH_BLOCKING=1" in found.fix) == said.startswith("CUDA error")
     assert said not in failure.from_exit(rank=1, pid=8, exit_code=-9, said=words).message
-    run_dir.rank_log(1).write_text("12:05 rank 1 INFO begins (pid 8)\n")
-    assert failure.native_words(run_dir, 1, 8) == failure.native_words(run_dir, 2, 9) == ""
+    run_folder.rank_log(1).write_text("12:05 rank 1 INFO begins (pid 8)\n")
+    assert failure.native_words(run_folder, 1, 8) == failure.native_words(run_folder, 2, 9) == ""

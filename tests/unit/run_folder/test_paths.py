@@ -10,15 +10,15 @@ import pytest
 
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.claim import claim_new, let_go
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.claim import claim_new, release
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import create_json
 
 
 @pytest.fixture(autouse=True)
 def holds_nothing_afterwards() -> object:
     yield
-    let_go()
+    release()
 
 
 def test_many_claims_of_one_name_get_as_many_folders(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_an_unusable_place_is_named(tmp_path: Path) -> None:
 
 
 def test_a_config_that_is_replaced_stays(tmp_path: Path) -> None:
-    folder = RunDir(tmp_path)
+    folder = RunFolder(tmp_path)
     for text in ("a: 1\n", "a: 1\n", "a: 2\n", "a: 3\n"):
         folder.record_config(text)
     assert folder.config.read_text() == "a: 3\n"
@@ -43,7 +43,7 @@ def test_a_config_that_is_replaced_stays(tmp_path: Path) -> None:
 
 
 def test_the_first_failure_is_kept_and_an_error_for_the_user_has_no_traceback(tmp_path: Path) -> None:
-    folder = RunDir(tmp_path)
+    folder = RunFolder(tmp_path)
     error = DataError(key="data.root", happened="files are missing", expected="four files", fix="put them there")
     first, second = (failure.from_exception(error, rank=rank, step=None) for rank in (3, 1))
     assert first.record(folder)

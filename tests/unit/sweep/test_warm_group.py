@@ -13,7 +13,7 @@ import pytest
 from ddp_train.errors import INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep import warm_group
 from ddp_train.system.process import fork
 from tests.unit.parts import checked
@@ -34,7 +34,7 @@ def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[warm_group
 
     monkeypatch.setattr(warm_group, "start_agent", start_agent_that_reads_nothing)
     slot = warm_group.WarmSlot(tmp_path / "agent.log")
-    slot.start(Job(config=checked(), run_dir=RunDir(tmp_path), command=[], overrides=[], in_sweep=True), fresh=False)
+    slot.start(Job(config=checked(), run_folder=RunFolder(tmp_path), command=[], overrides=[], in_sweep=True), fresh=False)
     assert slot.poll(10) is None
     yield slot
     slot.end()

@@ -183,7 +183,7 @@ def test_a_driver_without_a_usable_gpu_is_told(
     assert devices.resolve_device("auto") == "cpu"
     assert devices.why_none() == why
     tree = {"cluster": {"device": "auto"}}
-    job: Any = SimpleNamespace(run_dir=SimpleNamespace(shown=lambda: "there"), config=SimpleNamespace(tree=tree, batch="8"))
+    job: Any = SimpleNamespace(run_folder=SimpleNamespace(shown=lambda: "there"), config=SimpleNamespace(tree=tree, batch="8"))
     assert (f"warning  no GPU is used: {why} (cluster=cpu: on purpose)\n" in opening(job, alone())) == bool(why)
     tree["cluster"]["device"] = "cpu"
     assert "warning" not in opening(job, alone())

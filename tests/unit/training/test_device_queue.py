@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddp_train.distributed.world import alone
-from ddp_train.phase import Pulse
+from ddp_train.phase import PhaseTracker
 from ddp_train.training import trainer
 from ddp_train.training.device_queue import STEPS_AHEAD, DeviceQueue, device_queue
 from ddp_train.training.state import TrainState
@@ -50,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_the_host_is_never_more_than_a_few_steps_ahead_of_a_slow_device(gpu: Gpu) -> None:
-    queue = device_queue(torch.device("cuda", 0), Pulse())
+    queue = device_queue(torch.device("cuda", 0), PhaseTracker())
     ahead = []
     for step in range(1, 101):
         queue.after_step(step)
@@ -60,7 +60,7 @@ def test_the_host_is_never_more_than_a_few_steps_ahead_of_a_slow_device(gpu: Gpu
 
 
 def test_the_host_never_waits_for_a_device_that_keeps_up(gpu: Gpu) -> None:
-    queue = device_queue(torch.device("cuda", 0), Pulse())
+    queue = device_queue(torch.device("cuda", 0), PhaseTracker())
     for step in range(1, 101):
         gpu.finished = gpu.given
         queue.after_step(step)
@@ -68,9 +68,9 @@ def test_the_host_never_waits_for_a_device_that_keeps_up(gpu: Gpu) -> None:
 
 
 def test_it_is_told_what_the_device_has_finished_and_that_the_host_waits_for_it(gpu: Gpu) -> None:
-    pulse, told = Pulse(), []
-    pulse.listen_to_device(lambda step, is_awaited: told.append((step, is_awaited)))
-    queue = device_queue(torch.device("cuda", 0), pulse)
+    tracker, told = PhaseTracker(), []
+    tracker.listen_to_device(lambda step, is_awaited: told.append((step, is_awaited)))
+    queue = device_queue(torch.device("cuda", 0), tracker)
     for step in range(41, 41 + STEPS_AHEAD):  # of a run that was resumed after 40 steps
         queue.after_step(step)
     assert told == [(40, False)] * STEPS_AHEAD
@@ -88,8 +88,8 @@ def test_the_loop_marks_the_end_of_every_step(monkeypatch: pytest.MonkeyPatch) -
         def after_step(self, step: int) -> None:
             marked.append(step)
 
-    assert type(device_queue(torch.device("cpu"), Pulse())) is DeviceQueue
-    monkeypatch.setattr(trainer, "device_queue", lambda device, pulse: Marks())
+    assert type(device_queue(torch.device("cpu"), PhaseTracker())) is DeviceQueue
+    monkeypatch.setattr(trainer, "device_queue", lambda device, tracker: Marks())
     loop = Loop(log_every_steps=10, evaluate_every_steps=None, clip_grad_norm=None, write=lambda record: None, save=lambda window: None)
     train(components("trainer.max_steps=3"), TrainState(), alone(), loop)
     assert marked == [1, 2, 3]

@@ -17,7 +17,7 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.training.components import Components
-from ddp_train.training.log_window import Window
+from ddp_train.training.log_window import LogWindow
 from ddp_train.training.saved_state import load
 from ddp_train.training.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.state import TrainState
@@ -81,7 +81,7 @@ def step(parts: Components, *, guard: StepGuard | None = None, spoil: bool = Fal
     if spoil:
         micro_batches[0].batch[0].fill_(torch.nan)
     settings: Mapping[str, Any] = {"global_batch_size": 32, "clip_grad_norm": clip, "measure_grad_norm": True}
-    return train_step(parts, micro_batches, alone(), Window(torch.device("cpu")), **settings, **({"guard": guard} if guard else {}))
+    return train_step(parts, micro_batches, alone(), LogWindow(torch.device("cpu")), **settings, **({"guard": guard} if guard else {}))
 
 
 def values(parts: Components) -> dict[str, Tensor]:

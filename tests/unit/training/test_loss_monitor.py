@@ -13,8 +13,8 @@ from ddp_train.errors import NonFiniteLossError
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.loader.stream import StreamOrder
-from ddp_train.training.log_window import Window
-from ddp_train.training.loss_monitor import AnomalyWatch, Event, Rewind, robust_zscore
+from ddp_train.training.log_window import LogWindow
+from ddp_train.training.loss_monitor import Event, LossMonitor, Rewind, robust_zscore
 from ddp_train.training.state import TrainState
 
 BATCH = 4
@@ -33,7 +33,7 @@ class Told:
     def __init__(self, **settings: Any) -> None:
         self.events: list[Event] = []
         self.lines: list[str] = []
-        self.watch = AnomalyWatch(**settings, tell=self._tell)
+        self.watch = LossMonitor(**settings, tell=self._tell)
 
     def _tell(self, event: Event, line: str) -> None:
         self.events.append(event)
@@ -50,7 +50,7 @@ class Told:
         **known: Any,
     ) -> float:
         """Take a window of steps with these mean losses, and look at them."""
-        window = Window(torch.device("cpu"), state.window)
+        window = LogWindow(torch.device("cpu"), state.window)
         for place, loss in enumerate(losses):
             window.begin_step()
             window.loss_sum += loss * BATCH

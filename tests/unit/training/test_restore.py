@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ddp_train.distributed.world import alone
-from ddp_train.phase import Phase, Pulse
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.loss_monitor import Rewind
 from ddp_train.training.restore import rewind
 from ddp_train.training.state import TrainState
@@ -22,14 +22,14 @@ from tests.unit.parts import components, saved
 
 def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch ends a rank that has not moved for `cluster.step_timeout_s`."""
-    parts, run_dir = components("optimizer=adamw", "model.width=64"), RunDir(tmp_path)
-    saved(run_dir.checkpoints, 1, parts)
-    size = (run_dir.checkpoints / "step_00000001/rank_00000.safetensors").stat().st_size
+    parts, run_folder = components("optimizer=adamw", "model.width=64"), RunFolder(tmp_path)
+    saved(run_folder.checkpoints, 1, parts)
+    size = (run_folder.checkpoints / "step_00000001/rank_00000.safetensors").stat().st_size
     monkeypatch.setattr(sys.modules["ddp_train.checkpoint.verify"], "_CHUNK", size // 10)
     monkeypatch.setattr(sys.modules["ddp_train.checkpoint.read"], "_ROUND", size // 10)
     moments = list[float]()
-    pulse = Pulse()
-    pulse.listen(lambda phase, step: moments.append(time.monotonic()))
+    tracker = PhaseTracker()
+    tracker.listen(lambda phase, step: moments.append(time.monotonic()))
     for name in ("readv", "preadv"):
         real = getattr(os, name)
 
@@ -39,8 +39,8 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
 
         monkeypatch.setattr(os, name, slow)
     state = TrainState(step=3, samples=96)
-    pulse.enter(Phase.START, 3)
-    rewind(Rewind({}, "lost"), run_dir, parts, state, alone(), tell=lambda event, line: None, moves=pulse.move)
+    tracker.enter(Phase.START, 3)
+    rewind(Rewind({}, "lost"), run_folder, parts, state, alone(), tell=lambda event, line: None, moves=tracker.move)
     moments.append(time.monotonic())
     assert (state.step, state.samples) == (1, 96)
     assert len(moments) > 20  # while it is verified, and while it is read

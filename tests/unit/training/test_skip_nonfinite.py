@@ -13,7 +13,7 @@ from ddp_train.amp import Amp
 from ddp_train.distributed.world import alone
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.components import Components
-from ddp_train.training.log_window import Window
+from ddp_train.training.log_window import LogWindow
 from ddp_train.training.skip_nonfinite import SkippingGuard
 from ddp_train.training.trainer import train_step
 from tests.unit.parts import components
@@ -51,9 +51,9 @@ def everything(parts: Components) -> dict[str, Any]:
     return {name: torch.as_tensor(value).clone() for name, value in {**parts.model.state_dict(), **values}.items()}
 
 
-def run(parts: Components, spoiled: set[int], *, without: bool, clip: float | None = None) -> Window:
+def run(parts: Components, spoiled: set[int], *, without: bool, clip: float | None = None) -> LogWindow:
     """Take ten steps of two micro-batches each; spoil some batches, or leave them out."""
-    guard, window = SkippingGuard(parts.model, parts.optimizer), Window(torch.device("cpu"))
+    guard, window = SkippingGuard(parts.model, parts.optimizer), LogWindow(torch.device("cpu"))
     batches = parts.train_loader.micro_batches(0)
     parts.module.train()
     for step in range(10):
@@ -105,12 +105,12 @@ def test_a_loss_that_is_lost_without_its_gradient_is_skipped_too() -> None:
     before = [parameter.detach().clone() for parameter in parts.model.parameters()]
     guard = SkippingGuard(parts.model, parts.optimizer)
     batch = next(parts.train_loader.micro_batches(0))
-    train_step(parts, [batch], alone(), Window(torch.device("cpu")), global_batch_size=32, clip_grad_norm=None, guard=guard)
+    train_step(parts, [batch], alone(), LogWindow(torch.device("cpu")), global_batch_size=32, clip_grad_norm=None, guard=guard)
     assert all(torch.equal(left, right) for left, right in zip(before, parts.model.parameters(), strict=True))
 
 
 def test_nothing_is_read_from_the_device_with_a_fused_optimizer() -> None:
-    parts, window = components("optimizer=adamw"), Window(torch.device("cpu"))
+    parts, window = components("optimizer=adamw"), LogWindow(torch.device("cpu"))
     guard, batches = SkippingGuard(parts.model, parts.optimizer), parts.train_loader.micro_batches(0)
 
     def step() -> None:

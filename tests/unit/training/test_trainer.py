@@ -20,10 +20,10 @@ from ddp_train.interfaces import Indices
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training import trainer
 from ddp_train.training.components import Components
-from ddp_train.training.loss_monitor import AnomalyWatch
+from ddp_train.training.loss_monitor import LossMonitor
 from ddp_train.training.skip_nonfinite import SkippingGuard
 from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import Loop, Record, Window, evaluate, train, train_step
+from ddp_train.training.trainer import LogWindow, Loop, Record, evaluate, train, train_step
 from tests.unit.parts import components
 
 
@@ -41,7 +41,7 @@ def gradient_of_one_step(parts: Components) -> Tensor:
     parts.optimizer.step = lambda: noted.extend(  # type: ignore[method-assign]
         parameter.grad.flatten().clone() for parameter in parts.model.parameters() if parameter.grad is not None
     )
-    train_step(parts, micro_batches, alone(), Window(torch.device("cpu")), global_batch_size=batch.size, clip_grad_norm=None)
+    train_step(parts, micro_batches, alone(), LogWindow(torch.device("cpu")), global_batch_size=batch.size, clip_grad_norm=None)
     return torch.cat(noted)
 
 
@@ -99,7 +99,7 @@ def test_masked_tokens_are_weighted_exactly_over_uneven_micro_batches() -> None:
 
 
 def test_a_step_in_which_nothing_counts_has_no_gradient_and_no_weight() -> None:
-    parts, window = ragged_components("trainer.global_batch_size=2"), Window(torch.device("cpu"))
+    parts, window = ragged_components("trainer.global_batch_size=2"), LogWindow(torch.device("cpu"))
     nothing, five = (MicroBatch(Ragged().batch(np.asarray([sample])), counts=True) for sample in (0, 5))
     norms = [
         train_step(parts, [batch], alone(), window, global_batch_size=1, clip_grad_norm=None, measure_grad_norm=True)
@@ -200,7 +200,7 @@ def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_
     world = Counting(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"))
     parts.module.register_forward_hook(lambda module, inputs, outputs: world.events.append("forward"))
     micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
-    train_step(parts, micro_batches, world, Window(world.device), global_batch_size=12, clip_grad_norm=None)
+    train_step(parts, micro_batches, world, LogWindow(world.device), global_batch_size=12, clip_grad_norm=None)
     forwards = ["forward"] * 3
     assert world.events == (forwards if is_known else ["begin", "forward", "wait", "forward", "forward"])
 
@@ -234,7 +234,7 @@ def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None) -
     parts = components("trainer.max_steps=10")
     micro_batches = parts.train_loader.micro_batches(0)
     parts.module.train()
-    window = Window(torch.device("cpu"))
+    window = LogWindow(torch.device("cpu"))
     one_step = lambda: train_step(parts, [next(micro_batches)], alone(), window, global_batch_size=32, clip_grad_norm=clip)  # noqa: E731
     parts.optimizer.step = lambda *args, **kwargs: None  # type: ignore[method-assign]  # torch's own business
     one_step()
@@ -261,14 +261,14 @@ def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> No
         reads_of_log_steps.append(len(reads))
 
     monkeypatch.setattr(trainer, "_log", counted)
-    skipping = {"guard": SkippingGuard(parts.model, parts.optimizer), "watch": AnomalyWatch(on_nonfinite="skip")}  # with norms to be read
+    skipping = {"guard": SkippingGuard(parts.model, parts.optimizer), "watch": LossMonitor(on_nonfinite="skip")}  # with norms to be read
     train(parts, TrainState(), alone(), loop(records, log_every_steps=4, **skipping))
     assert reads_of_log_steps == [1, 1]
     assert {"loss", "grad_norm", "skipped_samples", "skipped_steps"} <= records[0].keys()
 
 
 def test_lost_weights_are_never_saved() -> None:
-    parts, saves = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50"), list[Window]()
+    parts, saves = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50"), list[LogWindow]()
     settings = {"log_every_steps": 50, "evaluate_every_steps": None, "saves_after": lambda step: step % 5 == 0, "clip_grad_norm": None}
     with pytest.raises(NonFiniteLossError):
         train(parts, TrainState(), alone(), Loop(**settings, write=lambda record: None, save=saves.append))  # type: ignore[arg-type]
@@ -329,6 +329,6 @@ def test_half_precision_with_a_scaler_clips_what_it_would_clip_without() -> None
     for each in (parts, scaled):
         micro_batch = next(each.train_loader.micro_batches(0))
         each.module.train()
-        train_step(each, [micro_batch], alone(), Window(torch.device("cpu")), global_batch_size=32, clip_grad_norm=0.1)
+        train_step(each, [micro_batch], alone(), LogWindow(torch.device("cpu")), global_batch_size=32, clip_grad_norm=0.1)
     for left, right in zip(parts.model.parameters(), scaled.model.parameters(), strict=True):
         assert torch.allclose(left, right, rtol=1e-5, atol=1e-7)

@@ -12,12 +12,12 @@ from traceback import FrameSummary
 
 import pytest
 
-from ddp_train.phase import Phase, Pulse
+from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.system import stack_dump
 from ddp_train.system.process import exit_code_of, state_of
 from ddp_train.watchdog.client import patience
-from ddp_train.watchdog.diagnosis import Facts, Worker, blame, blame_anybody, to_failure
-from ddp_train.watchdog.heartbeat import Beat, Beats, Heart
+from ddp_train.watchdog.diagnosis import LoaderWorker, RankSnapshot, find_any_culprit, find_culprits, to_failure
+from ddp_train.watchdog.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter
 
 WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
 BACKWARD = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/autograd/graph.py", 9, "_engine_run_backward")]
@@ -26,30 +26,32 @@ WAITS_FOR_SAVES = [*SAVES, FrameSummary("/site-packages/ddp_train/checkpoint/mai
 OWN = [FrameSummary("/home/me/model.py", 7, "forward")]
 
 
-def facts(rank: int, frames: list[FrameSummary], *, state: str = "S", step: int = 5, phase: Phase = Phase.STEP, **others: object) -> Facts:
-    beat = Beat(time=float(rank), phase=phase, step=step, first_step=0)
-    return Facts(rank=rank, pid=100 + rank, state=state, beat=beat, still_s=4.0, frames=frames, **others)  # type: ignore[arg-type]
+def snapshot(
+    rank: int, frames: list[FrameSummary], *, state: str = "S", step: int = 5, phase: Phase = Phase.STEP, **others: object
+) -> RankSnapshot:
+    heartbeat = Heartbeat(time=float(rank), phase=phase, step=step, first_step=0)
+    return RankSnapshot(rank=rank, pid=100 + rank, state=state, heartbeat=heartbeat, still_s=4.0, frames=frames, **others)  # type: ignore[arg-type]
 
 
-def guilty(*ranks: Facts, overdue: list[int] | None = None) -> list[int]:
+def guilty(*ranks: RankSnapshot, overdue: list[int] | None = None) -> list[int]:
     overdue = [each.rank for each in ranks] if overdue is None else overdue
-    return [each.facts.rank for each in blame(ranks, overdue)]
+    return [each.snapshot.rank for each in find_culprits(ranks, overdue)]
 
 
 def test_a_rank_in_a_collective_is_innocent() -> None:
-    assert guilty(facts(0, WAITS), facts(1, OWN), facts(2, BACKWARD)) == [1]
-    assert guilty(facts(0, WAITS), facts(1, WAITS), facts(2, BACKWARD)) == []
-    assert guilty(facts(0, WAITS_FOR_SAVES), facts(1, SAVES), facts(2, WAITS_FOR_SAVES)) == [1]
+    assert guilty(snapshot(0, WAITS), snapshot(1, OWN), snapshot(2, BACKWARD)) == [1]
+    assert guilty(snapshot(0, WAITS), snapshot(1, WAITS), snapshot(2, BACKWARD)) == []
+    assert guilty(snapshot(0, WAITS_FOR_SAVES), snapshot(1, SAVES), snapshot(2, WAITS_FOR_SAVES)) == [1]
 
 
 def test_what_the_kernel_knows_comes_before_stacks() -> None:
-    assert guilty(facts(0, OWN), facts(1, [], state="T"), facts(2, OWN)) == [1]
-    assert guilty(facts(0, WAITS), facts(1, WAITS, state="D"), facts(2, BACKWARD)) == [1]
+    assert guilty(snapshot(0, OWN), snapshot(1, [], state="T"), snapshot(2, OWN)) == [1]
+    assert guilty(snapshot(0, WAITS), snapshot(1, WAITS, state="D"), snapshot(2, BACKWARD)) == [1]
 
 
 def test_who_runs_ahead_on_a_gpu_and_waits_for_it_is_innocent() -> None:
     ahead = {"step": 7, "uses_device": True}
-    assert guilty(facts(0, OWN, **ahead), facts(1, OWN, step=5, uses_device=True), facts(2, OWN, **ahead)) == [1]
+    assert guilty(snapshot(0, OWN, **ahead), snapshot(1, OWN, step=5, uses_device=True), snapshot(2, OWN, **ahead)) == [1]
 
 
 GPT = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/home/me/gpt.py", 88, "forward")]
@@ -73,25 +75,27 @@ DATA_SET = [FrameSummary("/site-packages/ddp_train/loader/reader.py", 50, "read"
 
 def native(
     rank: int, frames: list[FrameSummary], *, step: int = 5, phase: Phase = Phase.STEP, finished: int = 4, ends: bool = True
-) -> Facts:
+) -> RankSnapshot:
     """Return what is known of a rank on a GPU whose main thread is inside native code: a launch, a read, a library of the user's.
 
     Args:
         finished: steps that its device has finished, as last seen.
         ends: False: while the host waits for its device to finish one more, so that the number is exact.
     """
-    beat = Beat(time=float(rank), phase=phase, step=step, first_step=0, device_step=finished, waits_for_device=not ends)
-    return Facts(rank=rank, pid=100 + rank, state="R", beat=beat, still_s=4.0, frames=frames, uses_device=True, is_in_native_code=True)
+    heartbeat = Heartbeat(time=float(rank), phase=phase, step=step, first_step=0, device_step=finished, waits_for_device=not ends)
+    return RankSnapshot(
+        rank=rank, pid=100 + rank, state="R", heartbeat=heartbeat, still_s=4.0, frames=frames, uses_device=True, is_in_native_code=True
+    )
 
 
-def bound(rank: int, *, step: int = 12, finished: int = 4) -> Facts:
+def bound(rank: int, *, step: int = 12, finished: int = 4) -> RankSnapshot:
     """Return a rank whose host is as far ahead of its device as it may be."""
     return native(rank, BOUND, step=step, finished=finished, ends=False)
 
 
-def python(rank: int, frames: list[FrameSummary], **others: object) -> Facts:
+def python(rank: int, frames: list[FrameSummary], **others: object) -> RankSnapshot:
     """Return what is known of a rank on a GPU whose main thread runs Python, or waits where Python waits."""
-    return facts(rank, frames, uses_device=True, **others)  # type: ignore[arg-type]
+    return snapshot(rank, frames, uses_device=True, **others)  # type: ignore[arg-type]
 
 
 GPUS = {
@@ -131,13 +135,13 @@ GPUS = {
         [
             native(0, GPT),
             native(1, BACKWARD),
-            python(2, DATA_SET, phase=Phase.DATA, workers=[Worker(pid=7, state="S", reads="samples 3 to 5")]),
+            python(2, DATA_SET, phase=Phase.DATA, workers=[LoaderWorker(pid=7, state="S", reads="samples 3 to 5")]),
         ],
         [2],
     ),
     "a worker that reads ahead, of a rank that waits for its device in an evaluation": (
         [
-            replace(native(0, SCORE, phase=Phase.EVALUATION), workers=[Worker(pid=7, state="S", reads="samples 3 to 5")]),
+            replace(native(0, SCORE, phase=Phase.EVALUATION), workers=[LoaderWorker(pid=7, state="S", reads="samples 3 to 5")]),
             python(1, OWN, phase=Phase.EVALUATION),
         ],
         [1],
@@ -160,7 +164,7 @@ GPUS = {
         [2],
     ),
     "a save that waits for its own disk": (
-        [facts(0, WAITS_FOR_SAVES, phase=Phase.SAVE, uses_device=True), python(1, SAVES, phase=Phase.SAVE)],
+        [snapshot(0, WAITS_FOR_SAVES, phase=Phase.SAVE, uses_device=True), python(1, SAVES, phase=Phase.SAVE)],
         [1],
     ),
 }
@@ -174,8 +178,8 @@ def test_on_gpus_hosts_that_wait_for_their_devices_are_innocent(what: str) -> No
 
 
 def test_where_all_wait_for_their_gpus_no_host_is_accused() -> None:
-    found = blame_anybody([native(0, GPT, step=7), native(1, DEEPER, step=7), native(2, BACKWARD, step=6)])
-    assert found.facts.rank == 2
+    found = find_any_culprit([native(0, GPT, step=7), native(1, DEEPER, step=7), native(2, BACKWARD, step=6)])
+    assert found.snapshot.rank == 2
     assert found.why == "waits for its GPU, as all ranks do; no host is to blame"
     assert "flight_recorder" in found.fix
     assert bound(0).doing() == "waits for its GPU"
@@ -187,34 +191,34 @@ def test_an_evaluation_that_others_are_still_at_is_no_hang_of_those_that_are_thr
 
 
 def test_only_ranks_whose_time_is_over_are_blamed() -> None:
-    assert guilty(facts(0, WAITS, phase=Phase.EVALUATION), facts(1, OWN, phase=Phase.EVALUATION), overdue=[0]) == []
+    assert guilty(snapshot(0, WAITS, phase=Phase.EVALUATION), snapshot(1, OWN, phase=Phase.EVALUATION), overdue=[0]) == []
 
 
 def test_a_stuck_loader_worker_is_blamed_with_what_it_reads() -> None:
-    worker = Worker(pid=7, state="T", reads="samples 3 to 5")
-    (found,) = blame([facts(0, WAITS), facts(1, OWN, phase=Phase.DATA, workers=[worker])], [0, 1])
-    assert found.facts.rank == 1
+    worker = LoaderWorker(pid=7, state="T", reads="samples 3 to 5")
+    (found,) = find_culprits([snapshot(0, WAITS), snapshot(1, OWN, phase=Phase.DATA, workers=[worker])], [0, 1])
+    assert found.snapshot.rank == 1
     assert found.why == "waits for its loader worker (pid 7), which is stopped while it reads samples 3 to 5"
-    assert "phase data" in to_failure([found], [found.facts], key="cluster.step_timeout_s", limit_s=3).message
+    assert "phase data" in to_failure([found], [found.snapshot], key="cluster.step_timeout_s", limit_s=3).message
 
 
 def test_where_all_wait_the_one_in_another_place_is_named() -> None:
-    assert blame_anybody([facts(0, WAITS), facts(1, BACKWARD), facts(2, WAITS)]).facts.rank == 1
+    assert find_any_culprit([snapshot(0, WAITS), snapshot(1, BACKWARD), snapshot(2, WAITS)]).snapshot.rank == 1
 
 
 def test_beats_and_stacks_are_read_from_another_process() -> None:
     code = """
 import time
 from ddp_train.system import stack_dump as stacks
-from ddp_train.watchdog.heartbeat import Heart
-from ddp_train.phase import Phase, Pulse
-heart, pulse = Heart(), Pulse()
+from ddp_train.watchdog.heartbeat import HeartbeatWriter
+from ddp_train.phase import Phase, PhaseTracker
+writer, tracker = HeartbeatWriter(), PhaseTracker()
 stacks.answer()
 stacks.Note().write("the samples 3 to 5")
-heart.follow(pulse)
-pulse.enter(Phase.DATA, 4)
-pulse.enter(Phase.SAVE, 5)
-pulse.see_device(3, is_awaited=True)
+writer.follow(tracker)
+tracker.enter(Phase.DATA, 4)
+tracker.enter(Phase.SAVE, 5)
+tracker.see_device(3, is_awaited=True)
 def linger():
     print("ready", flush=True) or time.sleep(60)
 linger()
@@ -222,10 +226,10 @@ linger()
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        beat = Beats(process.pid).last(since=0.0)
-        assert (beat.phase, beat.step, beat.first_step, beat.has_taken_a_step) == (Phase.SAVE, 5, 4, True)
-        assert (beat.device_step, beat.waits_for_device) == (3, True)
-        assert Beats(process.pid).last(since=time.monotonic()).phase is Phase.START  # of a job before
+        heartbeat = HeartbeatReader(process.pid).last(since=0.0)
+        assert (heartbeat.phase, heartbeat.step, heartbeat.first_step, heartbeat.has_taken_a_step) == (Phase.SAVE, 5, 4, True)
+        assert (heartbeat.device_step, heartbeat.waits_for_device) == (3, True)
+        assert HeartbeatReader(process.pid).last(since=time.monotonic()).phase is Phase.START  # of a job before
         frames = stack_dump.main_thread(stack_dump.ask([process.pid])[process.pid])
         assert [frame.name for frame in frames] == ["<module>", "linger"]
         assert stack_dump.note_of(process.pid) == "the samples 3 to 5"
@@ -267,11 +271,11 @@ def test_a_process_that_has_not_registered_is_not_asked() -> None:
 
 
 def test_a_beat_costs_little() -> None:
-    heart, pulse = Heart(), Pulse()
-    heart.follow(pulse)
+    heartbeat, tracker = HeartbeatWriter(), PhaseTracker()
+    heartbeat.follow(tracker)
     started = time.perf_counter()
     for step in range(10_000):
-        pulse.enter(Phase.STEP, step)
+        tracker.enter(Phase.STEP, step)
     assert (time.perf_counter() - started) / 10_000 < 50e-6  # it takes 1 us; the limit is for a busy machine
 
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.watchdog.__main__ import _Job
 from ddp_train.watchdog.flight_recorder import FlightRecorder, Request
-from ddp_train.watchdog.request import Orders
+from ddp_train.watchdog.request import WatchRequest
 
 RANK = """
 import os, sys, threading, time
 from pathlib import Path
 from ddp_train.system import stack_dump as stacks
 from ddp_train.watchdog.flight_recorder import FlightRecorder
-from ddp_train.run_folder.paths import RunDir
+from ddp_train.run_folder.paths import RunFolder
 
 def be_torch():  # as the monitor thread of ProcessGroupNCCL does; it looks once a second
     pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "3.pipe"
@@ -34,7 +34,7 @@ def be_torch():  # as the monitor thread of ProcessGroupNCCL does; it looks once
             Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "3").write_text("the last collectives")
 
 stacks.answer()
-first, second = RunDir(Path(sys.argv[1])), RunDir(Path(sys.argv[2]))
+first, second = RunFolder(Path(sys.argv[1])), RunFolder(Path(sys.argv[2]))
 recorder = FlightRecorder(3, first)
 os.environ.update(recorder.environment)
 threading.Thread(target=be_torch, daemon=True).start()
@@ -46,7 +46,7 @@ time.sleep(60)
 
 
 def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(tmp_path: Path) -> None:
-    jobs = [RunDir(tmp_path / name) for name in ("first", "second")]
+    jobs = [RunFolder(tmp_path / name) for name in ("first", "second")]
     for job in jobs:
         job.logs.mkdir(parents=True)
     old = jobs[1].logs / "flight_recorder_rank_3"
@@ -55,10 +55,10 @@ def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(t
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert not Path(process.stdout.readline().strip()).exists()  # nothing is left behind, however the rank ends
-        orders = Orders(
+        orders = WatchRequest(
             pids={3: process.pid},
             world_size=1,
-            run_dir=str(jobs[1].root),
+            run_folder=str(jobs[1].root),
             start_timeout_s=0.1,
             step_timeout_s=0.1,
             uses_device=True,
@@ -77,9 +77,9 @@ def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(t
 def test_what_the_user_has_set_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "7")
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/mine/trace_")
-    run_dir = RunDir(tmp_path)
-    run_dir.logs.mkdir()
-    recorder = FlightRecorder(0, run_dir)
+    run_folder = RunFolder(tmp_path)
+    run_folder.logs.mkdir()
+    recorder = FlightRecorder(0, run_folder)
     assert set(recorder.environment) == {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"}
     folder = Path(recorder.environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]).parent
     assert folder.exists()
