@@ -2,8 +2,10 @@
 
 Components import what is here and not each other. They take plain keyword arguments and know nothing of Hydra. Of ranks only the
 strategy and the loss scaler are told, of the run's folder only metric writers. What has no protocol here is torch's own: a model is an
-`nn.Module`, an optimizer and a scheduler are torch's; a `Dataset` (data/dataset.py), an `IterableDataset` (data/stream.py) and a loss
-function (objective/loss.py) are adapted to what is here.
+`nn.Module`, an optimizer and a scheduler are torch's; a `Dataset` (loader/dataset_adapter.py), an `IterableDataset` (loader/stream.py) and
+a loss function (objective/loss.py) are adapted to what is here.
+
+Below the seams are what every side of them needs: a look into batches, and the module in which an objective with weights joins its model.
 
 Shapes: B samples, C channels, H height, W width, T tokens, V vocabulary, K classes.
 """
@@ -95,6 +97,21 @@ class Measured(Protocol):
         """The lengths of the N samples, shape [N]; in any unit."""
 
 
+class Sampler(Protocol):
+    """Which sample comes at which position of an epoch: a pure function of (seed, epoch, position), asked for any positions at once."""
+
+    seed: int
+    length: int
+    """Positions in an epoch."""
+    repeats: bool
+    """Whether a sample can come more than once in an epoch."""
+    window: int
+    """Consecutive positions that are only had together, from multiples of it on; 1 where each position stands alone."""
+
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        """Return the indices of the samples at `positions`, shape [n] -> [n]."""
+
+
 @runtime_checkable
 class Objective(Protocol):
     """What is minimised, and what is measured.
@@ -144,11 +161,24 @@ class Strategy(Protocol):
 
         Args:
             model: the model; with an objective that has weights of its own both in one module, whose forward takes a batch and returns the
-                loss (`interfaces.py`).
+                loss (`Joint`).
         """
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which backward keeps gradients local (all micro-batches of a step but the last)."""
+
+
+class Amp(Protocol):
+    """Automatic mixed precision: in which type forward computes, and whether the loss is scaled."""
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[None]:
+        """Return the context for forward and loss; for every micro-batch anew. Backward and evaluation metrics need none."""
+
+    def scaler(self, device: torch.device, world_size: int = 1) -> torch.amp.GradScaler:
+        """Return the loss scaler of a run; a disabled one, whose methods pass through, where losses are not scaled.
+
+        The loop multiplies the loss by the world size besides: the product of both is to be the same for any number of ranks.
+        """
 
 
 @runtime_checkable

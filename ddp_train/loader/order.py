@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_train.hashing import GOLDEN, mix
-from ddp_train.interfaces import Indices
-from ddp_train.loader.sampler import Sampler
+from ddp_train.interfaces import Indices, Sampler
 
 _AHEAD = 1 << 14  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a first batch in 1 ms
 

@@ -8,7 +8,7 @@ Shapes: N samples in the data set, C classes that have samples, n positions.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,26 +16,11 @@ from numpy.typing import NDArray
 
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import GOLDEN, mix
-from ddp_train.interfaces import DataSource, Indices, Labelled, Measured
+from ddp_train.interfaces import DataSource, Indices, Labelled, Measured, Sampler
 from ddp_train.loader.dataset_adapter import DatasetSource
 from ddp_train.loader.permutation import Permutation, permute_each
 
 _WEIGHTED, _CLASSES, _MEMBERS, _BATCHES = 1, 2, 3, 4  # what a key is for; the shuffle's own has no such number
-
-
-class Sampler(Protocol):
-    """What `SampleOrder` takes."""
-
-    seed: int
-    length: int
-    """Positions in an epoch."""
-    repeats: bool
-    """Whether a sample can come more than once in an epoch."""
-    window: int
-    """Consecutive positions that are only had together, from multiples of it on; 1 where each position stands alone."""
-
-    def __call__(self, epoch: int, positions: Indices) -> Indices:
-        """Return the indices of the samples at `positions`, shape [n] -> [n]."""
 
 
 class Shuffled:

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ddp_train.amp import Amp
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.schema import LOADER_KEYS
 from ddp_train.config.target import accepts, locate
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import DataSource, Joint, Objective, Predicting, Resident, Strategy
+from ddp_train.interfaces import Amp, DataSource, Joint, Objective, Predicting, Resident, Strategy
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.loader.order import SampleOrder

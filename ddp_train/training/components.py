@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ddp_train.amp import Amp
-from ddp_train.interfaces import Batch, Joint, Objective, Strategy
+from ddp_train.interfaces import Amp, Batch, Joint, Objective, Strategy
 from ddp_train.loader.loader import Evaluation, Loader
 
 

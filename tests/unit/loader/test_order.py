@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ddp_train.interfaces import Indices
+from ddp_train.interfaces import Indices, Sampler
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder, share
-from ddp_train.loader.sampler import Balanced, Bucketed, Sampler, Shuffled, Weighted
+from ddp_train.loader.sampler import Balanced, Bucketed, Shuffled, Weighted
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 

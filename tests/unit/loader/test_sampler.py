@@ -18,11 +18,11 @@ from torch import Tensor
 from ddp_train.config.check import ConfigErrors
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.interfaces import Indices, Labelled
+from ddp_train.interfaces import Indices, Labelled, Sampler
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
-from ddp_train.loader.sampler import Balanced, Bucketed, Sampler, Shuffled, Weighted, read_weights, sampler_from
+from ddp_train.loader.sampler import Balanced, Bucketed, Shuffled, Weighted, read_weights, sampler_from
 from tests.unit.parts import checked, components
 
 quick = settings(max_examples=50, deadline=None, derandomize=True, database=None)
