@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_train.system.process import pid_namespace, start_of
+
 STARTED = time.time()
 """When this process began, in seconds since the epoch; about: when this module was imported."""
 
@@ -86,9 +88,9 @@ def _file_of(agent: int) -> Path:
     here = _here()
     for file in folder.glob(f"{here}_*"):
         pid, _, start = file.name.removeprefix(f"{here}_").partition("_")
-        if pid.isdigit() and _start_time(int(pid)) != start:
+        if pid.isdigit() and start_of(int(pid)) != start:
             file.unlink(missing_ok=True)
-    return folder / f"{here}_{agent}_{_start_time(agent)}"
+    return folder / f"{here}_{agent}_{start_of(agent)}"
 
 
 def _restarts() -> int:
@@ -97,23 +99,4 @@ def _restarts() -> int:
 
 def _here() -> str:
     """Name this machine and its process numbers: containers may share a temporary directory, and each counts from 1."""
-    try:
-        numbers = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        numbers = 0
-    return f"{socket.gethostname()}_{numbers}"
-
-
-def _start_time(pid: int) -> str:
-    """Return when a process began, so that a number given out again is not mistaken for it; "" when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]  # in clock ticks since the machine started
-    except OSError:
-        pass
-    if Path("/proc/self").exists():
-        return ""
-    try:  # no /proc: macOS
-        os.kill(pid, 0)
-    except OSError:
-        return ""
-    return "0"
+    return f"{socket.gethostname()}_{pid_namespace()}"

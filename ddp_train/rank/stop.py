@@ -35,7 +35,7 @@ from torch.distributed import DistError, DistStoreError, PrefixStore, Store
 
 from ddp_train.distributed.world import World
 from ddp_train.run_folder import failure
-from ddp_train.system.process import STOP_SIGNALS, is_alive
+from ddp_train.system.process import STOP_SIGNALS, is_alive, pid_namespace
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Stop:
         self._deciding = Lock()  # held by the thread that lets all leave, so that training cannot begin meanwhile
         self._said: Callable[[], str] | None = None
         self._is_lost = False
-        machine = (socket.gethostname(), _pid_namespace(), os.environ.get("GROUP_RANK", "0"))
+        machine = (socket.gethostname(), pid_namespace(), os.environ.get("GROUP_RANK", "0"))
         self._neighbours = {  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
             rank: pid for rank, (where, pid) in enumerate(world.gather((machine, os.getpid()))) if where == machine and rank != world.rank
         }
@@ -331,13 +331,6 @@ def _wait_for(store: Store, key: str) -> str:
         except DistStoreError:
             if time.monotonic() - started < _PATIENCE.total_seconds() / 2:
                 raise  # not the time-out
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 def _end(code: int) -> None:

@@ -25,6 +25,7 @@ from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
 from ddp_train.run_folder import failure
 from ddp_train.system import devices
+from ddp_train.system.process import is_alive
 
 GROUP_VARIABLE = "DDP_TRAIN_GROUP"
 """The environment variable in which members find the folder of their group: `socket`, and `run_folder`, the folder of the job at hand."""
@@ -210,7 +211,7 @@ def _make_folder() -> Path:
         temporary = Path("/tmp")
     for left in temporary.glob("ddp_train_group_*"):
         with contextlib.suppress(OSError, ValueError):
-            if left.stat().st_uid == os.getuid() and not Path(f"/proc/{int(left.name.split('_')[3])}").exists():
+            if left.stat().st_uid == os.getuid() and not is_alive(int(left.name.split("_")[3])):
                 shutil.rmtree(left)
     return Path(tempfile.mkdtemp(prefix=f"ddp_train_group_{os.getpid()}_", dir=temporary))
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ddp_train.errors import ConfigError
 from ddp_train.redaction import redact
+from ddp_train.system.process import boot_id, is_alive
 
 REFRESH_S = 10.0
 HOLDER = ".holder.json"
@@ -210,14 +211,11 @@ def _is_on_this_machine(holder: Holder | None) -> bool:
 
 
 def _is_alive(holder: Holder | None) -> bool:
-    return holder is not None and _is_on_this_machine(holder) and holder.pid != os.getpid() and Path(f"/proc/{holder.pid}").exists()
+    return holder is not None and _is_on_this_machine(holder) and holder.pid != os.getpid() and is_alive(holder.pid)
 
 
 def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
+    return boot_id() or socket.gethostname()
 
 
 def _is_shared(folder: Path) -> bool:

@@ -1,4 +1,7 @@
-"""Ties between processes: nothing of ours outlives the process that started it."""
+"""Processes: ties between them, so that nothing of ours outlives the process that started it, and what the kernel says of them.
+
+The only reader of /proc/PID. Without it (macOS) little is known of other processes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +29,7 @@ RANK_VARIABLE = "DDP_TRAIN_RANK"
 """The environment variable in which the server that loader workers are forked from finds its rank's pid."""
 
 _PR_SET_PDEATHSIG = 1
+_HAS_PROC = Path("/proc/self/stat").exists()
 
 
 def be_private() -> None:
@@ -79,18 +84,32 @@ def _at_death_of_parent(number: int) -> None:
 
 def state_of(pid: int) -> str:
     """Return the letter for a process's state (R, S, D: waits inside the kernel, T or t: stopped, Z: ended); "" when it is gone."""
-    return _facts(pid)[0]
+    return _stat(pid)[0]
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process has not ended; without /proc nobody is known to be gone."""
-    return state_of(pid) not in ("", "Z", "X") or not Path("/proc/self/stat").exists()
+    """Tell whether a process has not ended."""
+    return state_of(pid) not in ("", "Z", "X") if _HAS_PROC else _has_number(pid)
 
 
 def exit_code_of(pid: int) -> int | None:
     """Return the exit code (negative: the signal) of a process that has ended and that its parent has not asked yet; else None."""
-    facts = _facts(pid)
-    return os.waitstatus_to_exitcode(int(facts[49])) if facts[0] in ("Z", "X") and len(facts) > 49 else None
+    stat = _stat(pid)
+    return os.waitstatus_to_exitcode(int(stat[49])) if stat[0] in ("Z", "X") and len(stat) > 49 else None
+
+
+def parent_of(pid: int) -> int:
+    """Return the pid of a process's parent; 0 when the process is gone."""
+    stat = _stat(pid)
+    return int(stat[1]) if len(stat) > 1 else 0
+
+
+def start_of(pid: int) -> str:
+    """Return when a process began, so that a number given out again is not mistaken for it; "" when it is gone."""
+    stat = _stat(pid)
+    if len(stat) > 19:
+        return stat[19]  # in clock ticks since the machine started
+    return "0" if not _HAS_PROC and _has_number(pid) else ""
 
 
 def descendants(pid: int) -> list[int]:
@@ -105,12 +124,59 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _facts(pid: int) -> list[str]:
+def open_files(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield the open files of a process: a path that opens the same file here, and the file's name; nothing when it is gone."""
+    with suppress(OSError):
+        for number in sorted(map(int, os.listdir(f"/proc/{pid}/fd"))):
+            with suppress(OSError):  # closed meanwhile
+                yield (path := descriptor_path(number, pid)), os.readlink(path)
+
+
+def descriptor_path(number: int, pid: int | str = "self") -> str:
+    """Return a path that leads to an open file or folder of a process, by its descriptor."""
+    return f"/proc/{pid}/fd/{number}"
+
+
+def handles_signal(pid: int, number: int) -> bool:
+    """Tell whether a process has a handler for a signal, which would end it otherwise."""
+    try:
+        handled = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return handled is not None and bool(int(handled[1], 16) >> (number - 1) & 1)
+
+
+def pid_namespace() -> int:
+    """Return what tells apart the containers of one machine, each of which counts its processes from 1; 0 where there are none."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def boot_id() -> str:
+    """Return the name of this machine's life since it was started; "" where the kernel gives none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the state on."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # also when it ends while we read
         return [""]
+
+
+def _has_number(pid: int) -> bool:
+    """Tell whether any process has this number: all that can be known without /proc (macOS)."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _become(work: Callable[[], int], parent: int) -> NoReturn:

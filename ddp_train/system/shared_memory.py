@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-IS_SUPPORTED = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+from ddp_train.system.process import open_files
+
+IS_SUPPORTED = hasattr(os, "memfd_create") and any(open_files(os.getpid()))
 
 
 def create(name: str) -> int:
@@ -18,9 +20,8 @@ def create(name: str) -> int:
 
 def open_of(pid: int, name: str) -> int | None:
     """Return a descriptor to read another process's file with; None: it has none of that name, or has ended."""
-    with suppress(OSError):
-        for number in sorted(map(int, os.listdir(f"/proc/{pid}/fd"))):
+    for path, file in open_files(pid):
+        if file.startswith(f"/memfd:{name} "):
             with suppress(OSError):  # closed meanwhile
-                if os.readlink(f"/proc/{pid}/fd/{number}").startswith(f"/memfd:{name} "):
-                    return os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     return None

@@ -12,10 +12,10 @@ import re
 import signal
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from traceback import FrameSummary
 
 from ddp_train.system import shared_memory
+from ddp_train.system.process import handles_signal
 
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
 _SIGNAL_TO_PYTHON = _SIGNAL + 1
@@ -61,7 +61,7 @@ def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
     """Return the stacks of all threads as faulthandler writes them, by pid; processes that cannot answer are left out."""
     files, sizes = {}, {}
     for pid in pids:
-        if _catches(pid, _SIGNAL) and (descriptor := shared_memory.open_of(pid, _STACKS)) is not None:
+        if handles_signal(pid, _SIGNAL) and (descriptor := shared_memory.open_of(pid, _STACKS)) is not None:
             files[pid], sizes[pid] = descriptor, [os.fstat(descriptor).st_size]
             os.kill(pid, _SIGNAL)
     deadline = time.monotonic() + within_s
@@ -84,7 +84,9 @@ def in_native_code(pids: Iterable[int], *, within_s: float = 0.5) -> set[int]:
     Python runs its signal handlers between bytecodes, and where it waits itself: for a lock, a socket, the end of a sleep. Who can tell
     nothing of this is left out.
     """
-    files = {pid: file for pid in pids if _catches(pid, _SIGNAL_TO_PYTHON) and (file := shared_memory.open_of(pid, _ANSWERS)) is not None}
+    files = {
+        pid: file for pid in pids if handles_signal(pid, _SIGNAL_TO_PYTHON) and (file := shared_memory.open_of(pid, _ANSWERS)) is not None
+    }
     sizes = {pid: os.fstat(file).st_size for pid, file in files.items()}
     for pid in files:
         os.kill(pid, _SIGNAL_TO_PYTHON)
@@ -106,12 +108,3 @@ def main_thread(text: str) -> list[FrameSummary]:
     # The kernel gives a signal to the main thread unless that blocks it; and faulthandler writes the oldest thread last.
     chosen = next((part for part in threads if part.startswith("Current")), threads[-1])
     return [FrameSummary(file, int(line), name) for file, line, name in reversed(_FRAME.findall(chosen))]
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Tell whether a process has registered: the signal would end any other."""
-    try:
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    except OSError:
-        return False
-    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)

@@ -21,7 +21,7 @@ from pathlib import Path
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import stack_dump
-from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, state_of
+from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, parent_of, state_of
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.watchdog.diagnosis import (
     ERROR,
@@ -124,7 +124,7 @@ class _Job:
         """Tell whether somebody has stopped all of the job here: not a hang of one rank. One rank alone: with its parent."""
         states = [state_of(pid) for pid in pids]
         if len(pids) == 1:
-            states.append(state_of(_parent(pids[0])))
+            states.append(state_of(parent_of(pids[0])))
         return all(state in STOPPED for state in states)
 
     def _snapshot(self, rank: int, pid: int, heartbeat: Heartbeat, still_s: float, text: str, is_in_native_code: bool) -> RankSnapshot:
@@ -180,13 +180,6 @@ class _Job:
         if is_first and self._request.shows and is_last_attempt():
             with suppress(OSError):  # nobody reads it
                 print(found.screen(self._run_dir), file=sys.stderr, flush=True)
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 def _kill(pids: Sequence[int]) -> None:

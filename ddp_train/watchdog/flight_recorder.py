@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.process import descriptor_path, open_files
 
 _FILE = "flight_recorder_rank_"  # torch adds the rank, here and to the pipe
 _PIPE = "ddp_train_flight_recorder_"
@@ -46,7 +47,7 @@ class FlightRecorder:
         ours = {
             "TORCH_FR_BUFFER_SIZE": _COLLECTIVES,
             "TORCH_NCCL_TRACE_BUFFER_SIZE": _COLLECTIVES,  # older versions of torch make the pipe only where they find this one
-            "TORCH_FR_DUMP_TEMP_FILE": f"/proc/self/fd/{self._logs}/{_FILE}",
+            "TORCH_FR_DUMP_TEMP_FILE": f"{descriptor_path(self._logs)}/{_FILE}",
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # without it the pipe is looked at every eight minutes
             "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(self._pipes / _PIPE),
         }
@@ -115,11 +116,7 @@ def _written(file: Path) -> tuple[int, int]:
     return facts.st_size, facts.st_mtime_ns
 
 
-def _pipe(pid: int, rank: int) -> Path | None:
+def _pipe(pid: int, rank: int) -> str | None:
     """Return where the pipe of a rank can be opened."""
-    with suppress(OSError):
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
-                if Path(os.readlink(descriptor).removesuffix(" (deleted)")).name == f"{_PIPE}{rank}.pipe":
-                    return descriptor
-    return None
+    names = (f"{_PIPE}{rank}.pipe", f"{_PIPE}{rank}.pipe (deleted)")
+    return next((path for path, file in open_files(pid) if os.path.basename(file) in names), None)

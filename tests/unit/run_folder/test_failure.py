@@ -11,7 +11,6 @@ import torch
 
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.process import oom_kills
 
 
 def test_ranks_that_did_the_same_share_a_line_and_many_lines_are_cut() -> None:
@@ -61,21 +60,6 @@ def test_the_out_of_memory_killer_is_named_where_the_kernel_counts_it(was_out_of
     assert found.error == "SIGKILL"
     assert said in found.message
     assert bool(found.fix) == (was_out_of_memory is not False)
-
-
-def test_the_kernels_count_is_read_in_both_versions_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {
-        "/proc/self/cgroup": "4:memory:/job\n0::/other\n",
-        "/sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
-        "/sys/fs/cgroup/other/memory.events": "low 0\noom 2\noom_kill 5\noom_group_kill 0\n",
-    }
-    monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) in files)
-    assert oom_kills() == 3
-    del files["/sys/fs/cgroup/memory/job/memory.oom_control"]
-    assert oom_kills() == 5
-    del files["/sys/fs/cgroup/other/memory.events"]
-    assert oom_kills() is None
 
 
 def test_the_last_words_of_a_rank_are_those_of_this_attempt(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""What the kernel says of processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_train.system.process import (
+    descriptor_path,
+    handles_signal,
+    is_alive,
+    oom_kills,
+    open_files,
+    parent_of,
+    pid_namespace,
+    start_of,
+)
+
+
+@pytest.fixture
+def child() -> subprocess.Popen[str]:
+    """Start a process that handles SIGUSR1 and ends when it is told to."""
+    code = "import signal; signal.signal(signal.SIGUSR1, lambda *_: None); print(flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_a_process_is_known_until_it_is_gone(child: subprocess.Popen[str]) -> None:
+    assert is_alive(child.pid)
+    assert parent_of(child.pid) == os.getpid()
+    assert handles_signal(child.pid, signal.SIGUSR1)
+    assert not handles_signal(child.pid, signal.SIGUSR2)
+    assert int(start_of(child.pid)) >= int(start_of(os.getpid())) > 0
+    assert pid_namespace() > 0
+    child.communicate("\n")
+    assert not is_alive(child.pid)
+    assert (parent_of(child.pid), start_of(child.pid), list(open_files(child.pid))) == (0, "", [])
+    assert not handles_signal(child.pid, signal.SIGUSR1)
+
+
+def test_an_open_file_is_found_by_its_name_and_can_be_opened(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    with file.open("w") as stream:
+        stream.write("here")
+        stream.flush()
+        file.unlink()
+        (path,) = [path for path, name in open_files(os.getpid()) if name == f"{file} (deleted)"]
+        assert path == descriptor_path(stream.fileno(), os.getpid())
+        assert Path(path).read_text() == "here"
+
+
+def test_the_kernels_count_is_read_in_both_versions_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/self/cgroup": "4:memory:/job\n0::/other\n",
+        "/sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+        "/sys/fs/cgroup/other/memory.events": "low 0\noom 2\noom_kill 5\noom_group_kill 0\n",
+    }
+    monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) in files)
+    assert oom_kills() == 3
+    del files["/sys/fs/cgroup/memory/job/memory.oom_control"]
+    assert oom_kills() == 5
+    del files["/sys/fs/cgroup/other/memory.events"]
+    assert oom_kills() is None
