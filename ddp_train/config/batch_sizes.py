@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_train.config.cluster import most_nodes
 from ddp_train.errors import ConfigError
-from ddp_train.system import devices
+from ddp_train.system import devices, torchrun_env
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
@@ -45,7 +45,7 @@ def derive_batch_sizes(
         ]
     world_size = nodes * devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
     if is_torchrun_worker():
-        world_size, started = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        world_size, started = torchrun_env.world_size(), torchrun_env.local_world_size()
         if cluster["processes_per_node"] not in (None, started):
             return None, [
                 ConfigError(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ddp_train.errors import ConfigError
 from ddp_train.redaction import reveal
+from ddp_train.system import torchrun_env
 
 _Value = TypeVar("_Value")
 
@@ -35,7 +36,6 @@ _VARIABLES = {
     "processes_per_node": ("PET_NPROC_PER_NODE",),
 }
 _ADDRESS = (("PET_MASTER_ADDR", "PET_MASTER_PORT"), ("MASTER_ADDR", "MASTER_PORT"))
-_SET_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ def check_environment(cluster: Mapping[str, Any]) -> Iterator[ConfigError]:
         key = f"cluster.env.{name}"
         if not str(name).replace("_", "").isalnum():
             yield ConfigError(key=key, happened="is no name of an environment variable", expected="letters, digits and _")
-        elif name in _SET_BY_TORCHRUN:
+        elif name in torchrun_env.VARIABLES:
             yield ConfigError(key=key, happened="is set by torchrun, for each rank", expected="no such key")
         elif isinstance(value, (dict, list)):
             yield ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true or false; null to leave it alone")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from contextlib import suppress
 from datetime import timedelta
@@ -10,6 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
+from ddp_train.system import torchrun_env
 from ddp_train.system.network import is_address
 
 _TIMEOUT = timedelta(minutes=10)
@@ -17,17 +17,17 @@ _TIMEOUT = timedelta(minutes=10)
 
 def join_store() -> dist.Store:
     """Return the store in which the ranks meet, as torchrun's environment says."""
-    address = os.environ["MASTER_ADDR"]
-    if os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and is_address(address):
+    address = torchrun_env.store_host()
+    if torchrun_env.rank() == 0 and not torchrun_env.agent_serves_store() and is_address(address):
         with suppress(OSError):  # not an address of this machine: behind a router that translates, say
-            return serve_store(address, int(os.environ["MASTER_PORT"]))
+            return serve_store(address, torchrun_env.store_port())
     store: dist.Store = next(dist.rendezvous("env://", timeout=_TIMEOUT))[0]
     return store
 
 
 def join_store_again(prefix: str) -> dist.Store:
     """Connect once more to the store that another process of this rank has joined."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address, port = torchrun_env.store_host(), torchrun_env.store_port()
     return dist.PrefixStore(prefix, dist.TCPStore(address, port, is_master=False, timeout=_TIMEOUT))
 
 

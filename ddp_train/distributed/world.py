@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_train.errors import UserError
+from ddp_train.system import torchrun_env
 from ddp_train.system.network import address_towards, interface_of
 
 _TIMEOUT = timedelta(minutes=10)
@@ -129,7 +130,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
     Raises:
         UserError: this node has fewer GPUs than processes.
     """
-    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    local_rank, local_size = torchrun_env.local_rank(), torchrun_env.local_world_size()
     if device == "cuda":
         if torch.cuda.device_count() < local_size:
             raise UserError(
@@ -173,9 +174,9 @@ def _reach_out(store: dist.Store) -> None:
     Args:
         store: where the machines tell each other their addresses: the one that MASTER_ADDR names has no route to it.
     """
-    node, nodes = int(os.environ["GROUP_RANK"]), int(os.environ["GROUP_WORLD_SIZE"])
-    address = address_towards(os.environ["MASTER_ADDR"])
-    if os.environ["LOCAL_RANK"] == "0":
+    node, nodes = torchrun_env.node_rank(), torchrun_env.num_nodes()
+    address = address_towards(torchrun_env.store_host())
+    if torchrun_env.local_rank() == 0:
         store.set(f"address/{node}", address)  # also where the environment names an interface: others wait for it
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_train.system.process import pid_namespace, start_of
+from ddp_train.system.torchrun_env import restart_count
 
 STARTED = time.time()
 """When this process began, in seconds since the epoch; about: when this module was imported."""
@@ -44,7 +45,7 @@ def remember(folder: Path) -> None:
         file = _file_of(os.getppid())
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as stream:
-            json.dump({"folder": str(folder), "restarts": _restarts(), "started": started}, stream)
+            json.dump({"folder": str(folder), "restarts": restart_count(), "started": started}, stream)
         temporary.replace(file)
     except OSError as error:
         print(f"a restart would begin a new run, because this one cannot be noted in {tempfile.gettempdir()}: {error}", file=sys.stderr)
@@ -68,7 +69,7 @@ def run_started() -> float:
 
 def has_failed(memory: RestartNote | None) -> bool:
     """Tell whether a failure here has started the ranks again, and not a machine that came or went."""
-    return memory is not None and _restarts() > memory.restarts
+    return memory is not None and restart_count() > memory.restarts
 
 
 def forget() -> None:
@@ -91,10 +92,6 @@ def _file_of(agent: int) -> Path:
         if pid.isdigit() and start_of(int(pid)) != start:
             file.unlink(missing_ok=True)
     return folder / f"{here}_{agent}_{start_of(agent)}"
-
-
-def _restarts() -> int:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _here() -> str:

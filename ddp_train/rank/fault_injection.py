@@ -30,6 +30,7 @@ from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.torchrun_env import restart_count
 from ddp_train.training.components import Components
 
 logger = logging.getLogger(__name__)
@@ -55,8 +56,7 @@ def inject(faults: Sequence[Mapping[str, Any]], tracker: PhaseTracker, component
             f"debug    {len(faults)} fault{'s' if len(faults) > 1 else ''} to inject: {', '.join(each['kind'] for each in faults)}",
             flush=True,
         )
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    ours = [FaultConfig(**each) for each in faults if each["rank"] == world.rank and each["attempt"] in (attempt, EVERY_ATTEMPT)]
+    ours = [FaultConfig(**each) for each in faults if each["rank"] == world.rank and each["attempt"] in (restart_count(), EVERY_ATTEMPT)]
     if ours:
         tracker.listen(_Injector(ours, components, run_folder))
 

@@ -30,6 +30,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.warm_group import GROUP_VARIABLE
+from ddp_train.system import torchrun_env
 
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
@@ -72,7 +73,7 @@ class Group:
 
     def __init__(self, run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]) -> None:
         self._run_command, self._resume_command = run, resume
-        self._rank, self._size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._rank, self._size = torchrun_env.rank(), torchrun_env.world_size()
         self._leader: Leader | None = None
         self._is_announced = False
         self._final_code: int | None = None  # of the attempt before, after which there is nothing to try again
@@ -182,7 +183,7 @@ class Group:
 
 def _serve_jobs(place: str, next_job: Callable[[], Job | None], report: Callable[[int], None], remark: str) -> None:
     """Run jobs one after another, each as if it were the first (a `member.RunJobs`)."""
-    rank = Rank(join_store_again(place), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), remark=remark)
+    rank = Rank(join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
     baseline = Baseline()
     while (job := next_job()) is not None:
         exit_code = rank.run(job)

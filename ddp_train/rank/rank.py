@@ -31,7 +31,7 @@ from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import Notes, begin, end
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system import shared_memory, stack_dump
+from ddp_train.system import shared_memory, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.files import write_json
 from ddp_train.system.process import exit_code_of
@@ -152,9 +152,9 @@ def _pids_of_node(store: Store, rank: int) -> dict[int, int]:
     """Return rank -> pid of this node's ranks on local rank 0; {} on the others, and where a process cannot see what another one does."""
     stack_dump.answer()  # before anybody knows this process: whoever does may ask for its stacks
     store.set(f"watch/{rank}", str(os.getpid()))
-    if int(os.environ["LOCAL_RANK"]) != 0 or not shared_memory.IS_SUPPORTED:
+    if torchrun_env.local_rank() != 0 or not shared_memory.IS_SUPPORTED:
         return {}
-    ranks = range(rank, rank + int(os.environ["LOCAL_WORLD_SIZE"]))  # torchrun counts a node's ranks one after another
+    ranks = range(rank, rank + torchrun_env.local_world_size())  # torchrun counts a node's ranks one after another
     store.wait([f"watch/{each}" for each in ranks], _MEET_WITHIN)
     return {each: int(store.get(f"watch/{each}")) for each in ranks}
 

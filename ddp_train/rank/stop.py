@@ -36,6 +36,7 @@ from torch.distributed import DistError, DistStoreError, PrefixStore, Store
 from ddp_train.distributed.world import World
 from ddp_train.run_folder import failure
 from ddp_train.system.process import STOP_SIGNALS, is_alive, pid_namespace
+from ddp_train.system.torchrun_env import node_rank
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Stop:
         self._deciding = Lock()  # held by the thread that lets all leave, so that training cannot begin meanwhile
         self._said: Callable[[], str] | None = None
         self._is_lost = False
-        machine = (socket.gethostname(), pid_namespace(), os.environ.get("GROUP_RANK", "0"))
+        machine = (socket.gethostname(), pid_namespace(), node_rank())
         self._neighbours = {  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
             rank: pid for rank, (where, pid) in enumerate(world.gather((machine, os.getpid()))) if where == machine and rank != world.rank
         }
