@@ -9,8 +9,8 @@ import signal
 import sys
 
 from ddp_train.errors import FAILED
-from ddp_train.system import terminal
-from ddp_train.system.process import AGENT_VARIABLE, be_private, die_with_parent
+from ddp_train.system import handover, terminal
+from ddp_train.system.process import be_private, die_with_parent
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
@@ -22,7 +22,7 @@ def main() -> None:
         # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
-        die_with_parent(int(os.environ.pop(AGENT_VARIABLE, "0")))
+        die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
         gc.disable()  # what these imports make stays: to look through it again and again takes a fifth of their time
         from ddp_train.cli import main as cli
         from ddp_train.rank import main as rank

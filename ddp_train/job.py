@@ -12,9 +12,6 @@ from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.check import RunConfig
 from ddp_train.run_folder.paths import RunFolder
 
-JOB_VARIABLE = "DDP_TRAIN_JOB"
-"""The environment variable in which an agent's ranks find the job that was composed for them."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from ddp_train.errors import INTERRUPTED, TERMINATED
-from ddp_train.launch.restart_note import STARTED, STARTED_VARIABLE
+from ddp_train.launch.restart_note import STARTED
 from ddp_train.launch.signals import stop_signals
-from ddp_train.system import devices
-from ddp_train.system.process import AGENT_VARIABLE, fork
+from ddp_train.system import devices, handover
+from ddp_train.system.process import fork
 
 
 def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
@@ -51,7 +51,7 @@ def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
 
     def be_agent() -> int:
         os.setsid()  # Ctrl-C on the terminal reaches the parent alone, which tells us once
-        os.environ.update({**environment, AGENT_VARIABLE: str(os.getpid()), STARTED_VARIABLE: str(STARTED)})
+        os.environ.update({**environment, handover.AGENT: str(os.getpid()), handover.STARTED: str(STARTED)})
         from ddp_train.launch.agent import main as agent  # imports torch: in this process only
 
         return agent.main(arguments)

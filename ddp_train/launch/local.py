@@ -7,10 +7,10 @@ from contextlib import suppress
 
 from ddp_train.config.cluster import ALONE, environment_of, max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, STOPPED, TERMINATED
-from ddp_train.job import JOB_VARIABLE, Job
+from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.run_folder.attempts import count_failure, forget
-from ddp_train.system import devices
+from ddp_train.system import devices, handover
 from ddp_train.system.files import write_json
 
 
@@ -31,7 +31,7 @@ def run(job: Job) -> int:
     before = job.run_folder.read_result()
     code = run_agent(
         [*arguments, "-m", "ddp_train"],
-        environment=rank_environment(processes, cluster["threads_per_process"]) | environment_of(cluster) | {JOB_VARIABLE: job.to_json()},
+        environment=rank_environment(processes, cluster["threads_per_process"]) | environment_of(cluster) | {handover.JOB: job.to_json()},
     )
     result = job.run_folder.read_result()
     if result.get("status") in STOPPED:  # rank 0 has said so, and how to continue

@@ -16,14 +16,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_train.system import handover
 from ddp_train.system.process import pid_namespace, start_of
 from ddp_train.system.torchrun_env import restart_count
 
 STARTED = time.time()
 """When this process began, in seconds since the epoch; about: when this module was imported."""
-
-STARTED_VARIABLE = "DDP_TRAIN_STARTED"
-"""The environment variable in which the ranks of our own agents find when `ddp-train` was typed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +59,8 @@ def recall() -> RestartNote | None:
 
 def run_started() -> float:
     """Return when the command of this rank's run was typed: as the launcher says, or, under a user's torchrun, the first attempt began."""
-    if STARTED_VARIABLE in os.environ:
-        return float(os.environ[STARTED_VARIABLE])
+    if handover.STARTED in os.environ:
+        return float(os.environ[handover.STARTED])
     earlier = recall()
     return earlier.started if earlier is not None else STARTED
 

@@ -3,11 +3,12 @@
 import ctypes
 import os
 
-from ddp_train.system.process import RANK_VARIABLE, die_with_parent
+from ddp_train.system import handover
+from ddp_train.system.process import die_with_parent
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
-_rank = os.environ.get(RANK_VARIABLE)
+_rank = os.environ.get(handover.LOADER_RANK)
 die_with_parent(int(_rank) if _rank else None)  # with the rank, also while it imports torch, and if it has gone already
 
 # A worker allocates the same batch again and again. Giving the memory back each time, as malloc does, costs more than filling it.

@@ -25,8 +25,8 @@ import torch
 
 from ddp_train.errors import UserError
 from ddp_train.loader.shared_batch import SharedBatch
-from ddp_train.system import stack_dump
-from ddp_train.system.process import RANK_VARIABLE, STOP_SIGNALS, die_with_parent
+from ddp_train.system import handover, stack_dump
+from ddp_train.system.process import STOP_SIGNALS, die_with_parent
 from ddp_train.system.terminal import outlive
 
 AHEAD = 2  # requests that each worker has been given
@@ -39,7 +39,7 @@ def start_server() -> None:
     It imports torch, which takes seconds: a rank calls this early, and opens its process group meanwhile.
     """
     forkserver.set_forkserver_preload(["ddp_train.loader.fork_server", "ddp_train.loader.loader"])
-    os.environ[RANK_VARIABLE] = str(os.getpid())
+    os.environ[handover.LOADER_RANK] = str(os.getpid())
     try:
         for ensure_running in (resource_tracker.ensure_running, forkserver.ensure_running):
             # An agent sends stop signals to the rank's whole process group; the rank reads on until it stops. Blocked signals stay so in
@@ -48,7 +48,7 @@ def start_server() -> None:
             ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        del os.environ[RANK_VARIABLE]
+        del os.environ[handover.LOADER_RANK]
 
 
 class WorkerDied(Exception):

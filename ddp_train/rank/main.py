@@ -19,18 +19,17 @@ from typing import Any
 from ddp_train.distributed import attempt as rendezvous
 from ddp_train.distributed.store import join_store, join_store_again, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, STOPPED, ConfigError, UserError
-from ddp_train.job import JOB_VARIABLE, Job
+from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank import restart_report
 from ddp_train.rank.isolation import Baseline
 from ddp_train.rank.rank import Rank
-from ddp_train.rank.sweep_member import FRESH_VARIABLE, Leader, Member, be_fresh_rank, serve
+from ddp_train.rank.sweep_member import Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.sweep.warm_group import GROUP_VARIABLE
-from ddp_train.system import torchrun_env
+from ddp_train.system import handover, torchrun_env
 
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
@@ -47,7 +46,7 @@ def main(run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
-    if FRESH_VARIABLE in os.environ:
+    if handover.FRESH_RANK in os.environ:
         be_fresh_rank(_serve_jobs)
         return DONE
     try:
@@ -78,19 +77,19 @@ class Group:
         self._is_announced = False
         self._final_code: int | None = None  # of the attempt before, after which there is nothing to try again
         recalled = self._recalled = restart_note.recall()
-        if recalled and self._rank == 0 and JOB_VARIABLE in os.environ:  # before any rank of this attempt can fail
+        if recalled and self._rank == 0 and handover.JOB in os.environ:  # before any rank of this attempt can fail
             self._clear(recalled.folder)
         self._attempt = rendezvous.meet(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
-        if self._attempt.remembered and self._rank == 0 and JOB_VARIABLE not in os.environ:
+        if self._attempt.remembered and self._rank == 0 and handover.JOB not in os.environ:
             self._clear(self._attempt.remembered)
 
     def serve(self) -> int:
         """Do what the processes are for, to its end, and return the exit code."""
-        if JOB_VARIABLE in os.environ:
-            return self._as_rank(self._again(Job.from_json(os.environ[JOB_VARIABLE])))
-        if GROUP_VARIABLE in os.environ:
+        if handover.JOB in os.environ:
+            return self._as_rank(self._again(Job.from_json(os.environ[handover.JOB])))
+        if handover.GROUP in os.environ:
             member = self._member()
-            return serve(self._lead(member), Path(os.environ[GROUP_VARIABLE])) if self._rank == 0 else member.follow()
+            return serve(self._lead(member), Path(os.environ[handover.GROUP])) if self._rank == 0 else member.follow()
         if self._rank != 0:
             return self._follow()
         if self._final_code is not None:

@@ -20,7 +20,7 @@ from torch.distributed import DistError, Store
 from ddp_train.config import cluster
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL
-from ddp_train.job import JOB_VARIABLE, Job
+from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.phase import PhaseTracker
@@ -31,7 +31,7 @@ from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import Notes, begin, end
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system import shared_memory, stack_dump, torchrun_env
+from ddp_train.system import handover, shared_memory, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.files import write_json
 from ddp_train.system.process import exit_code_of
@@ -128,7 +128,7 @@ class Rank:
                     name=f"{self._num_jobs}",
                     leave=lambda number: _leave_untrained(job.run_folder, number),
                     report=None
-                    if JOB_VARIABLE in os.environ or job.in_sweep
+                    if handover.JOB in os.environ or job.in_sweep
                     else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal),
                     at=None if job.in_sweep else _stops_at(tree["cluster"]),  # a sweep stops as a whole
                 )

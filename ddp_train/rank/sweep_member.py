@@ -32,13 +32,11 @@ from ddp_train.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system import handover
 from ddp_train.system.process import STOP_SIGNALS, fork, oom_kills, ran_out
 
 RunJobs = Callable[[str, Callable[[], Job | None], Callable[[int], None], str], None]
 """What a rank does: (its place in the store, next job or None at the end, report an exit code, a remark for the log of each job)."""
-
-FRESH_VARIABLE = "DDP_TRAIN_FRESH_RANK"
-"""The environment variable in which a rank that is not forked finds its end of the pipe to its member, and its place in the store."""
 
 _FRESH = (
     "this rank runs in a fresh interpreter, which took some seconds: a module of yours touched CUDA when it was imported"
@@ -265,7 +263,7 @@ def serve(leader: Leader, group: Path) -> int:
 
 def be_fresh_rank(run_jobs: RunJobs) -> None:
     """Run jobs in a fresh interpreter, which took the place of a forked rank."""
-    descriptor, _, place = os.environ.pop(FRESH_VARIABLE).partition(" ")
+    descriptor, _, place = os.environ.pop(handover.FRESH_RANK).partition(" ")
     os.set_inheritable(int(descriptor), False)
     _be_rank(connection.Connection(int(descriptor)), place, run_jobs, remark=_FRESH)
 
@@ -291,7 +289,7 @@ class _Child:
             release()  # the folders are the member's, whose life is longer
             if torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():
                 os.set_inheritable(theirs.fileno(), True)
-                environment = {**os.environ, FRESH_VARIABLE: f"{theirs.fileno()} {place}"}
+                environment = {**os.environ, handover.FRESH_RANK: f"{theirs.fileno()} {place}"}
                 os.execve(sys.executable, [sys.executable, "-u", "-m", "ddp_train"], environment)  # as torchrun has started the member
             _be_rank(theirs, place, run_jobs)
             return DONE

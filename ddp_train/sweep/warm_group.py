@@ -24,11 +24,8 @@ from ddp_train.errors import FAILED, INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
 from ddp_train.run_folder import failure
-from ddp_train.system import devices
+from ddp_train.system import devices, handover
 from ddp_train.system.process import is_alive
-
-GROUP_VARIABLE = "DDP_TRAIN_GROUP"
-"""The environment variable in which members find the folder of their group: `socket`, and `run_folder`, the folder of the job at hand."""
 
 _ENDS_WITHIN_S = 10.0
 _LONGEST = 60
@@ -111,7 +108,7 @@ class _Group:
                 "-m",
                 "ddp_train",
             ],
-            environment={**environment, GROUP_VARIABLE: str(self._folder)},
+            environment={**environment, handover.GROUP: str(self._folder)},
         )
 
     def can_serve(self) -> bool:

@@ -22,12 +22,6 @@ that is closed sends SIGHUP."""
 EARLY_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Those of them after which the batch system sends SIGTERM as well."""
 
-AGENT_VARIABLE = "DDP_TRAIN_AGENT"
-"""The environment variable in which the processes of an agent of ours find its pid: it may be gone when they have imported torch."""
-
-RANK_VARIABLE = "DDP_TRAIN_RANK"
-"""The environment variable in which the server that loader workers are forked from finds its rank's pid."""
-
 _PR_SET_PDEATHSIG = 1
 _HAS_PROC = Path("/proc/self/stat").exists()
 

@@ -1,0 +1,22 @@
+"""The environment variables in which a process of ours finds what another one has left it: all of them.
+
+What a user sets is in the config, and what torchrun sets in `torchrun_env.py`. Here, below all who write and read them.
+"""
+
+JOB = "DDP_TRAIN_JOB"
+"""For an agent's ranks: the job that was composed for them, as JSON."""
+
+GROUP = "DDP_TRAIN_GROUP"
+"""For the members of a sweep's group: its folder, with `socket`, and `run_folder`, the folder of the job at hand."""
+
+AGENT = "DDP_TRAIN_AGENT"
+"""For the processes of an agent of ours: its pid. It may be gone when they have imported torch."""
+
+STARTED = "DDP_TRAIN_STARTED"
+"""For the ranks of our own agents: when `ddp-train` was typed, in seconds since the epoch."""
+
+FRESH_RANK = "DDP_TRAIN_FRESH_RANK"
+"""For a rank that is not forked: its end of the pipe to its member, and its place in the store."""
+
+LOADER_RANK = "DDP_TRAIN_RANK"
+"""For the server that loader workers are forked from: its rank's pid."""
