@@ -48,7 +48,7 @@ class UserError(Exception):
     """
 
     exit_code = WRONG_INPUT
-    """Of a run that it ends. One of `exit_code.FINAL` says that starting again would end the same way."""
+    """Of a run that it ends. One of `FINAL` says that starting again would end the same way."""
 
     def __init__(self, *, happened: str, expected: str = "", fix: str = "", key: str = "") -> None:
         super().__init__(happened, expected, fix, key)  # positional, so that pickling (data-loader workers) keeps all four

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.errors import ConfigError
+from ddp_train.system.module_names import module_name
 
 INSTALLED = (
-    *(f"ddp_train.{name}" for name in ("amp", "data", "metrics", "model", "objective", "optimizer", "scheduler", "strategy")),
+    *(module_name(f"ddp_train.{name}") for name in ("amp", "data", "metrics", "model", "objective", "optimizer", "scheduler", "strategy")),
     *("torch.nn", "torch.optim", "torch.utils.data", "torch.distributions", "torch.ao.nn"),
     *("torch._C._nn", "torch._VariableFunctionsClass", "torch.device", "torch.dtype", "torch._C.Generator"),
     *("torchvision", "torchaudio", "torchtext", "torchdata", "torchmetrics", "torch_optimizer", "torch_geometric"),
@@ -43,7 +44,7 @@ _TOOLS = re.compile(  # functions of allowed packages that write, start or fetch
     r"|compile|load_inline|load_module|import|tofile|from_file|pipe|gopen)",
     re.IGNORECASE,
 )
-_WORKSHOPS = tuple(f"ddp_train.data.{name}" for name in ("download", "fork_server", "slot", "token_writer", "workers"))
+_WORKSHOPS = tuple(map(module_name, ("ddp_train.data.download", "ddp_train.data.tokens.token_writer")))  # beside what makes components
 _PATHS = {name: Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 

@@ -21,7 +21,7 @@ _PORT = 29500  # torchrun's own default; only where several machines are given M
 _C10D_PORT = 29400  # torch's own default, for operators that give the host alone
 _ID = "ddp_train"
 LOOPBACK = "loopback"
-"""The rendezvous of one machine (loopback.py)."""
+"""The rendezvous of one machine (`launch/agent/rendezvous.py`)."""
 ON_ADDRESS = "c10d_on_address"
 """torch's c10d rendezvous, served on one address."""
 ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")

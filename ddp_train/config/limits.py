@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from ddp_train.config import allowed_targets
 from ddp_train.config.target import locate
 from ddp_train.errors import ConfigError
+from ddp_train.system.module_names import module_name
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 50
@@ -29,7 +30,7 @@ _HYDRA = (
     "hydra.experimental.callbacks",
     "hydra_plugins",
     "optuna.samplers",
-    "ddp_train.cli.compose.Checked",
+    f"{module_name('ddp_train.cli.compose')}.Checked",
 )
 """What the `hydra` node may name beside components and the user's own classes."""
 

@@ -21,7 +21,7 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
     A stop signal is passed on; a second Ctrl-C or SIGTERM kills the agent, and with it its ranks.
 
     Args:
-        arguments: as for `agent.main`.
+        arguments: as for `agent.main.main`.
         environment: what the ranks' environment has beside this process's own.
     """
     agent = start_agent(arguments, environment=environment)

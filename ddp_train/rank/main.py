@@ -181,7 +181,7 @@ class Group:
 
 
 def _serve_jobs(place: str, next_job: Callable[[], Job | None], report: Callable[[int], None], remark: str) -> None:
-    """Run jobs one after another, each as if it were the first (a `member.RunJobs`)."""
+    """Run jobs one after another, each as if it were the first (a `sweep_member.RunJobs`)."""
     rank = Rank(join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
     baseline = Baseline()
     while (job := next_job()) is not None:

@@ -187,7 +187,7 @@ class Member:
 
 
 class Leader:
-    """The member of rank 0: runs jobs with all the others. A `launch.slot.Slot`."""
+    """The member of rank 0: runs jobs with all the others. A `launch.launcher.Slot`."""
 
     def __init__(self, member: Member, store: Store) -> None:
         self._member, self._store = member, store

@@ -19,11 +19,13 @@ from ddp_train.errors import FAILED, NO_PROGRESS, UserError, printable
 from ddp_train.redaction import redact_code
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import create_json, write_json
+from ddp_train.system.module_names import source_path
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
 _LINES_SHOWN = 8
 _SCREEN_LINES = 15  # without blank ones; frames of the traceback are left out for it, all but the last two
 _PASSING_ON = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
+_WAITING = tuple(map(source_path, ("ddp_train.distributed.world", "ddp_train.rank.stop")))
 _NATIVE_WORDS = re.compile(r"(?:CUDA error|NCCL error|NCCL WARN|ncclRemoteError|Watchdog caught).*")
 _SAID_CHARACTERS = 300
 _ACTIVITIES = {  # a part of the innermost file's path that is not ours -> what is going on
@@ -56,7 +58,7 @@ class Failure:
     time: float  # seconds since the epoch
     fix: str = ""  # for an error that is not ours, where we know one
     others: tuple[str, ...] = ()  # what the other ranks were doing, a line for each different answer
-    exit_code: int = FAILED  # of the rank, and of the run; one of `exit_code.FINAL` is not started again
+    exit_code: int = FAILED  # of the rank, and of the run; one of `errors.FINAL` is not started again
     stacks: str = ""  # below the run folder: the files with the stacks of all threads of all ranks, where there are some
 
     def with_others(self, others: Mapping[int, str]) -> Failure:
@@ -280,8 +282,8 @@ def _name(ranks: Sequence[int]) -> str:
 
 
 def _is_own(filename: str) -> bool:
-    """Tell whether a source file is the user's or ours, and not a library's; ours pass a collective on in distributed.py."""
-    if filename.endswith(("ddp_train/distributed/world.py", "ddp_train/rank/stop.py")):
+    """Tell whether a source file is the user's or ours, and not a library's; some of ours only pass a wait on."""
+    if filename.endswith(_WAITING):
         return False
     if filename.startswith(str(FOLDER)):
         return True

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ddp_train.errors import ConfigError
 from ddp_train.redaction import redact
+from ddp_train.system import folder_lease
 from ddp_train.system.process import boot_id, is_alive
 
 REFRESH_S = 10.0
@@ -155,7 +156,7 @@ def _lease(file: Path) -> subprocess.Popen[bytes] | None:
     """Start the process that refreshes the holder's file."""
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "ddp_train.system.folder_lease", str(file), str(REFRESH_S)],
+            [sys.executable, "-m", folder_lease.__name__, str(file), str(REFRESH_S)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

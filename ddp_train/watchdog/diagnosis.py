@@ -6,7 +6,6 @@ to do with its device. Pure functions: the watch (`watchdog/__main__.py`) gather
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from traceback import FrameSummary
 
 from ddp_train.phase import Phase
 from ddp_train.run_folder import failure
+from ddp_train.system.module_names import source_path
 from ddp_train.watchdog.heartbeat import Heartbeat
 
 _BACKWARD = "torch/autograd/graph.py"
@@ -22,12 +22,10 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "torch/distributed/",
     "torch/nn/parallel/",
     _BACKWARD,
-    "ddp_train/distributed/world.py",
-    "ddp_train/rank/stop.py",
-    "ddp_train/distributed/attempt.py",
-    "ddp_train/checkpoint/mailbox.py",
+    *map(source_path, ("ddp_train.distributed", "ddp_train.rank.stop", "ddp_train.checkpoint.mailbox")),
 )
-_READS = re.compile(r"ddp_train/(?:data|loader)/(?!device_copy\.py|loader\.py)")  # in the stack of a rank that reads samples itself
+_READS = tuple(map(source_path, ("ddp_train.data", "ddp_train.loader")))  # in the stack of a rank that reads samples itself, but for:
+_HANDS_ON = tuple(map(source_path, ("ddp_train.loader.loader", "ddp_train.loader.device_copy")))
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
 ERROR = "Hang"
@@ -240,7 +238,8 @@ def _waits_for_device(snapshot: RankSnapshot) -> bool:
 
 def _reads(snapshot: RankSnapshot) -> bool:
     """Tell whether a rank reads samples itself: what it waits for in a native library then is no device."""
-    return any(_READS.search(frame.filename) for frame in snapshot.frames)
+    files = [frame.filename for frame in snapshot.frames if not frame.filename.endswith(_HANDS_ON)]
+    return any(part in file for file in files for part in _READS)
 
 
 def _fix(snapshot: RankSnapshot) -> str:

@@ -16,7 +16,8 @@ pathlib.Path.touch logging.FileHandler shutil.rmtree pickle.loads importlib.impo
 types.FunctionType operator.methodcaller urllib.request.urlopen webbrowser.open tempfile.NamedTemporaryFile code.interact
 torch.save torch.load torch.jit.load torch.hub.load torch.multiprocessing.spawn torch.utils.cpp_extension.load torch.from_file
 numpy.save numpy.memmap hydra.utils.instantiate hydra.utils.get_method torch.package.PackageImporter torch.nn.Module.__subclasses__
-ddp_train.system.process.fork ddp_train.system.files.write_atomic ddp_train.data.download.os.remove ddp_train.loader.worker_pool.WorkerPool
+ddp_train.system.process.fork ddp_train.system.files.write_atomic ddp_train.data.download.os.remove ddp_train.data.download.ensure
+ddp_train.data.tokens.token_writer.TokenWriter ddp_train.loader.worker_pool.WorkerPool
 """
 COMPONENTS = """
 torch.nn.Linear torch.nn.functional.gelu torch.nn.MSELoss torch.optim.AdamW torch.optim.lr_scheduler.StepLR torch.tanh
