@@ -29,10 +29,6 @@ INTERRUPTED = 130  # stopped by Ctrl-C
 TERMINATED = 143  # stopped by a signal before there was anything to save
 
 
-STOPPED = {"interrupted": INTERRUPTED, "preempted": PREEMPTED}
-"""The status of a run that a signal stopped in good order (SIGINT, any other) -> the exit code."""
-
-
 FINAL = (WRONG_INPUT, ENVIRONMENT_REFUSES, NO_PROGRESS)
 """What a rank exits with when starting it again would end the same way."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddp_train.errors import DONE, ConfigError
-from ddp_train.sweep.folder import RUNNING, Sweep
+from ddp_train.run_folder.result import Status
+from ddp_train.sweep.folder import Sweep
 from ddp_train.sweep.table import show
 from ddp_train.system.folder_lock import is_held
 
@@ -16,7 +17,7 @@ def show_sweep(arguments: list[str]) -> int:
         raise ConfigError(happened="which sweep?", expected="ddp-train runs SWEEP", fix="give the folder of a sweep")
     sweep = Sweep.load(Path(arguments[0]).absolute())
     for job in sweep.jobs:  # the folders know more than sweep.json, when everything was killed
-        if job.status != RUNNING or not is_held(sweep.root):
+        if job.status != Status.RUNNING or not is_held(sweep.root):
             sweep.read_result(job, sweep.metric)
     show(sweep)
     return DONE

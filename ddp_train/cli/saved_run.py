@@ -22,6 +22,7 @@ from ddp_train.config.tree import nodes, texts
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import require_own
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
@@ -74,7 +75,11 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
         ConfigError: one of the overrides would change nothing.
     """
     trainer, result = job.config.tree["trainer"], job.run_folder.read_result()
-    if result.get("status") != "completed" or _goes_on(job, result):
+    if result is None or result.status != Status.COMPLETED:
+        return
+    steps = result.step
+    assert steps is not None
+    if _goes_on(job, steps=steps, epochs=result.epoch):
         return
     harmless = _EVALUATION if job.config.tree["evaluate"]["save_predictions"] else ()  # which is then made up for
     now = dict(nodes(job.config.tree))
@@ -83,28 +88,28 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in held]]
     if not idle:
         return
-    limit = "max_steps" if trainer["max_steps"] is not None and trainer["max_steps"] <= result["step"] else "max_epochs"
-    more = f"trainer.{limit}={2 * (result['step'] if limit == 'max_steps' else trainer['max_epochs'])}"
+    limit = "max_steps" if trainer["max_steps"] is not None and trainer["max_steps"] <= steps else "max_epochs"
+    more = f"trainer.{limit}={2 * (steps if limit == 'max_steps' else trainer['max_epochs'])}"
     kept = [text for text in overrides if not text.startswith(f"trainer.{limit}=")]
     raise ConfigError(
         key=idle[0].partition("=")[0],
-        happened=f"all {result['step']} steps of {job.run_folder.shown()} are taken: {' '.join(idle)} would change nothing",
+        happened=f"all {steps} steps of {job.run_folder.shown()} are taken: {' '.join(idle)} would change nothing",
         expected="more steps to train with it, or evaluate.save_predictions=true; a new run, for other results from the start",
         fix=f"ddp-train {shlex.join(['resume', job.run_folder.shown(), *kept, more])}",
     )
 
 
-def _goes_on(job: Job, result: Mapping[str, Any]) -> bool:
-    """Tell whether steps are left to take after the checkpoint that the run would continue from."""
+def _goes_on(job: Job, *, steps: int, epochs: float | None) -> bool:
+    """Tell whether a run that is done, after so many steps and epochs, has some left after the checkpoint that it would continue from."""
     given = Path(job.checkpoint) if job.checkpoint else job.run_folder.checkpoints / LAST
     first = next(iter(candidates(given)), None) if given.name in (BEST, LAST) else given
     step = int(first.name.removeprefix("step_")) if first is not None else 0
-    trainer, epoch = job.config.tree["trainer"], result["epoch"]
+    trainer = job.config.tree["trainer"]
     if trainer["max_steps"] is not None and trainer["max_steps"] <= step:
         return False
-    if trainer["max_epochs"] is None or epoch is None:
+    if trainer["max_epochs"] is None or epochs is None:
         return True
-    return bool(trainer["max_epochs"] > epoch * step / result["step"])
+    return bool(trainer["max_epochs"] > epochs * step / steps)
 
 
 def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved: Mapping[str, Any]) -> None:

@@ -11,14 +11,13 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddp_train.distributed import attempt as rendezvous
 from ddp_train.distributed.store import join_store, join_store_again, wait_for
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, STOPPED, ConfigError, UserError
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, UserError
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import Launcher
@@ -29,6 +28,7 @@ from ddp_train.rank.sweep_member import Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import STOPPED
 from ddp_train.system import handover, torchrun_env
 
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
@@ -113,8 +113,7 @@ class Group:
             forget(job.run_folder)  # somebody has chosen where to go on
         elif verdict := count_failure(job.run_folder):
             print(verdict, file=sys.stderr, flush=True)
-            with suppress(OSError):  # a full disk: it has been said
-                failure.from_verdict(verdict).record(job.run_folder)
+            failure.from_verdict(verdict).record(job.run_folder)
             restart_note.remember(job.run_folder.root)
             return self._refuse(NO_PROGRESS)
         text = job.to_json()

@@ -26,14 +26,14 @@ from ddp_train.loader.worker_pool import start_server
 from ddp_train.phase import PhaseTracker
 from ddp_train.rank import restart_report, summary
 from ddp_train.rank.log import rank_log
-from ddp_train.rank.run_job import run_job, status_of
+from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import Notes, begin, end
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, status_of
 from ddp_train.system import handover, shared_memory, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
-from ddp_train.system.files import write_json
 from ddp_train.system.process import exit_code_of
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.seeding import be_deterministic
@@ -219,10 +219,7 @@ def _wait_for_a_report(job: Job, stop: Stop | None) -> tuple[int, int] | None:
 
 def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0) -> None:
     """Record a failure, and show it unless another one was earlier. A sweep shows its jobs' failures itself."""
-    try:
-        is_first = found.record(job.run_folder, seconds=seconds)
-    except OSError:  # a full disk, say, which may be the very failure
-        is_first = True
+    is_first = found.record(job.run_folder, seconds=seconds)
     if is_first and not job.in_sweep and (is_last_attempt() or found.exit_code in FINAL):
         print(found.screen(job.run_folder), file=terminal, flush=True)
 
@@ -235,7 +232,5 @@ def _leave_untrained(run_folder: RunFolder, number: signal.Signals) -> None:
     """Say that a stop came before the first step (rank 0)."""
     end(run_folder, is_saved=False)
     if not run_folder.is_completed():
-        write_json(
-            run_folder.result, {"status": status_of(number), "step": None, "epoch": None, "samples": None, "metrics": {}, "seconds": None}
-        )
+        Result(status=status_of(number)).write(run_folder.result)
     print(summary.stopped(run_folder, None), flush=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_
 from ddp_train.config import auto
 from ddp_train.config.saved import record_answers
 from ddp_train.distributed.world import World
-from ddp_train.errors import DONE, STOPPED, RunError, UserError
+from ddp_train.errors import DONE, RunError, UserError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
@@ -33,8 +32,8 @@ from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.redaction import redact_all
 from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
 from ddp_train.sweep.folder import Sweep, sweep_of
-from ddp_train.system.files import write_json
 from ddp_train.training import initial_weights, predictions
 from ddp_train.training.build import build
 from ddp_train.training.components import Components
@@ -108,12 +107,12 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         )
     tracker.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
-    status = "completed" if is_done else status_of(stop.cause())
+    status = Status.COMPLETED if is_done else status_of(stop.cause())
     if world.is_main:
         for writer in writers:
             writer.close()
         result = _result(status, components, state, loop, seconds=time.monotonic() - started)
-        write_json(run_folder.result, result)
+        result.write(run_folder.result)
         end(run_folder, is_saved=not unsaved)
         if not is_done and stop.cause() is WALLTIME:
             print(f"the time is up but for cluster.grace_s={tree['cluster']['grace_s']} s", flush=True)
@@ -275,23 +274,18 @@ def _probe(run_folder: RunFolder, components: Components, keep: Retention, world
         print(warning, flush=True)
 
 
-def _result(status: str, components: Components, state: TrainState, loop: Loop, *, seconds: float) -> dict[str, Any]:
-    """Return what result.json holds."""
-    return {
-        "status": status,
-        "step": state.step,
-        "epoch": epochs(components.train_loader.order, state.samples),
-        "samples": state.samples,
-        "metrics": {"last": loop.last, "best": state.best},
-        "headline": asdict(_ranking(components)),  # the metric to compare runs by, and which way is better
-        "seconds": round(seconds, 3),
-    }
+def _result(status: Status, components: Components, state: TrainState, loop: Loop, *, seconds: float) -> Result:
+    """Return what result.json will hold."""
+    return Result(
+        status=status,
+        step=state.step,
+        epoch=epochs(components.train_loader.order, state.samples),
+        samples=state.samples,
+        metrics={"last": loop.last, "best": state.best},
+        headline=asdict(_ranking(components)),
+        seconds=round(seconds, 3),
+    )
 
 
 def _ranking(components: Components, metric: str | None = None) -> Ranking:
     return ranking(components.objective.goals, metric=metric, is_evaluated=components.eval_loader is not None)
-
-
-def status_of(number: signal.Signals) -> str:
-    """Return the status of a run that a signal stopped, as result.json has it."""
-    return "interrupted" if number == signal.SIGINT else "preempted"

@@ -6,14 +6,13 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
 from ddp_train.job import Job
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result
 from ddp_train.system import devices
 from ddp_train.training.components import Components
 from ddp_train.training.state import TrainState
@@ -54,16 +53,16 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     return "\n".join(lines)
 
 
-def closing(job: Job, result: Mapping[str, Any]) -> str:
+def closing(job: Job, result: Result) -> str:
     """Say what was reached, where it lies, and what to try next."""
-    reached = [f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in result["metrics"]["last"].items() if _is_shown(name)]
+    reached = [f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in result.last.items() if _is_shown(name)]
     folder, command, tools = job.run_folder.shown(), _command("ddp-train"), _command("tensorboard")
-    longer = "max_steps" if job.config.tree["trainer"]["max_steps"] == result["step"] else "max_epochs"
+    longer = "max_steps" if job.config.tree["trainer"]["max_steps"] == result.step else "max_epochs"
     twice = 2 * (job.config.tree["trainer"][longer] or 1)
     return "\n".join(
         [
             "",
-            f"Done: {result['step']} steps, {result['samples']:,} samples in {result['seconds']:.1f} s",
+            f"Done: {result.step} steps, {result.samples:,} samples in {result.seconds:.1f} s",
             *reached,
             f"  run folder           {folder}",
             "",
@@ -113,8 +112,8 @@ def _is_shown(name: str) -> bool:
     return name == "train/loss" or name.startswith("eval/")
 
 
-def _best(result: Mapping[str, Any], name: str) -> str:
-    best = result["metrics"]["best"].get(name)
+def _best(result: Result, name: str) -> str:
+    best = result.metrics["best"].get(name)
     return f"  (best {best['value']:.4f} at step {best['step']})" if best else ""
 
 

@@ -27,11 +27,12 @@ import torch
 from torch.distributed import Store
 
 from ddp_train.distributed.store import wait_for
-from ddp_train.errors import DONE, FAILED, PREEMPTED, STOPPED
+from ddp_train.errors import DONE, FAILED, PREEMPTED
 from ddp_train.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import STOPPED
 from ddp_train.system import handover
 from ddp_train.system.process import STOP_SIGNALS, fork, oom_kills, ran_out
 
@@ -167,15 +168,16 @@ class Member:
                 was_out_of_memory=ran_out(self._oom_kills),
                 said=failure.native_words(run_folder, self._rank, self._child.pid),
             )
-            _record(found.with_others(failure.last_words(run_folder, pids)), run_folder, seconds=time.monotonic() - self._started)
+            found = found.with_others(failure.last_words(run_folder, pids))
+            found.record(run_folder, seconds=time.monotonic() - self._started)
         return FAILED
 
     def _stopped_before_training(self, run_folder: RunFolder) -> int | None:
         """Return the exit code of a job that a signal ended before its first step: its ranks leave, and rank 0 writes it down."""
         deadline = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < deadline:
-            if (status := run_folder.read_result().get("status")) in STOPPED:
-                return STOPPED[str(status)]
+            if (result := run_folder.read_result()) is not None and result.status in STOPPED:
+                return STOPPED[result.status]
             time.sleep(0.02)
         return None
 
@@ -340,10 +342,3 @@ def _next_job(jobs: connection.Connection) -> Job | None:
         return Job.from_json(jobs.recv_bytes().decode())
     except EOFError:
         return None
-
-
-def _record(found: failure.Failure, folder: RunFolder, *, seconds: float) -> None:
-    try:
-        found.record(folder, seconds=seconds)
-    except OSError:  # a full disk: the rank's log says more
-        return

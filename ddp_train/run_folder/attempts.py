@@ -20,6 +20,7 @@ from typing import Any
 from ddp_train.errors import FINAL, NO_PROGRESS
 from ddp_train.phase import Phase
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_json
 
 _RESTARTS = 3  # in a row without progress
@@ -157,8 +158,7 @@ def count_failure(run_folder: RunFolder, *, has_failed: bool = False) -> str:
         return ""
     forget(run_folder)
     with suppress(OSError):
-        facts: dict[str, Any] = {"step": steps_taken, "epoch": None, "samples": None, "metrics": {}, "seconds": None}
-        write_json(run_folder.result, {"status": "failed", **facts, "error": f"NoProgress: {attempts.failures[-1]}"})
+        Result(status=Status.FAILED, step=steps_taken, error=f"NoProgress: {attempts.failures[-1]}").write(run_folder.result)
     return _verdict(run_folder, attempts)
 
 

@@ -11,6 +11,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from ddp_train import FOLDER
 from ddp_train.errors import FAILED, NO_PROGRESS, UserError, printable
 from ddp_train.redaction import redact_code
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.files import create_json, write_json
+from ddp_train.run_folder.result import Result, Status
+from ddp_train.system.files import create_json
 from ddp_train.system.module_names import source_path
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
@@ -66,21 +68,15 @@ class Failure:
         return replace(self, others=tuple(_by_answer(others)))
 
     def record(self, run_folder: RunFolder, *, seconds: float = 0.0) -> bool:
-        """Write failure.json and result.json unless another rank was earlier; tell whether this one was first."""
-        if not create_json(run_folder.failure, asdict(self)):
-            return False
-        write_json(
-            run_folder.result,
-            {
-                "status": "failed",
-                "step": self.step,
-                "epoch": None,
-                "samples": None,
-                "metrics": {},
-                "seconds": round(seconds, 3),
-                "error": f"{self.error}: {self.message}",
-            },
-        )
+        """Write failure.json and result.json unless another rank was earlier; tell whether this one was first.
+
+        Never raises: on a full disk, say, which may be the very failure, nothing is written, and this one counts as the first.
+        """
+        with suppress(OSError):
+            if not create_json(run_folder.failure, asdict(self)):
+                return False
+            result = Result(status=Status.FAILED, step=self.step, seconds=round(seconds, 3), error=f"{self.error}: {self.message}")
+            result.write(run_folder.result)
         return True
 
     def screen(self, run_folder: RunFolder) -> str:

@@ -1,19 +1,18 @@
-"""Every path of a run, and the exclusive claim to its folder.
+"""Every path of a run.
 
     config.yaml  .hydra/  environment.json  metrics.jsonl  events.jsonl  tensorboard/  logs/  checkpoints/  predictions/
     failure.json  result.json
 
-Imports no torch: the composing process claims the folder and writes the config before any rank exists.
+The composing process writes the config before any rank exists.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_atomic
 
 
@@ -67,12 +66,12 @@ class RunFolder:
 
     @property
     def attempts(self) -> Path:
-        """The failures since the run last got further (`progress`)."""
+        """The failures since the run last got further (`run_folder.attempts`)."""
         return self.root / "attempts.json"
 
     @property
     def steps_taken(self) -> Path:
-        """How many steps the attempt at hand has taken, at least and at most (`progress`)."""
+        """How many steps the attempt at hand has taken, at least and at most (`run_folder.attempts`)."""
         return self.logs / "steps_taken"
 
     @property
@@ -107,17 +106,14 @@ class RunFolder:
         if not self.is_completed():
             self.result.unlink(missing_ok=True)
 
-    def read_result(self) -> dict[str, Any]:
-        """Return result.json; {} when there is none yet."""
-        try:
-            result: dict[str, Any] = json.loads(self.result.read_text())
-        except FileNotFoundError:
-            return {}
-        return result
+    def read_result(self) -> Result | None:
+        """Return what result.json holds; None when there is none yet."""
+        return Result.read(self.result)
 
     def is_completed(self) -> bool:
         """Tell whether result.json says so."""
-        return self.read_result().get("status") == "completed"
+        result = self.read_result()
+        return result is not None and result.status == Status.COMPLETED
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank:05d}.log"

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from ddp_train.errors import ConfigError
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_atomic, write_json
-
-QUEUED, RUNNING, COMPLETED, FAILED = "queued", "running", "completed", "failed"
 
 
 @dataclass(kw_only=True)
@@ -30,7 +29,7 @@ class SweepJob:
     folder: str  # below the sweep's
     overrides: list[str]  # as the sweeper gave them
     identity: str  # config.identity of what they compose to
-    status: str = QUEUED  # queued, running, or what result.json says: completed, failed, interrupted, preempted
+    status: Status = Status.QUEUED  # queued, running, or what result.json says
     metric: float | None = None
     seconds: float | None = None
     attempts: int = 0
@@ -58,7 +57,7 @@ class Sweep:
         """
         try:
             content = json.loads((root / "sweep.json").read_text())
-            jobs = [SweepJob(**job) for job in content.pop("jobs")]
+            jobs = [SweepJob(**{**job, "status": Status(job["status"])}) for job in content.pop("jobs")]
             return cls(root=root, jobs=jobs, **content)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(happened=f"{root} holds no sweep that can be read: {error}", expected="a folder with sweep.json") from None
@@ -79,14 +78,15 @@ class Sweep:
             metric: the one to compare by; None: the one that the objective names first.
         """
         result = self.run_folder(job).read_result()
-        job.status = result.get("status", "interrupted" if job.attempts else QUEUED)
-        job.seconds = result.get("seconds")
-        if job.status != COMPLETED:
+        if result is None:
+            result = Result(status=Status.INTERRUPTED if job.attempts else Status.QUEUED)
+        job.status, job.seconds = result.status, result.seconds
+        if job.status != Status.COMPLETED:
             job.metric = None
             return
-        headline = result.get("headline") or {}
+        headline = result.headline or {}
         name = metric or headline.get("metric")
-        value = result["metrics"]["last"].get(name)
+        value = result.last.get(name) if name is not None else None
         job.metric = value if value is not None and math.isfinite(value) else None
         self.metric = self.metric or name
         self.goal = self.goal or (headline.get("goal") if name == headline.get("metric") else None)

@@ -27,14 +27,14 @@ from ddp_train.config import check as config_check
 from ddp_train.config import cluster
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, texts
-from ddp_train.errors import FAILED as FAILED_CODE
-from ddp_train.errors import ConfigError
+from ddp_train.errors import FAILED, ConfigError
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import MakeSlots
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import check_below
-from ddp_train.sweep.folder import COMPLETED, FAILED, Sweep, SweepJob
+from ddp_train.sweep.folder import Sweep, SweepJob
 from ddp_train.sweep.schedule import FailurePolicy, SweepScheduler
 from ddp_train.sweep.table import SweepScreen, show
 from ddp_train.system import devices
@@ -119,14 +119,14 @@ class Multirun:
         jobs: list[tuple[SweepJob, Job]] = []
         for entry in self.sweep.jobs:
             self.sweep.read_result(entry, self._metric)
-            if entry.status == COMPLETED or (entry.status == FAILED and not tries_failed_again):
+            if entry.status == Status.COMPLETED or (entry.status == Status.FAILED and not tries_failed_again):
                 continue
             if tries_failed_again:
                 entry.failures = 0
             try:
                 jobs.append((entry, to_job(self.sweep.run_folder(entry).root)))
             except ConfigError as error:  # its folder is gone, say; the others go on
-                entry.status = FAILED
+                entry.status = Status.FAILED
                 self._screen.say(f"job {entry.number} cannot be run: {error}")
         if problems := self._check_room(job.config for _, job in jobs):
             raise config_check.ConfigErrors(problems)
@@ -155,9 +155,9 @@ class Multirun:
         except OSError as error:  # a full disk, say
             folder = RunFolder(self.sweep.root).shown()
             self._screen.say(f"\nthe sweep cannot go on: {error}\n`ddp-train resume {folder}` continues it when that is mended")
-            raise SystemExit(FAILED_CODE) from None
+            raise SystemExit(FAILED) from None
         if self._schedule.is_stopped:
-            raise SystemExit(self._schedule.stop_code or FAILED_CODE)
+            raise SystemExit(self._schedule.stop_code or FAILED)
 
     def close(self) -> None:
         """End the processes and show the table."""
@@ -167,13 +167,13 @@ class Multirun:
             with suppress(OSError):  # which has been said
                 self.sweep.save()
             show(self.sweep)
-        missing = [job for job in self.sweep.jobs if job.status == COMPLETED and job.metric is None]
+        missing = [job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None]
         if missing and self._metric:
             self._screen.say(str(_no_such_metric(self.sweep, self._metric, missing[0])))
 
     def exit_code(self) -> int:
         """Return 1 when a job failed, else 0."""
-        return int(any(job.status == FAILED for job in self.sweep.jobs))
+        return int(any(job.status == Status.FAILED for job in self.sweep.jobs))
 
     def _next_number(self) -> int:
         return max((job.number for job in self.sweep.jobs), default=-1) + 1
@@ -359,7 +359,8 @@ def _copy_yaml(path: str, copied: Path) -> str:
 
 
 def _no_such_metric(sweep: Sweep, metric: str, job: SweepJob) -> ConfigError:
-    known = sweep.run_folder(job).read_result().get("metrics", {}).get("last", {})
+    result = sweep.run_folder(job).read_result()
+    known = result.last if result is not None else {}
     close = nearest(metric, known)
     return ConfigError(
         key="sweep.metric",

@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ddp_train.errors import FINAL, INTERRUPTED, PREEMPTED, STOPPED
+from ddp_train.errors import FINAL, INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure
-from ddp_train.sweep.folder import COMPLETED, FAILED, RUNNING, Sweep, SweepJob
+from ddp_train.run_folder.result import STOPPED, Status, status_of
+from ddp_train.sweep.folder import Sweep, SweepJob
 
 _POLL_S = 0.1
 
@@ -94,7 +95,7 @@ class SweepScheduler:
             slot.end()
 
     def _start(self, place: int, slot: Slot, task: _Task) -> None:
-        task.entry.status = RUNNING
+        task.entry.status = Status.RUNNING
         task.entry.attempts += 1
         task.job.run_folder.forget_failure()
         self._sweep.save()
@@ -109,13 +110,13 @@ class SweepScheduler:
         task = self._running.pop(place)
         self._sweep.read_result(task.entry, self._policy.metric)
         is_told = self.stop_code is not None and task.entry.status in STOPPED  # to end, before it could say anything
-        if exit_code not in STOPPED.values() and task.entry.status != COMPLETED and not is_told:
-            task.entry.status = FAILED
+        if exit_code not in STOPPED.values() and task.entry.status != Status.COMPLETED and not is_told:
+            task.entry.status = Status.FAILED
         self._sweep.save()
         self._ended(task.entry)
         if task.entry.status in STOPPED:
             self.stop_code, self.is_stopped = self.stop_code or STOPPED[task.entry.status], True
-        elif task.entry.status == FAILED and not self.is_stopped:
+        elif task.entry.status == Status.FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             task.entry.failures += 1
             if verdict := count_failure(task.job.run_folder, has_failed=True):
@@ -129,7 +130,7 @@ class SweepScheduler:
 
     def _stop(self, number: int) -> None:
         """Let the running jobs save and end, and start no other."""
-        self.stop_code, self.is_stopped = INTERRUPTED if number == signal.SIGINT else PREEMPTED, True
+        self.stop_code, self.is_stopped = STOPPED[status_of(number)], True
         self._end(lambda slot: slot.stop(number))
 
     def _kill(self) -> None:

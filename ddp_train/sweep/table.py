@@ -16,9 +16,10 @@ from rich.table import Table
 
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.sweep.folder import COMPLETED, FAILED, QUEUED, RUNNING, Sweep, SweepJob
+from ddp_train.run_folder.result import Status
+from ddp_train.sweep.folder import Sweep, SweepJob
 
-_COLOURS = {COMPLETED: "green", FAILED: "red", RUNNING: "cyan", QUEUED: "dim"}
+_COLOURS = {Status.COMPLETED: "green", Status.FAILED: "red", Status.RUNNING: "cyan", Status.QUEUED: "dim"}
 _REFRESH_S = 0.5
 _TAIL_BYTES = 4096
 _WIDTH = 10  # of a number that is shown as it is
@@ -60,11 +61,11 @@ class SweepScreen:
 
     def ended(self, job: SweepJob) -> None:
         """Show how a job ended; for a failure, its first traceback."""
-        if job.status == FAILED:
+        if job.status == Status.FAILED:
             found = failure.load(self._sweep.run_folder(job))
             self.say(f"\njob {job.number} failed  {self._values(job)}{found.screen(self._sweep.run_folder(job)) if found else ''}")
         elif self._live is None:
-            done = sum(each.status in (COMPLETED, FAILED) for each in self._sweep.jobs)
+            done = sum(each.status in (Status.COMPLETED, Status.FAILED) for each in self._sweep.jobs)
             count = f"{done} of {len(self._sweep.jobs)}" if self._sweep.is_planned else f"{done} done"
             print(f"job {job.number}  {job.status}  {self._metric(job)}in {_seconds(job.seconds) or '?'} s  ({count})", flush=True)
         self._refresh()
@@ -90,13 +91,13 @@ class SweepScreen:
     def _progress_table(self, room: int) -> Table:
         """Return the running jobs, then those that ended last, as many as there is room for."""
         jobs = self._sweep.jobs
-        running = [job for job in jobs if job.status == RUNNING]
-        others = [job for job in jobs if job.status not in (RUNNING, QUEUED)]
+        running = [job for job in jobs if job.status == Status.RUNNING]
+        others = [job for job in jobs if job.status not in (Status.RUNNING, Status.QUEUED)]
         shown = sorted((others[-max(0, room - len(running)) :] if room > len(running) else []) + running[:room], key=lambda job: job.number)
-        counts = [f"{sum(job.status == status for job in jobs)} {status}" for status in (COMPLETED, FAILED, RUNNING, QUEUED)]
+        counts = [f"{sum(job.status == status for job in jobs)} {status}" for status in _COLOURS]
         table = _table(self._sweep, caption=", ".join(text for text in counts if not text.startswith("0 ")))
         for job in shown:
-            _add(table, self._sweep, job, progress=self._progress(job) if job.status == RUNNING else None)
+            _add(table, self._sweep, job, progress=self._progress(job) if job.status == Status.RUNNING else None)
         return table
 
     def _progress(self, job: SweepJob) -> tuple[str, str]:
@@ -129,7 +130,7 @@ def show(sweep: Sweep) -> None:
         if best is None or best.metric is None or sweep.goal is None
         else [f"best     job {best.number}: {sweep.metric} {best.metric:.6g}  {folder}/{best.folder}"]
     )
-    unfinished = [job for job in sweep.jobs if job.status != COMPLETED]
+    unfinished = [job for job in sweep.jobs if job.status != Status.COMPLETED]
     lines += [f"table    {folder}/sweep.csv"]
     if unfinished:
         lines += [f"{len(unfinished)} of {len(sweep.jobs)} jobs are not completed; `ddp-train resume {folder}` runs them"]

@@ -196,8 +196,7 @@ class _Group:
         if self._exit_code < 0 and not self._job.run_folder.is_completed():
             name = signal.Signals(-self._exit_code).name
             found = failure.from_agent(pid=self._agent, signal_name=name)
-            with contextlib.suppress(OSError):  # a full disk: the job has failed, the sweep goes on
-                found.record(self._job.run_folder, seconds=time.monotonic() - self._sent)
+            found.record(self._job.run_folder, seconds=time.monotonic() - self._sent)
         return FAILED if self._exit_code == 0 else self._exit_code if self._exit_code > 0 else 128 - self._exit_code
 
 

@@ -165,8 +165,7 @@ class _Job:
         has_taken_a_step = culprits[0].snapshot.heartbeat.has_taken_a_step
         key = "cluster.step_timeout_s" if has_taken_a_step else "cluster.start_timeout_s"
         found = to_failure(culprits, ranks, key=key, limit_s=self._limit(culprits[0].snapshot.heartbeat))
-        is_first = True
-        try:
+        with suppress(OSError):  # a full disk, say, which may be the very reason
             self._run_dir.logs.mkdir(parents=True, exist_ok=True)
             for each in ranks:
                 if each.pid in texts:
@@ -174,9 +173,7 @@ class _Job:
             if texts:
                 files = f"{self._run_dir.logs.name}/stacks_*.txt"
                 found = replace(found, stacks=f"{files}, flight_recorder_rank_*" if has_records else files)
-            is_first = found.record(self._run_dir, seconds=time.monotonic() - self._began)
-        except OSError:  # a full disk, say, which may be the very reason
-            pass
+        is_first = found.record(self._run_dir, seconds=time.monotonic() - self._began)
         if is_first and self._request.shows and is_last_attempt():
             with suppress(OSError):  # nobody reads it
                 print(found.screen(self._run_dir), file=sys.stderr, flush=True)

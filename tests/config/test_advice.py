@@ -19,6 +19,7 @@ from ddp_train import __version__
 from ddp_train.config import hydra_errors
 from ddp_train.config.check import CONF
 from ddp_train.rank import summary
+from ddp_train.run_folder.result import Result, Status
 from tests.config.test_config import command_line, sweep
 
 
@@ -335,7 +336,7 @@ def test_what_to_try_next_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert command_line(monkeypatch, tmp_path, *typed)[0] == 0
     for resumed in ([], ["seed=5", "optimizer.lr=0.25"]):
         _, (job,) = command_line(monkeypatch, tmp_path, "resume", "run", *resumed)
-        result = {"step": 4, "samples": 4, "seconds": 1.0, "metrics": {"last": {}, "best": {}}}
+        result = Result(status=Status.COMPLETED, step=4, samples=4, seconds=1.0, metrics={"last": {}, "best": {}})
         *_, again, tried = [line.strip().partition("ddp-train ")[2] for line in summary.closing(job, result).splitlines()]
         assert again.startswith("resume run trainer.max_epochs=")
         rate = "0.5,0.125" if resumed else "1,0.25"

@@ -42,7 +42,7 @@ def late(real, seconds):
 
 if os.environ.get("RANK") == "0":  # not where the config is checked
     from ddp_train.rank import stop; from ddp_train.rank import rank as worker
-    stop.Stop.gone = late(stop.Stop.gone, 0.3)  # the thread that takes the signal finds the other rank gone,
+    stop.Stop.dead_neighbour = late(stop.Stop.dead_neighbour, 0.3)  # the thread that takes the signal finds the other rank gone,
     worker._leave_untrained = late(worker._leave_untrained, 0.6)  # and the one that has let it go has not said so yet
 """
 
@@ -140,7 +140,8 @@ def test_a_second_ctrl_c_ends_a_run_that_hangs_at_once(project: Project) -> None
     assert "Ctrl-C again" in done.stderr
     assert "nothing is saved" in done.stderr
     assert "The run failed" not in done.output
-    assert json.loads((project.the_run() / "result.json").read_text()) == {"status": "interrupted"}
+    result = json.loads((project.the_run() / "result.json").read_text())
+    assert (result["status"], result["step"]) == ("interrupted", None)
 
 
 def test_a_stop_before_training_ends_at_once_and_says_that_nothing_is_saved(project: Project) -> None:

@@ -57,9 +57,7 @@ def main(arguments: list[str]) -> int:
         if run_folder is not None:
             rank, first = elastic.first_of(failures)
             said = failure.native_words(run_folder, rank, first.pid)
-            _record(
-                failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, said=said), run_folder
-            )  # if it died without a word
+            failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, said=said).record(run_folder)  # if it left no word
             verdict = count_failure(run_folder, has_failed=True)
         return not verdict and _code(failures) not in FINAL
 
@@ -80,7 +78,8 @@ def main(arguments: list[str]) -> int:
             found = found.with_others(
                 failure.last_words(run_folder, {other: each.pid for other, each in error.failures.items() if other != rank})
             )
-            if not verdict and _record(found, run_folder, seconds=time.monotonic() - started):
+            is_first = not verdict and found.record(run_folder, seconds=time.monotonic() - started)
+            if is_first and run_folder.failure.exists():  # else the disk is full, and the rank has shown its screen
                 print(found.screen(run_folder), file=sys.stderr, flush=True)
             verdict = count_failure(run_folder, has_failed=True) if verdict is None else verdict
             if verdict:
@@ -110,20 +109,13 @@ def _record_for_group(found: failure.Failure, group: Path) -> None:
     job = group / "run_folder"
     run_folder = RunFolder(Path(job.read_text()))
     if not run_folder.is_completed():
-        _record(found, run_folder, seconds=time.time() - job.stat().st_mtime)
+        found.record(run_folder, seconds=time.time() - job.stat().st_mtime)
 
 
 def _code(failures: Mapping[int, ProcessFailure]) -> int:
     """Return the exit code of the run: the one of a rank that says what a person has to do, or that of the first that failed."""
     said = [each.exitcode for each in failures.values() if each.exitcode in FINAL]
     return said[0] if said else max(FAILED, elastic.first_of(failures)[1].exitcode)
-
-
-def _record(found: failure.Failure, run_folder: RunFolder, *, seconds: float = 0.0) -> bool:
-    try:
-        return found.record(run_folder, seconds=seconds)
-    except OSError:  # a full disk: the rank has shown its screen
-        return False
 
 
 def _quieten(log: Path | None) -> None:

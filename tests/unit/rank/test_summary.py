@@ -8,6 +8,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.job import Job
 from ddp_train.rank import summary
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.build import build
 from ddp_train.training.state import TrainState
 from tests.unit.parts import checked
@@ -34,7 +35,7 @@ def test_all_parameters_are_counted_and_those_that_are_trained() -> None:
 
 
 def test_tensorboard_is_tried_next_where_it_was_written() -> None:
-    result = {"step": 4, "samples": 4, "seconds": 1.0, "metrics": {"last": {}, "best": {}}}
+    result = Result(status=Status.COMPLETED, step=4, samples=4, seconds=1.0, metrics={"last": {}, "best": {}})
     for overrides, is_written in ([], True), (["~metrics.tensorboard"], False):
         job = Job(config=checked(*overrides, base=[]), run_folder=RunFolder(Path("run")), command=[], overrides=overrides)
         assert ("tensorboard --logdir" in summary.closing(job, result)) is is_written

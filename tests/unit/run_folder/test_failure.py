@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Status
 
 
 def test_ranks_that_did_the_same_share_a_line_and_many_lines_are_cut() -> None:
@@ -106,3 +108,18 @@ def test_a_rank_that_the_watchdog_of_nccl_ended_is_shown_with_the_reason(tmp_pat
     assert said not in failure.from_exit(rank=1, pid=8, exit_code=-9, said=words).message
     run_folder.rank_log(1).write_text("12:05 rank 1 INFO begins (pid 8)\n")
     assert failure.native_words(run_folder, 1, 8) == failure.native_words(run_folder, 2, 9) == ""
+
+
+def test_a_failure_that_cannot_be_written_counts_as_the_first_and_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found, run_folder = failure.from_exit(rank=0, pid=1, exit_code=-9), RunFolder(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert found.record(run_folder, seconds=1.0)
+    assert not list(tmp_path.iterdir())
+    assert found.record(run_folder, seconds=1.0)
+    assert not found.record(run_folder, seconds=2.0)
+    result = run_folder.read_result()
+    assert result is not None and (result.status, result.seconds) == (Status.FAILED, 1.0)

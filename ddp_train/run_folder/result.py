@@ -1,0 +1,71 @@
+"""result.json: how a run ended, how far it came and what it measured. Everything that writes or reads one does it here."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ddp_train.errors import INTERRUPTED, PREEMPTED
+from ddp_train.system.files import write_json
+
+
+class Status(StrEnum):
+    """What became of a run. The first two are of a sweep's jobs alone: a run has no result.json before it ends."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    PREEMPTED = "preempted"  # stopped in good order, by any signal but Ctrl-C or because its time was up
+    INTERRUPTED = "interrupted"  # stopped in good order by Ctrl-C
+
+
+STOPPED = {Status.INTERRUPTED: INTERRUPTED, Status.PREEMPTED: PREEMPTED}
+"""The status of a run that was stopped in good order -> the exit code."""
+
+
+def status_of(number: int) -> Status:
+    """Return the status of a run that a signal stopped."""
+    return Status.INTERRUPTED if number == signal.SIGINT else Status.PREEMPTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What result.json holds. None: not known, or the run did not come so far."""
+
+    status: Status
+    step: int | None = None  # steps taken
+    epoch: float | None = None  # None also for data that has no epochs
+    samples: int | None = None
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # last: name -> value; best: name -> its value and step
+    headline: Mapping[str, str] | None = None  # the metric to compare runs by, and its goal (min or max)
+    seconds: float | None = None
+    error: str | None = None
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The newest value of each metric."""
+        return self.metrics.get("last", {})
+
+    def write(self, path: Path) -> None:
+        """Write result.json. `headline` and `error` are there only when they are known."""
+        write_json(path, {name: value for name, value in vars(self).items() if value is not None or name not in ("headline", "error")})
+
+    @classmethod
+    def read(cls, path: Path) -> Result | None:
+        """Read result.json back; None when there is none yet.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        given = {each.name: content[each.name] for each in fields(cls) if each.name in content}
+        return cls(**given | {"status": Status(content.get("status"))})
