@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ddp_train.data.token_files import TokenFiles
 from ddp_train.interfaces import Batch, Indices
-from ddp_train.loader.order import Permutation
+from ddp_train.loader.permutation import Permutation
 
 _BATCHES, _ROUNDS = 10, 1000  # a round is shorter than a time slice: on a busy machine some are left alone
 

@@ -147,9 +147,7 @@ class TokenShards:
             self._check_size(shard)
         self._borders = np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
         self._mapped: dict[int, Tokens] = {}
-        self._length = 0  # that the three below are for
-        self._view: Tokens = np.empty((0, 0), self._dtype)
-        self._edges = self._shifts = self._borders
+        self._view: Tokens = np.empty((0, 0), self._dtype)  # all windows of the last length, of the only file
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -161,18 +159,7 @@ class TokenShards:
         Raises:
             IndexError: one of them does not lie in the stream.
         """
-        if length != self._length:
-            self._prepare(length)
-        found: Tokens
-        if len(self.shards) == 1:
-            found = self._view[starts]
-            return found
-        places = starts + self._shifts.take(self._edges.searchsorted(starts, side="right"))
-        try:
-            found = self._view[places]
-        except IndexError:  # some are no place in the view
-            found = self._windows_one_by_one(starts, length)
-        return found
+        return self._gather(starts, length) if len(self.shards) == 1 else self._join(starts, length)
 
     def map(self, shard: int) -> Tokens:
         """Return all tokens of a shard, mapped and read-only."""
@@ -183,42 +170,35 @@ class TokenShards:
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenShards, (self.root, self.split)
 
-    def _prepare(self, length: int) -> None:
-        """Make one view of all windows of a length, over all shards, so that a batch from many of them costs a single gather.
+    def _gather(self, starts: NDArray[np.int64], length: int) -> Tokens:
+        if self._view.shape[1] != length:
+            self._view = sliding_window_view(self.map(0), length)
+        found: Tokens = self._view[starts]
+        return found
 
-        The view begins at the lowest mapped address and ends at the highest. Between the shards lies memory that is not ours, so only
-        starts of windows that lie in one shard have a place in it: between edges 2k and 2k + 1 those of shard k.
-        """
-        maps = [self.map(number) for number in range(len(self.shards))]
-        addresses = np.asarray([tokens.__array_interface__["data"][0] for tokens in maps], np.int64)
-        places = (addresses - addresses.min()) // self._dtype.itemsize  # exact: maps begin at borders of pages
-        starts, stops = self._borders[:-1], self._borders[1:]
-        everything = _Memory(int(addresses.min()), max(int((places + stops - starts).max()), length), self._dtype)
-        self._view = sliding_window_view(np.asarray(everything) if len(maps) > 1 else maps[0], length)
-        self._edges = np.stack([starts, np.maximum(starts, stops - length + 1)], axis=1).flatten()
-        self._shifts = np.full(len(self._edges) + 1, np.iinfo(np.int64).min // 2)  # numpy refuses what is shifted so far
-        self._shifts[1::2] = places - starts
-        self._length = length
-
-    def _windows_one_by_one(self, starts: NDArray[np.int64], length: int) -> Tokens:
-        """Return the same as `windows`, also where they go on in the next shards."""
-        if starts.min() < 0 or starts.max() + length > len(self):
+    def _join(self, starts: NDArray[np.int64], length: int) -> Tokens:
+        """Return windows of several files: a slice for each window, and more where it goes on in the next files."""
+        if starts.min(initial=0) < 0 or starts.max(initial=0) + length > len(self):
             raise IndexError(
                 f"windows of {length} tokens from {starts.min()} to {starts.max()} do not lie in a stream of {len(self)} tokens"
             )
         shards = self._borders.searchsorted(starts, side="right") - 1
-        windows = np.empty((len(starts), length), self._dtype)
-        for window, shard, start in zip(windows, shards.tolist(), (starts - self._borders[shards]).tolist(), strict=True):
-            self._fill(window, shard, start)
-        return windows
+        memories, parts = self._memories, []
+        for shard, start in zip(shards.tolist(), (starts - self._borders[shards]).tolist(), strict=True):
+            part = memories[shard][start : start + length]
+            parts.append(part)
+            missing = length - len(part)
+            while missing:
+                shard += 1
+                part = memories[shard][:missing]
+                parts.append(part)
+                missing -= len(part)
+        return np.frombuffer(b"".join(parts), self._dtype).reshape(len(starts), length)
 
-    def _fill(self, row: Tokens, shard: int, start: int) -> None:
-        """Copy a window that begins in a shard and may go on in the next ones."""
-        filled = 0
-        while filled < len(row):
-            part = self.map(shard)[start : start + len(row) - filled]
-            row[filled : filled + len(part)] = part
-            filled, shard, start = filled + len(part), shard + 1, 0
+    @cached_property
+    def _memories(self) -> list[memoryview]:
+        """All files; a slice of a memoryview costs a third of an array's."""
+        return [self.map(number).data for number in range(len(self.shards))]
 
     def _check_size(self, shard: ShardEntry) -> None:
         path, expected = self.root / shard.file, shard.tokens * self._dtype.itemsize
@@ -239,13 +219,6 @@ class TokenShards:
         if tokens[-1] != self.index.end_of_text:
             raise damaged(path, f"ends with the token {tokens[-1]}", f"{self.index.end_of_text}, which ends every document")
         return tokens
-
-
-class _Memory:
-    """A stretch of this process's memory, for numpy to look at."""
-
-    def __init__(self, address: int, items: int, dtype: np.dtype[Any]) -> None:
-        self.__array_interface__ = {"data": (address, True), "shape": (items,), "typestr": dtype.str, "version": 3}
 
 
 class TokenDocuments:
