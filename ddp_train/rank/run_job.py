@@ -5,18 +5,11 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ddp_train.checkpoint import catalog, disk_space
-from ddp_train.checkpoint.catalog import Ranking, ranking
-from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old
 from ddp_train.config import auto
 from ddp_train.config.saved import record_answers
 from ddp_train.distributed.world import World
@@ -29,25 +22,23 @@ from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.fault_injection import inject
 from ddp_train.rank.stop import WALLTIME, Stop
-from ddp_train.redaction import redact_all
 from ddp_train.run_folder.attempts import end
-from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
 from ddp_train.sweep.folder import Sweep, sweep_of
 from ddp_train.training import initial_weights, predictions
 from ddp_train.training.build import build
+from ddp_train.training.checkpoints import Checkpoints, probe, ranking_of, retention
 from ddp_train.training.components import Components
+from ddp_train.training.evaluation import evaluate
 from ddp_train.training.instantiate import build_writers
-from ddp_train.training.loss_monitor import Event, LossMonitor, Rewind
+from ddp_train.training.loss_monitor import LossMonitor
+from ddp_train.training.records import Records
 from ddp_train.training.replica_check import FingerprintCheck, ReplicaCheck
-from ddp_train.training.restore import resume, rewind
-from ddp_train.training.saved_state import content, hashes
+from ddp_train.training.restore import resume
+from ddp_train.training.saved_state import hashes
 from ddp_train.training.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.state import TrainState
-from ddp_train.training.state_size import estimate, require_few_tensors
-from ddp_train.training.trainer import Loop, Record, evaluate, train
-
-logger = logging.getLogger(__name__)
+from ddp_train.training.trainer import Trainer
 
 
 def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
@@ -70,7 +61,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     components = build(tree, job.config.batch, world)
     if world.is_main:
         record_answers(run_folder.config, job.config, components.answers)
-    keep = _keep(tree["checkpoint"], components)
+    keep = retention(tree["checkpoint"], components)
     if not resume(job, components, state, world, moves=tracker.move) and tree["init_from"] is not None:
         lines = initial_weights.load(
             Path(tree["init_from"]), components.model, world, renames=tree["init_from_keys"], is_strict=tree["init_from_strict"]
@@ -88,16 +79,26 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
             print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
         return DONE
     if world.is_main:
-        _probe(run_folder, components, keep, world)  # the other ranks wait for it in `_loop`
+        probe(run_folder, components, keep, world)  # the other ranks wait for it where `Checkpoints` are made
         run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_folder.predictions, state.step)
-    writers = _writers(job, components, state, world, tracker)
-    saver, schedule = _saver(job, world, keep, tracker), _schedule(job, state, world, stop, keep)
-    loop = _loop(job, components, state, world, stop, tracker, writers, saver, schedule)
+    records = Records(run_folder, world, partial(_writers, job, components, state, world, tracker))
+    checkpoints = Checkpoints(
+        config=job.config,
+        run_folder=run_folder,
+        components=components,
+        state=state,
+        world=world,
+        keep=keep,
+        records=records,
+        tracker=tracker,
+        agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
+    )
+    trainer = _trainer(job, components, state, world, stop, checkpoints)
     inject(tree["debug"]["faults"], tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
-    is_done = train(components, state, world, loop)
-    unsaved = saver.finish()
+    is_done = trainer.train()
+    unsaved = checkpoints.finish()
     if unsaved and is_done:
         raise RunError(
             key="checkpoint",
@@ -109,9 +110,8 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     world.barrier()  # every rank is through: only now it is completed
     status = Status.COMPLETED if is_done else status_of(stop.cause())
     if world.is_main:
-        for writer in writers:
-            writer.close()
-        result = _result(status, components, state, loop, seconds=time.monotonic() - started)
+        records.close()
+        result = _result(status, trainer, seconds=time.monotonic() - started)
         result.write(run_folder.result)
         end(run_folder, is_saved=not unsaved)
         if not is_done and stop.cause() is WALLTIME:
@@ -128,15 +128,7 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
     is_there = world.from_main(folder.exists())
     if components.eval_loader is None or not job.config.tree["evaluate"]["save_predictions"] or is_there:
         return
-    metrics = evaluate(
-        components.model,
-        components.objective,
-        components.eval_loader,
-        world,
-        autocast=components.amp.autocast(world.device),
-        begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step),
-        predictions=folder,
-    )
+    metrics = evaluate(components, world, predictions=folder, begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step))
     assert metrics is not None  # a stop before the first step ends the process
     if world.is_main:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
@@ -165,84 +157,28 @@ def _writers(job: Job, components: Components, state: TrainState, world: World, 
     )
 
 
-def _saver(job: Job, world: World, keep: Retention, tracker: PhaseTracker) -> Saver:
-    """Return what writes the run's checkpoints. Collective."""
-    tree = job.config.tree["checkpoint"]
-    return Saver(
-        job.run_folder.checkpoints,
-        world,
-        config_hash=job.config.hash(),
-        asynchronous=tree["asynchronous"],
-        remove_old=lambda folder: remove_old(folder, keep),
-        moves=tracker.move,
-    )
-
-
-def _schedule(job: Job, state: TrainState, world: World, stop: Stop, keep: Retention) -> CheckpointSchedule:
-    """Return what says after which steps the run is saved. Collective."""
-    tree, folder = job.config.tree["checkpoint"], job.run_folder.checkpoints
-    return CheckpointSchedule(
-        every_evaluation=tree["every_evaluation"],
-        every_steps=tree["every_steps"],
-        every_minutes=tree["every_minutes"],
-        keep=keep,
-        saved=world.from_main(catalog.saved(folder) if world.is_main else None),
-        agree=lambda step, is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
-    )
-
-
-def _loop(
-    job: Job,
-    components: Components,
-    state: TrainState,
-    world: World,
-    stop: Stop,
-    tracker: PhaseTracker,
-    writers: list[MetricWriter],
-    saver: Saver,
-    schedule: CheckpointSchedule,
-) -> Loop:
-    """Tell the loop what the config, the run folder and the stop say."""
-    tree, run_folder = job.config.tree, job.run_folder
-    trainer, every = tree["trainer"], tree["trainer"]["check_replicas_every_steps"]
-
-    def tell(event: Event, line: str) -> None:
-        if world.is_main:
-            with run_folder.events.open("a") as file:
-                file.write(json.dumps(event) + "\n")
-            if line:
-                print(line, flush=True)
-
-    def go_back(found: Rewind) -> None:
-        tracker.enter(Phase.START, state.step)  # reading a checkpoint takes its time
-        saver.finish()
-        rewind(found, run_folder, components, state, world, tell=tell, moves=tracker.move)
-        schedule.go_back(world.from_main(catalog.saved(run_folder.checkpoints) if world.is_main else None))
-        for writer in writers:
-            writer.close()
-        writers[:] = _writers(job, components, state, world, tracker)  # which drop what they had after this step
-
-    def write(record: Record) -> None:
-        record = redact_all(record)  # a metric's name is somebody's text, and writers are anybody's
-        schedule.note(record)
-        for writer in writers:
-            writer.write(record)
-        logger.info("%s", record)
-
-    return Loop(
-        log_every_steps=tree["trainer"]["log_every_steps"],
-        evaluate_every_steps=tree["trainer"]["evaluate_every_steps"],
-        clip_grad_norm=tree["trainer"]["clip_grad_norm"],
-        write=write,
-        save=lambda window: saver.save(content(components, state, window.sums(), world), facts=schedule.facts(state.step)),
-        saves_after=schedule.saves_after,
+def _trainer(job: Job, components: Components, state: TrainState, world: World, stop: Stop, checkpoints: Checkpoints) -> Trainer:
+    """Return what trains the run as its config says."""
+    tree, run_folder, records = job.config.tree, job.run_folder, checkpoints.records
+    settings, every = tree["trainer"], tree["trainer"]["check_replicas_every_steps"]
+    return Trainer(
+        components=components,
+        state=state,
+        world=world,
+        log_every_steps=settings["log_every_steps"],
+        evaluate_every_steps=settings["evaluate_every_steps"],
+        clip_grad_norm=settings["clip_grad_norm"],
+        sanity_check=tree["sanity_check"],
+        predictions_of=run_folder.predictions_of if tree["evaluate"]["save_predictions"] else None,
+        write=records.write,
+        save=checkpoints.save,
+        saves_after=checkpoints.are_due,
         stops_after=stop.comes_after,
         is_stopping=stop.is_asked,
-        sanity_check=tree["sanity_check"],
-        tracker=tracker,
-        predictions_of=run_folder.predictions_of if tree["evaluate"]["save_predictions"] else None,
-        watch=LossMonitor(**{key: trainer[key] for key in ("on_nonfinite", "spike_zscore", "on_spike")}, tell=tell),
-        guard=SkippingGuard(components.trained, components.optimizer) if trainer["on_nonfinite"] == "skip" else StepGuard(),
+        rewind=checkpoints.rewind,
+        tracker=checkpoints.tracker,
+        monitor=LossMonitor(**{key: settings[key] for key in ("on_nonfinite", "spike_zscore", "on_spike")}, tell=records.tell),
+        guard=SkippingGuard(components.trained, components.optimizer) if settings["on_nonfinite"] == "skip" else StepGuard(),
         replicas=FingerprintCheck(
             components.trained,
             world,
@@ -252,40 +188,18 @@ def _loop(
         )
         if every
         else ReplicaCheck(),
-        rewind=go_back,
     )
 
 
-def _keep(settings: Mapping[str, Any], components: Components) -> Retention:
-    """Return which checkpoints stay; refuses a metric that the run does not measure."""
-    return Retention(
-        last=settings["keep_last"],
-        best=settings["keep_best"],
-        every_steps=settings["keep_every_steps"],
-        ranking=_ranking(components, settings["metric"]),
-    )
-
-
-def _probe(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:
-    """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
-    require_few_tensors(components, num_ranks=world.size)
-    size = estimate(components.trained, components.optimizer, num_ranks=world.size)
-    if warning := disk_space.probe(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
-        print(warning, flush=True)
-
-
-def _result(status: Status, components: Components, state: TrainState, loop: Loop, *, seconds: float) -> Result:
+def _result(status: Status, trainer: Trainer, *, seconds: float) -> Result:
     """Return what result.json will hold."""
+    state = trainer.state
     return Result(
         status=status,
         step=state.step,
-        epoch=epochs(components.train_loader.order, state.samples),
+        epoch=epochs(trainer.components.train_loader.order, state.samples),
         samples=state.samples,
-        metrics={"last": loop.last, "best": state.best},
-        headline=asdict(_ranking(components)),
+        metrics={"last": trainer.last, "best": state.best},
+        headline=asdict(ranking_of(trainer.components)),
         seconds=round(seconds, 3),
     )
-
-
-def _ranking(components: Components, metric: str | None = None) -> Ranking:
-    return ranking(components.objective.goals, metric=metric, is_evaluated=components.eval_loader is not None)

@@ -11,15 +11,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.training.log_window import LogWindow, Reading
+from ddp_train.training.records import Event
 from ddp_train.training.state import TrainState
-
-Event = dict[str, Any]
-"""One line of events.jsonl."""
 
 _HISTORY = 50  # steps that a loss is compared with
 _ENOUGH = 20  # of them, at least

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -42,6 +43,20 @@ _LABEL_ERROR = re.compile(r"Target (-?\d+) is out of bounds|device-side (assert)
 _AT_RANDOM = 0.05  # a loss that differs by more from one time to the next says nothing about sum and mean
 
 
+@dataclass(frozen=True)
+class NamedBatch:
+    """A micro-batch, and what to call it."""
+
+    micro_batch: MicroBatch
+    ids: Indices | None  # of the samples that it was asked for; None: they have none
+    name: str
+
+    def true_ids(self) -> Indices | None:
+        """Return the samples, if all that were asked for are in the batch."""
+        is_whole = self.ids is not None and not self.micro_batch.skipped and len(self.ids) == batch_size(self.micro_batch.batch)
+        return self.ids if is_whole else None
+
+
 def check(components: Components, first: Sequence[MicroBatch], world: World, *, samples: int, predicts: bool) -> None:
     """Try the first micro-batch of training, if there is one, and the first of the evaluation; rank 0 prints what they are.
 
@@ -56,43 +71,43 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
     lines = []
     with untouched(components, world.device):
         if first:
-            ids = components.train_loader.sample_ids(samples, 0)
-            lines.append(_try(components, first[0], ids, world, split="training", predicts=predicts))
+            tried = NamedBatch(first[0], components.train_loader.sample_ids(samples, 0), "the first training batch")
+            lines.append(_try(components, tried, world, split="training", predicts=predicts))
             _refuse_means(components, first[0], world)
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if components.eval_loader is not None and evaluated is not None:
-            ids = components.eval_loader.sample_ids(0)
-            lines.append(_try(components, evaluated, ids, world, split="evaluation", predicts=predicts))
+            tried = NamedBatch(evaluated, components.eval_loader.sample_ids(0), "the first evaluation batch")
+            lines.append(_try(components, tried, world, split="evaluation", predicts=predicts))
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # its blocks are of other sizes than the steps'
     if world.is_main:
         print(*(f"tried    {line}" for line in lines), sep="\n", flush=True)
 
 
-def explain(error: Exception, model: nn.Module, objective: Objective, micro_batch: MicroBatch, ids: Indices | None, *, what: str) -> None:
+def explain(error: Exception, components: Components, named: NamedBatch) -> None:
     """Raise what says more than `error` about a batch of a run, where the cause is a label out of range; else do nothing.
 
     Where a GPU stumbled over it there is nothing left to ask: its labels are looked at before, as far as the data tells them.
     """
     if _LABEL_ERROR.search(str(error)) is None:
         return
-    seen = _Seen(model)
+    seen = _Seen(components.model)
     with contextlib.suppress(Exception), torch.no_grad(), seen:
-        objective.loss(model, micro_batch.batch)
-    _refuse_labels(seen, micro_batch, ids, what=what, error=error)
+        components.objective.loss(components.model, named.micro_batch.batch)
+    _refuse_labels(seen, named, error)
 
 
-def _try(components: Components, micro_batch: MicroBatch, ids: Indices | None, world: World, *, split: str, predicts: bool) -> str:
+def _try(components: Components, named: NamedBatch, world: World, *, split: str, predicts: bool) -> str:
     """Run one batch as training or evaluation does, and say what it is.
 
     Without backward: that of the first step comes next, and nothing is lost until then.
     """
     model, objective, seen = components.model, components.objective, _Seen(components.model)
-    what = f"the first {split} batch"
+    micro_batch = named.micro_batch
     if _tells_classes(objective):
         loader = components.train_loader if split == "training" else components.eval_loader
         source = getattr(loader, "source", None)
-        seen.then = lambda: _refuse_known_labels(objective, seen, micro_batch, ids, source, what=what)
+        seen.then = lambda: _refuse_known_labels(objective, seen, named, source)
     model.train(split == "training")
     shown = ""
     try:
@@ -114,8 +129,8 @@ def _try(components: Components, micro_batch: MicroBatch, ids: Indices | None, w
     except Exception as error:
         if _is_of_the_machine(error):
             raise
-        _refuse_labels(seen, micro_batch, ids, what=what, error=error)
-        raise _mismatch(error, components, micro_batch.batch, seen, what=what) from error
+        _refuse_labels(seen, named, error)
+        raise _mismatch(error, components, named, seen) from error
     device = next((tensor.device for tensor in tensors_of(batch)), world.device)
     return f"{split} batch {describe(micro_batch.batch)} on {device}, the model gives {seen.gives}{shown}"
 
@@ -151,9 +166,9 @@ def _is_of_the_machine(error: Exception) -> bool:
     return "gloo/transport" in text or ("CUDA error" in text and "device-side assert" not in text)
 
 
-def _mismatch(error: Exception, components: Components, batch: Batch, seen: _Seen, *, what: str) -> ConfigError:
+def _mismatch(error: Exception, components: Components, named: NamedBatch, seen: _Seen) -> ConfigError:
     """Say what came from the data, through the model and into the objective, with the error's own words and line."""
-    model, objective = components.model, components.objective
+    model, objective, batch = components.model, components.objective, named.micro_batch.batch
     key = "data, objective" if not seen.takes else "model" if not seen.gives else "objective"
     types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
     name = objective.loss_fn if isinstance(objective, LossObjective) else objective
@@ -161,7 +176,7 @@ def _mismatch(error: Exception, components: Components, batch: Batch, seen: _See
         key=key,
         happened="\n".join(
             [
-                f"{what} fails: {type(error).__name__}: {error}",
+                f"{named.name} fails: {type(error).__name__}: {error}",
                 f"  {failure.own_line(error)}",
                 f"  data       gives {describe(batch)}",
                 f"  model      {type(model).__name__} ({', '.join(types)}) {seen}",
@@ -191,65 +206,59 @@ def _tells_classes(objective: Objective) -> bool:
     )
 
 
-def _refuse_known_labels(
-    objective: Objective, seen: _Seen, micro_batch: MicroBatch, ids: Indices | None, source: object, *, what: str
-) -> None:
+def _refuse_known_labels(objective: Objective, seen: _Seen, named: NamedBatch, source: object) -> None:
     """Refuse labels out of range before the loss meets them, which on a GPU ends all: those of the batch, and all that the data tells."""
-    batch = micro_batch.batch
+    batch = named.micro_batch.batch
     shape = seen.scores[0] if seen.is_tensor and seen.scores else ()
     if len(shape) != 2 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
-    ids, labels, num_classes = _true(ids, micro_batch), batch[1], shape[1]
+    ids, labels, num_classes = named.true_ids(), batch[1], shape[1]
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != shape[:1]:
         return
     ignored = getattr(getattr(objective, "loss_fn", None), "ignore_index", None)
     found = labels.cpu().numpy()
-    _refuse_out_of_range(found, ids, num_classes, ignored=ignored, what=what)
-    if isinstance(source, Labelled) and ids is not None:
+    problem = _out_of_range(found, ids, num_classes, ignored=ignored, name=named.name)
+    if problem is None and isinstance(source, Labelled) and ids is not None:
         every = np.asarray(source.labels)
         if np.array_equal(every[ids], found):  # the labels are what is trained on
-            _refuse_out_of_range(
-                every, np.arange(len(every)), num_classes, ignored=ignored, what=what.replace("first ", "").replace("batch", "data")
-            )
+            name = named.name.replace("first ", "").replace("batch", "data")
+            problem = _out_of_range(every, np.arange(len(every)), num_classes, ignored=ignored, name=name)
+    if problem is not None:
+        raise problem
 
 
-def _true(ids: Indices | None, micro_batch: MicroBatch) -> Indices | None:
-    """Return the samples of a batch, if all that were asked for are in it."""
-    return None if ids is None or micro_batch.skipped or len(ids) != batch_size(micro_batch.batch) else ids
-
-
-def _refuse_labels(seen: _Seen, micro_batch: MicroBatch, ids: Indices | None, *, what: str, error: Exception) -> None:
+def _refuse_labels(seen: _Seen, named: NamedBatch, error: Exception) -> None:
     """Refuse labels out of range once an error speaks of them; which tensor has them is told by the shapes alone."""
-    text = str(error)
-    match = _LABEL_ERROR.search(text)
+    match = _LABEL_ERROR.search(str(error))
     if match is None:
         return
     ignored = None if match[1] == "-100" else -100
-    ids = _true(ids, micro_batch)
-    integers = [tensor for tensor in tensors_of(micro_batch.batch) if not tensor.is_floating_point() and tensor.device.type == "cpu"]
+    ids, tensors = named.true_ids(), tensors_of(named.micro_batch.batch)
+    integers = [tensor for tensor in tensors if not tensor.is_floating_point() and tensor.device.type == "cpu"]
     for shape in seen.scores:
         for labels in integers:
             for classes in (1, len(shape) - 1):
                 if labels.shape == shape[:classes] + shape[classes + 1 :]:
-                    _refuse_out_of_range(labels.numpy(), ids, shape[classes], ignored=ignored, what=what, error=error)
+                    problem = _out_of_range(labels.numpy(), ids, shape[classes], ignored=ignored, name=named.name)
+                    if problem is not None:
+                        raise problem from error
 
 
-def _refuse_out_of_range(
-    labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, what: str, error: Exception | None = None
-) -> None:
+def _out_of_range(labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, name: str) -> DataError | None:
+    """Return what to say of labels that are no class; None: all of them are."""
     is_wrong = ((labels < 0) | (labels >= num_classes)) & (True if ignored is None else labels != ignored)
     places = np.argwhere(is_wrong)
     if not len(places):
-        return
+        return None
     first = places[0]
     sample = f"sample {ids[first[0]]}" if ids is not None else f"sample number {first[0] + 1} of the batch"
-    raise DataError(
+    return DataError(
         key="data",
         happened=f"label {labels[tuple(first)]} of {sample} is out of range: the model's output has {num_classes} classes"
-        f" ({len(places)} such among the {labels.size} labels of {what})",
+        f" ({len(places)} such among the {labels.size} labels of {name})",
         expected=f"labels from 0 to {num_classes - 1}",
         fix="data whose labels count from 0, or a model with more classes",
-    ) from error
+    )
 
 
 def _refuse_means(components: Components, micro_batch: MicroBatch, world: World) -> None:

@@ -47,8 +47,9 @@ from ddp_train.phase import PhaseTracker
 from ddp_train.rank.rank import leave
 from ddp_train.training.build import build
 from ddp_train.training.instantiate import build_writers
+from ddp_train.training.records import Record
 from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import Loop, Record, train
+from ddp_train.training.trainer import Trainer
 
 HERE = "tests.benchmark.loop_overhead"
 WARM_UP_PAIRS = 3
@@ -220,7 +221,10 @@ def measure(name: str, pairs: int, device: str) -> None:
             raw_times.append(since(before, world))
             clock[0] = now(world)
 
-        loop = Loop(
+        trainer = Trainer(
+            components=components,
+            state=TrainState(),
+            world=world,
             log_every_steps=checked.tree["trainer"]["log_every_steps"],
             evaluate_every_steps=None,
             clip_grad_norm=checked.tree["trainer"]["clip_grad_norm"],
@@ -228,7 +232,7 @@ def measure(name: str, pairs: int, device: str) -> None:
             save=lambda window: None,
         )
         clock[0] = now(world)
-        train(components, TrainState(), world, loop)
+        trainer.train()
         for writer in writers:
             writer.close()
     if not math.isclose(norm(components.model), norm(raw.model), rel_tol=1e-4):

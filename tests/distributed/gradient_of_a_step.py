@@ -28,7 +28,8 @@ from ddp_train.distributed.world import World, open_world
 from ddp_train.rank.rank import leave
 from ddp_train.training.build import build
 from ddp_train.training.components import Components
-from ddp_train.training.trainer import LogWindow, train_step
+from ddp_train.training.state import TrainState
+from ddp_train.training.trainer import Trainer
 
 DATA = {"packed_tokens": PackedTokens, "padded_tokens": PaddedTokens}
 DTYPES = (
@@ -53,7 +54,17 @@ def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
     parts.module.train()
     micro_batches = list(islice(loader.micro_batches(0), loader.grad_accum_steps))
     size = loader.order.batch_at(0).size
-    train_step(parts, micro_batches, world, LogWindow(world.device), global_batch_size=size, clip_grad_norm=None, measure_grad_norm=True)
+    trainer = Trainer(
+        components=parts,
+        state=TrainState(),
+        world=world,
+        log_every_steps=1,
+        evaluate_every_steps=None,
+        clip_grad_norm=None,
+        write=lambda record: None,
+        save=lambda window: None,
+    )
+    trainer.train_step(micro_batches, global_batch_size=size, measures_norm=True)
     return noted[0]
 
 

@@ -12,11 +12,12 @@ from ddp_train.checkpoint.catalog import Ranking
 from ddp_train.checkpoint.save import Saver
 from ddp_train.cli.main import CONF
 from ddp_train.config.check import RunConfig, check
-from ddp_train.distributed.world import alone
+from ddp_train.distributed.world import World, alone
 from ddp_train.training.build import build
 from ddp_train.training.components import Components
 from ddp_train.training.saved_state import content
 from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.trainer import Trainer
 from tests.conftest import TINY
 
 LOSS = Ranking(metric="eval/loss", goal="min")
@@ -33,6 +34,13 @@ def components(*overrides: str, base: list[str] = TINY) -> Components:
     """Build a small run's components."""
     run = checked(*overrides, base=base)
     return build(run.tree, run.batch, alone())
+
+
+def trainer(parts: Components, state: TrainState | None = None, world: World | None = None, **changes: Any) -> Trainer:
+    """Return what trains the components, writes nothing and saves nothing."""
+    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
+    settings |= {"write": lambda record: None, "save": lambda window: None} | changes
+    return Trainer(components=parts, state=state or TrainState(), world=world or alone(), **settings)
 
 
 def saved(folder: Path, step: int, parts: Components, facts: Mapping[str, Any] | None = None) -> Path:

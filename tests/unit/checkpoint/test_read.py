@@ -31,15 +31,9 @@ from ddp_train.training import saved_state
 from ddp_train.training.components import Components
 from ddp_train.training.saved_state import content
 from ddp_train.training.state import TrainState, WindowSums
-from ddp_train.training.trainer import Loop, train
 from tests.conftest import FEW, TINY
 from tests.unit.checkpoint_ranks import Ranks, worlds
-from tests.unit.parts import LOSS, components
-
-
-def train_to_the_end(parts: Components) -> None:
-    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
-    train(parts, TrainState(), alone(), Loop(**settings, write=lambda record: None, save=lambda window: None))
+from tests.unit.parts import LOSS, components, trainer
 
 
 def assert_same_state(one: Components, other: Components) -> None:
@@ -97,8 +91,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
         parts = components(*noisy, f"trainer.max_steps={last}", "trainer.evaluate_every_steps=5", base=[*TINY[:1], *FEW])
         if load:
             assert saved_state.load(load, parts, state, alone())
-        settings = {"log_every_steps": 1, "evaluate_every_steps": 5, "clip_grad_norm": None}
-        train(parts, state, alone(), Loop(**settings, write=records[name].append, save=lambda window: None))  # type: ignore[arg-type]
+        trainer(parts, state, evaluate_every_steps=5, write=records[name].append).train()
         return parts
 
     whole = train_to(10, "whole", TrainState())
@@ -124,7 +117,7 @@ def test_the_loss_scale_follows_the_number_of_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_any_number_of_ranks_writes_the_same_state(tmp_path: Path, size: int) -> None:
     parts = components("optimizer=adamw", "trainer.max_steps=2")
-    train_to_the_end(parts)
+    trainer(parts).train()
     assert Ranks(tmp_path, parts, size=size).save(3) == ""
     path = tmp_path / "step_00000003"
     sizes = [file.stat().st_size for file in sorted(path.glob("rank_*"))]
@@ -138,7 +131,7 @@ def test_any_number_of_ranks_writes_the_same_state(tmp_path: Path, size: int) ->
 
 def test_ranks_read_what_all_have_once_together_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = components("optimizer=adamw", "trainer.max_steps=2")
-    train_to_the_end(parts)
+    trainer(parts).train()
     assert Ranks(tmp_path, parts, size=4).save(3) == ""
     path, count, moved = tmp_path / "step_00000003", dict.fromkeys(range(3), 0), list[int]()
     real = tensor_file.read_bytes
@@ -173,7 +166,7 @@ def test_ranks_read_what_all_have_once_together_and_no_more(tmp_path: Path, monk
 
 def test_a_run_that_goes_back_keeps_one_state_of_its_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = components("optimizer=adamw", "trainer.max_steps=1")
-    train_to_the_end(parts)
+    trainer(parts).train()
     path = saved(tmp_path, 1, parts)
     old = [weakref.ref(value) for values in parts.optimizer.state.values() for value in values.values()]
     alive = list[int]()
@@ -298,7 +291,7 @@ def test_all_keys_that_do_not_fit_are_listed(tmp_path: Path) -> None:
 
 def test_an_optimizer_with_states_of_another_type_gets_them_back_uncast(tmp_path: Path) -> None:
     parts = components("optimizer=adamw", "trainer.max_steps=1")
-    train_to_the_end(parts)
+    trainer(parts).train()
     for values in parts.optimizer.state.values():
         values["exp_avg"] = values["exp_avg"].double() * (1 + 1e-12)
     other = components("optimizer=adamw", "trainer.max_steps=1")
@@ -343,14 +336,14 @@ def test_a_weight_decay_that_is_switched_on_or_off_keeps_every_parameters_state(
     base += ["~scheduler.step_size", "~scheduler.gamma", "+scheduler.T_max=1"]  # one of those that keep a rate for each group
     for before, after in (("0.1", "0.0"), ("0.0", "0.1")):
         trained = components(*base, f"optimizer.weight_decay={before}")
-        train_to_the_end(trained)
+        trainer(trained).train()
         path = saved(tmp_path / after, 1, trained)
         changed = components(*base, f"optimizer.weight_decay={after}")
         saved_state.load(path, changed, TrainState(), alone())
         for name, value in moments(trained).items():
             assert torch.equal(value, moments(changed)[name]), name
         assert f"weight_decay is {float(after)} as configured; the checkpoint had {float(before)}" in capsys.readouterr().out
-        train_to_the_end(changed)
+        trainer(changed).train()
     path = saved(tmp_path / "other", 1, trained)  # one group, in another order than that of an optimizer that does not know of decay
     with pytest.raises(UserError, match="had the parameters in another order"):
         saved_state.load(path, components(*base, "~optimizer.weight_decay"), TrainState(), alone())

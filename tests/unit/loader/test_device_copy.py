@@ -11,15 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddp_train.distributed.world import alone
 from ddp_train.interfaces import Batch
 from ddp_train.loader import device_copy
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
-from ddp_train.training import trainer
-from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import Loop, train
-from tests.unit.parts import components
+from ddp_train.training import trainer as loop
+from tests.unit.parts import components, trainer
 
 CUDA = torch.device("cuda", 0)
 
@@ -78,10 +75,9 @@ def test_few_micro_batches_are_on_the_device_at_a_time(
 ) -> None:
     parts = components("data.micro_batch_size=4", "trainer.grad_accum_steps=8", "trainer.max_steps=2", "trainer.evaluate_every_steps=9")
     parts.objective, parts.eval_loader = objective, None
-    monkeypatch.setattr(trainer, "copied_ahead", lambda stream, world_device: device_copy.copied_ahead(stream, CUDA))
+    monkeypatch.setattr(loop, "copied_ahead", lambda stream, world_device: device_copy.copied_ahead(stream, CUDA))
     alive: list[int] = []
     parts.model.register_forward_hook(lambda *_: alive.append(sum(copy() is not None for copy in copies)))
-    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
-    train(parts, TrainState(), alone(), Loop(**settings, write=lambda record: None, save=lambda window: None))
+    trainer(parts).train()
     assert len(alive) == 16
     assert max(alive) == most

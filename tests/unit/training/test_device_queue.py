@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddp_train.distributed.world import alone
 from ddp_train.phase import PhaseTracker
-from ddp_train.training import trainer
+from ddp_train.training import trainer as loop
 from ddp_train.training.device_queue import STEPS_AHEAD, DeviceQueue, device_queue
-from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import Loop, train
-from tests.unit.parts import components
+from tests.unit.parts import components, trainer
 
 
 class Gpu:
@@ -89,7 +86,6 @@ def test_the_loop_marks_the_end_of_every_step(monkeypatch: pytest.MonkeyPatch) -
             marked.append(step)
 
     assert type(device_queue(torch.device("cpu"), PhaseTracker())) is DeviceQueue
-    monkeypatch.setattr(trainer, "device_queue", lambda device, tracker: Marks())
-    loop = Loop(log_every_steps=10, evaluate_every_steps=None, clip_grad_norm=None, write=lambda record: None, save=lambda window: None)
-    train(components("trainer.max_steps=3"), TrainState(), alone(), loop)
+    monkeypatch.setattr(loop, "device_queue", lambda device, tracker: Marks())
+    trainer(components("trainer.max_steps=3"), log_every_steps=10).train()
     assert marked == [1, 2, 3]

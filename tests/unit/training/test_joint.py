@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,14 +15,13 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.training.components import Components
-from ddp_train.training.log_window import LogWindow
+from ddp_train.training.evaluation import evaluate
 from ddp_train.training.saved_state import load
 from ddp_train.training.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.state import TrainState
 from ddp_train.training.state_size import estimate
-from ddp_train.training.trainer import evaluate, train_step
 from tests.conftest import FEW
-from tests.unit.parts import components, saved
+from tests.unit.parts import components, saved, trainer
 
 
 class Warm(nn.Module, Classification):
@@ -80,8 +77,8 @@ def step(parts: Components, *, guard: StepGuard | None = None, spoil: bool = Fal
     micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
     if spoil:
         micro_batches[0].batch[0].fill_(torch.nan)
-    settings: Mapping[str, Any] = {"global_batch_size": 32, "clip_grad_norm": clip, "measure_grad_norm": True}
-    return train_step(parts, micro_batches, alone(), LogWindow(torch.device("cpu")), **settings, **({"guard": guard} if guard else {}))
+    one_run = trainer(parts, clip_grad_norm=clip, guard=guard or StepGuard())
+    return one_run.train_step(micro_batches, global_batch_size=32, measures_norm=True)
 
 
 def values(parts: Components) -> dict[str, Tensor]:
@@ -134,8 +131,7 @@ def test_a_skipped_step_leaves_the_objective_as_it_was() -> None:
 def test_evaluation_puts_the_objectives_modes_back_each_as_it_was() -> None:
     parts = parts_of(Warm)
     parts.module.train()
-    assert parts.eval_loader is not None
-    assert evaluate(parts.model, parts.objective, parts.eval_loader, alone(), autocast=parts.amp.autocast(torch.device("cpu")))
+    assert evaluate(parts, alone())
     assert parts.objective.training and parts.objective.drop.training and not parts.objective.teacher.training  # type: ignore[attr-defined]
 
 

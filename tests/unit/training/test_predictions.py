@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,14 @@ from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.objective.loss import LossObjective
 from ddp_train.training.components import Components
+from ddp_train.training.evaluation import evaluate
 from ddp_train.training.predictions import PredictionFiles, forget_after
-from ddp_train.training.trainer import evaluate
 from tests.unit.parts import components
 from tests.unit.training.test_trainer import Ragged
 
 
 def evaluated(parts: Components, folder: Path, **changes: Any) -> dict[str, float] | None:
-    assert parts.eval_loader is not None
-    autocast = parts.amp.autocast(torch.device("cpu"))
-    return evaluate(parts.model, parts.objective, parts.eval_loader, alone(), autocast=autocast, predictions=folder, **changes)
+    return evaluate(parts, alone(), predictions=folder, **changes)
 
 
 def test_each_sample_has_its_row_and_they_say_what_the_metrics_say(tmp_path: Path) -> None:
@@ -57,8 +56,8 @@ def test_a_language_model_tells_the_loss_and_the_tokens_of_each_sample(tmp_path:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11))
     loader = EvalLoader(Ragged(), rank=0, world_size=1, batch_size=5)
-    objective = LanguageModeling(ignore_index=-100)
-    metrics = evaluate(model, objective, loader, alone(), autocast=torch.autocast("cpu", enabled=False), predictions=tmp_path / "p")
+    parts = replace(components(), model=model, objective=LanguageModeling(ignore_index=-100), eval_loader=loader)
+    metrics = evaluated(parts, tmp_path / "p")
     losses, tokens = np.load(tmp_path / "p/loss.npy"), np.load(tmp_path / "p/tokens.npy")
     assert tokens.tolist() == [sample % 6 for sample in range(12)]
     assert losses[0] == 0.0
@@ -70,9 +69,8 @@ def test_a_bare_loss_function_saves_what_the_model_gave_also_in_bfloat16(tmp_pat
     model = torch.nn.Linear(3, 2)
     source = DatasetSource(TensorDataset(torch.rand(7, 3), torch.zeros(7, 2)))
     loader = EvalLoader(source, rank=0, world_size=1, batch_size=4)
-    objective = LossObjective(torch.nn.functional.mse_loss)
-    autocast = torch.autocast("cpu", dtype=torch.bfloat16)
-    evaluate(model, objective, loader, alone(), autocast=autocast, predictions=tmp_path / "p")
+    parts = replace(components("amp=bf16"), model=model, objective=LossObjective(torch.nn.functional.mse_loss), eval_loader=loader)
+    evaluated(parts, tmp_path / "p")
     output = np.load(tmp_path / "p/output.npy")
     assert (output.dtype, output.shape) == (np.float32, (7, 2))
 

@@ -19,19 +19,16 @@ from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective, as_objective
 from ddp_train.training.components import Components
+from ddp_train.training.records import Record
 from ddp_train.training.sanity_check import check
-from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import Loop, Record, train
-from tests.unit.parts import components
+from tests.unit.parts import components, trainer
 from tests.unit.training.test_trainer import ragged_components
 
 
 def run(parts: Components, *, sanity_check: bool = True) -> list[Record]:
     """Train, and return the records without what depends on the clock."""
     records: list[Record] = []
-    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
-    loop = Loop(**settings, write=records.append, save=lambda window: None, sanity_check=sanity_check)
-    train(parts, TrainState(), alone(), loop)
+    trainer(parts, write=records.append, sanity_check=sanity_check).train()
     clock = {"time", "samples_per_s", "step_ms", "data_wait_ms"}
     return [{name: value for name, value in record.items() if name not in clock} for record in records]
 

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.amp import Amp
-from ddp_train.distributed.world import alone
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.components import Components
 from ddp_train.training.log_window import LogWindow
 from ddp_train.training.skip_nonfinite import SkippingGuard
-from ddp_train.training.trainer import train_step
-from tests.unit.parts import components
+from tests.unit.parts import components, trainer
 from tests.unit.training.test_trainer import CountsHostReads
 
 OPTIMIZERS = {
@@ -53,7 +51,7 @@ def everything(parts: Components) -> dict[str, Any]:
 
 def run(parts: Components, spoiled: set[int], *, without: bool, clip: float | None = None) -> LogWindow:
     """Take ten steps of two micro-batches each; spoil some batches, or leave them out."""
-    guard, window = SkippingGuard(parts.model, parts.optimizer), LogWindow(torch.device("cpu"))
+    one_run = trainer(parts, clip_grad_norm=clip, guard=SkippingGuard(parts.model, parts.optimizer))
     batches = parts.train_loader.micro_batches(0)
     parts.module.train()
     for step in range(10):
@@ -63,8 +61,8 @@ def run(parts: Components, spoiled: set[int], *, without: bool, clip: float | No
                 continue
             inputs, targets = micro_batches[0].batch
             micro_batches[0] = MicroBatch((torch.full_like(inputs, float("nan")), targets), counts=True)
-        train_step(parts, micro_batches, alone(), window, global_batch_size=32, clip_grad_norm=clip, guard=guard)
-    return window
+        one_run.train_step(micro_batches, global_batch_size=32)
+    return one_run.window
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -105,16 +103,16 @@ def test_a_loss_that_is_lost_without_its_gradient_is_skipped_too() -> None:
     before = [parameter.detach().clone() for parameter in parts.model.parameters()]
     guard = SkippingGuard(parts.model, parts.optimizer)
     batch = next(parts.train_loader.micro_batches(0))
-    train_step(parts, [batch], alone(), LogWindow(torch.device("cpu")), global_batch_size=32, clip_grad_norm=None, guard=guard)
+    trainer(parts, guard=guard).train_step([batch], global_batch_size=32)
     assert all(torch.equal(left, right) for left, right in zip(before, parts.model.parameters(), strict=True))
 
 
 def test_nothing_is_read_from_the_device_with_a_fused_optimizer() -> None:
-    parts, window = components("optimizer=adamw"), LogWindow(torch.device("cpu"))
-    guard, batches = SkippingGuard(parts.model, parts.optimizer), parts.train_loader.micro_batches(0)
+    parts = components("optimizer=adamw")
+    one_run, batches = trainer(parts, guard=SkippingGuard(parts.model, parts.optimizer)), parts.train_loader.micro_batches(0)
 
     def step() -> None:
-        train_step(parts, [next(batches)], alone(), window, global_batch_size=32, clip_grad_norm=None, guard=guard)
+        one_run.train_step([next(batches)], global_batch_size=32)
 
     step()
     reads = list[str]()

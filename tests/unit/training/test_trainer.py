@@ -18,18 +18,13 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.interfaces import Indices
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training import trainer
 from ddp_train.training.components import Components
 from ddp_train.training.loss_monitor import LossMonitor
+from ddp_train.training.records import Record
 from ddp_train.training.skip_nonfinite import SkippingGuard
-from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import LogWindow, Loop, Record, evaluate, train, train_step
-from tests.unit.parts import components
-
-
-def loop(records: list[Record], **changes: Any) -> Loop:
-    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
-    return Loop(**(settings | changes), write=records.append, save=lambda window: None)
+from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.trainer import Trainer
+from tests.unit.parts import components, trainer
 
 
 def gradient_of_one_step(parts: Components) -> Tensor:
@@ -41,7 +36,7 @@ def gradient_of_one_step(parts: Components) -> Tensor:
     parts.optimizer.step = lambda: noted.extend(  # type: ignore[method-assign]
         parameter.grad.flatten().clone() for parameter in parts.model.parameters() if parameter.grad is not None
     )
-    train_step(parts, micro_batches, alone(), LogWindow(torch.device("cpu")), global_batch_size=batch.size, clip_grad_norm=None)
+    trainer(parts).train_step(micro_batches, global_batch_size=batch.size)
     return torch.cat(noted)
 
 
@@ -99,15 +94,12 @@ def test_masked_tokens_are_weighted_exactly_over_uneven_micro_batches() -> None:
 
 
 def test_a_step_in_which_nothing_counts_has_no_gradient_and_no_weight() -> None:
-    parts, window = ragged_components("trainer.global_batch_size=2"), LogWindow(torch.device("cpu"))
+    one_run = trainer(ragged_components("trainer.global_batch_size=2"))
     nothing, five = (MicroBatch(Ragged().batch(np.asarray([sample])), counts=True) for sample in (0, 5))
-    norms = [
-        train_step(parts, [batch], alone(), window, global_batch_size=1, clip_grad_norm=None, measure_grad_norm=True)
-        for batch in (nothing, five)
-    ]
+    norms = [one_run.train_step([batch], global_batch_size=1, measures_norm=True) for batch in (nothing, five)]
     assert norms[0] == 0
     assert norms[1] > 0
-    assert sum(window.read(alone()).weights) == 5
+    assert sum(one_run.window.read(alone()).weights) == 5
 
 
 def test_weights_need_not_be_whole_numbers() -> None:
@@ -148,7 +140,7 @@ def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_o
 
     world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
     parts.model.register_forward_pre_hook(look)
-    train(parts, TrainState(), world, loop([]))
+    trainer(parts, world=world).train()
     steps = found[-12:]
     if is_kept:
         assert len(found) == 2 + 12  # once more than the steps need, to move the gradients into the buckets that stay
@@ -164,7 +156,8 @@ def test_that_gradients_stay_in_place_changes_no_step(group_of_one: None) -> Non
         parts, records = components("data.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3"), list[Record]()
         parts.module = nn.parallel.DistributedDataParallel(parts.model, gradient_as_bucket_view=True, **settings)
         torch.manual_seed(0)
-        train(parts, TrainState(), World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu")), loop(records))
+        world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
+        trainer(parts, world=world, write=records.append).train()
         return [record["loss"] for record in records]
 
     assert losses() == losses(find_unused_parameters=True)
@@ -200,7 +193,7 @@ def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_
     world = Counting(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"))
     parts.module.register_forward_hook(lambda module, inputs, outputs: world.events.append("forward"))
     micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
-    train_step(parts, micro_batches, world, LogWindow(world.device), global_batch_size=12, clip_grad_norm=None)
+    trainer(parts, world=world).train_step(micro_batches, global_batch_size=12)
     forwards = ["forward"] * 3
     assert world.events == (forwards if is_known else ["begin", "forward", "wait", "forward", "forward"])
 
@@ -208,8 +201,8 @@ def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_
 def test_the_recorded_loss_is_the_mean_over_the_steps_of_the_window() -> None:
     every: list[Record] = []
     third: list[Record] = []
-    train(components("trainer.max_steps=6"), TrainState(), alone(), loop(every))
-    train(components("trainer.max_steps=6"), TrainState(), alone(), loop(third, log_every_steps=3))
+    trainer(components("trainer.max_steps=6"), write=every.append).train()
+    trainer(components("trainer.max_steps=6"), write=third.append, log_every_steps=3).train()
     losses = [record["loss"] for record in every if record["split"] == "train"]
     assert [record["loss"] for record in third if record["split"] == "train"] == pytest.approx([sum(losses[:3]) / 3, sum(losses[3:]) / 3])
     assert [record["step"] for record in third] == [3, 6, 6]
@@ -234,8 +227,8 @@ def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None) -
     parts = components("trainer.max_steps=10")
     micro_batches = parts.train_loader.micro_batches(0)
     parts.module.train()
-    window = LogWindow(torch.device("cpu"))
-    one_step = lambda: train_step(parts, [next(micro_batches)], alone(), window, global_batch_size=32, clip_grad_norm=clip)  # noqa: E731
+    one_run = trainer(parts, clip_grad_norm=clip)
+    one_step = lambda: one_run.train_step([next(micro_batches)], global_batch_size=32)  # noqa: E731
     parts.optimizer.step = lambda *args, **kwargs: None  # type: ignore[method-assign]  # torch's own business
     one_step()
     with CountsHostReads() as counter:
@@ -243,7 +236,7 @@ def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None) -
         one_step()
     assert counter.reads == []
     with CountsHostReads() as counter:
-        window.loss_sum.item()
+        one_run.window.loss_sum.item()
     assert counter.reads  # the counter can count
 
 
@@ -253,47 +246,36 @@ def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
         read = getattr(Tensor, name)
         monkeypatch.setattr(Tensor, name, lambda tensor, name=name, read=read: reads.append(name) or read(tensor))
-    log = trainer._log
+    log = Trainer._log
 
     def counted(*arguments: Any) -> None:
         reads.clear()
         log(*arguments)
         reads_of_log_steps.append(len(reads))
 
-    monkeypatch.setattr(trainer, "_log", counted)
-    skipping = {"guard": SkippingGuard(parts.model, parts.optimizer), "watch": LossMonitor(on_nonfinite="skip")}  # with norms to be read
-    train(parts, TrainState(), alone(), loop(records, log_every_steps=4, **skipping))
+    monkeypatch.setattr(Trainer, "_log", counted)
+    skipping = {"guard": SkippingGuard(parts.model, parts.optimizer), "monitor": LossMonitor(on_nonfinite="skip")}  # with norms to be read
+    trainer(parts, write=records.append, log_every_steps=4, **skipping).train()
     assert reads_of_log_steps == [1, 1]
     assert {"loss", "grad_norm", "skipped_samples", "skipped_steps"} <= records[0].keys()
 
 
 def test_lost_weights_are_never_saved() -> None:
-    parts, saves = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50"), list[LogWindow]()
-    settings = {"log_every_steps": 50, "evaluate_every_steps": None, "saves_after": lambda step: step % 5 == 0, "clip_grad_norm": None}
+    parts, saves = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50"), list[WindowSums]()
     with pytest.raises(NonFiniteLossError):
-        train(parts, TrainState(), alone(), Loop(**settings, write=lambda record: None, save=saves.append))  # type: ignore[arg-type]
+        trainer(parts, log_every_steps=50, saves_after=lambda step: step % 5 == 0, save=saves.append).train()
     assert saves == []
 
 
 def test_a_lost_loss_ends_the_run() -> None:
     parts = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50")
     with pytest.raises(NonFiniteLossError, match=r"at step 2, the first such in steps 1 to 10; its samples: \d+, .* and 24 more"):
-        train(parts, TrainState(), alone(), loop([], log_every_steps=10))
-
-
-def test_evaluation_leaves_the_model_in_training_mode_and_counts_every_sample() -> None:
-    parts = components()
-    assert parts.eval_loader is not None
-    parts.model.train()
-    metrics = evaluate(parts.model, parts.objective, parts.eval_loader, alone(), autocast=parts.amp.autocast(torch.device("cpu")))
-    assert parts.model.training
-    assert metrics is not None
-    assert metrics["accuracy"] * 101 == pytest.approx(round(metrics["accuracy"] * 101))
+        trainer(parts, log_every_steps=10).train()
 
 
 def test_the_best_value_of_each_metric_is_kept_with_its_step() -> None:
     state, records = TrainState(), list[Record]()
-    train(components("trainer.max_steps=30", "optimizer.lr=0.01"), state, alone(), loop(records, evaluate_every_steps=10))
+    trainer(components("trainer.max_steps=30", "optimizer.lr=0.01"), state, write=records.append, evaluate_every_steps=10).train()
     evaluations = {record["step"]: record for record in records if record["split"] == "eval"}
     assert list(evaluations) == [10, 20, 30]
     best = state.best["eval/loss"]
@@ -303,21 +285,20 @@ def test_the_best_value_of_each_metric_is_kept_with_its_step() -> None:
 @pytest.mark.parametrize("comes", ["before the evaluation", "during the evaluation"])
 def test_a_stop_saves_without_evaluating_and_the_evaluation_is_made_up_for(comes: str) -> None:
     parts, state, records, saved = components("trainer.max_steps=30"), TrainState(), list[Record](), list[dict[str, Any]]()
-    one_run = loop(records, evaluate_every_steps=5)
-    one_run.save = lambda window: saved.append(state.state_dict())
+    one_run = trainer(parts, state, write=records.append, evaluate_every_steps=5, save=lambda window: saved.append(state.state_dict()))
     if comes == "before the evaluation":
         one_run.stops_after = lambda step: step == 10
     else:
         one_run.is_stopping = lambda: state.step == 10
-    assert not train(parts, state, alone(), one_run)
+    assert not one_run.train()
     assert [(record["step"]) for record in records if record["split"] == "eval"] == [5]
     assert [(each["step"], each["owes_evaluation"]) for each in saved] == [(10, True)]
     if comes == "during the evaluation":
-        assert not train(parts, state, alone(), one_run)  # stopped again, while it makes up for it
+        assert not one_run.train()  # stopped again, while it makes up for it
         assert len(saved) == 1
 
     state.load_state_dict(saved[0])
-    assert train(parts, state, alone(), loop(records, evaluate_every_steps=5))
+    assert trainer(parts, state, write=records.append, evaluate_every_steps=5).train()
     assert [record["step"] for record in records if record["split"] == "eval"] == [5, 10, 15, 20, 25, 30]
     assert not state.owes_evaluation
 
@@ -329,6 +310,6 @@ def test_half_precision_with_a_scaler_clips_what_it_would_clip_without() -> None
     for each in (parts, scaled):
         micro_batch = next(each.train_loader.micro_batches(0))
         each.module.train()
-        train_step(each, [micro_batch], alone(), LogWindow(torch.device("cpu")), global_batch_size=32, clip_grad_norm=0.1)
+        trainer(each, clip_grad_norm=0.1).train_step([micro_batch], global_batch_size=32)
     for left, right in zip(parts.model.parameters(), scaled.model.parameters(), strict=True):
         assert torch.allclose(left, right, rtol=1e-5, atol=1e-7)

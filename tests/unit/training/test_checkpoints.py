@@ -14,10 +14,11 @@ import pytest
 from ddp_train.distributed.world import alone
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.training.checkpoints import Checkpoints, retention
 from ddp_train.training.loss_monitor import Rewind
-from ddp_train.training.restore import rewind
+from ddp_train.training.records import Records
 from ddp_train.training.state import TrainState
-from tests.unit.parts import components, saved
+from tests.unit.parts import checked, components, saved
 
 
 def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +41,18 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
         monkeypatch.setattr(os, name, slow)
     state = TrainState(step=3, samples=96)
     tracker.enter(Phase.START, 3)
-    rewind(Rewind({}, "lost"), run_folder, parts, state, alone(), tell=lambda event, line: None, moves=tracker.move)
+    config = checked()
+    Checkpoints(
+        config=config,
+        run_folder=run_folder,
+        components=parts,
+        state=state,
+        world=alone(),
+        keep=retention(config.tree["checkpoint"], parts),
+        records=Records(run_folder, alone(), list),
+        tracker=tracker,
+        agree=lambda is_due: is_due,
+    ).rewind(Rewind({}, "lost"))
     moments.append(time.monotonic())
     assert (state.step, state.samples) == (1, 96)
     assert len(moments) > 20  # while it is verified, and while it is read

@@ -1,0 +1,108 @@
+"""Evaluation: every sample exactly once, whatever the number of ranks, and the same metrics on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.distributed.world import World
+from ddp_train.interfaces import Predicting
+from ddp_train.loader.device_copy import copied_ahead
+from ddp_train.loader.loader import EvalLoader
+from ddp_train.training.components import Components
+from ddp_train.training.predictions import PredictionFiles
+from ddp_train.training.sanity_check import NamedBatch, explain
+
+
+@torch.no_grad()
+def evaluate(
+    components: Components,
+    world: World,
+    *,
+    predictions: Path | None = None,
+    begins_batch: Callable[[], None] = lambda: None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Evaluate the bare model on the evaluation data and return the metrics, the same on every rank. Collective.
+
+    There is no collective inside the loop, so unequal shares cannot hang (a forward through DDP would wait for the other ranks); counts are
+    added as integers and sums in float64. Before it, all ranks take rank 0's buffers: each has updated its own BatchNorm averages since the
+    last synchronised forward.
+
+    Args:
+        components: with an `eval_loader`.
+        predictions: a folder for the per-sample outputs of the objective, which is `Predicting` then; None: they are not saved.
+        begins_batch: called before each batch is asked for.
+        is_stopping: gives up when it turns true on any rank; the result is None then, on every rank.
+
+    Raises:
+        OSError: on every rank when one could not write its predictions.
+    """
+    model, objective, loader = components.model, components.objective, components.eval_loader
+    assert loader is not None
+    parts = [part for part in (model, objective) if isinstance(part, nn.Module)]
+    world.copy_from_main([buffer for part in parts for buffer in part.buffers()])
+    files = None
+    if predictions is not None:
+        assert isinstance(loader, EvalLoader)  # build has seen to it: a stream has no order to write them in
+        files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
+    totals: dict[str, Tensor] = {}
+    gave_up, skipped = False, 0
+    autocast = components.amp.autocast(world.device)
+    with _evaluating(parts):
+        begins_batch()
+        for number, micro_batch in enumerate(copied_ahead(iter(loader), world.device)):
+            batch = micro_batch.batch if micro_batch.placed is None else micro_batch.placed
+            try:
+                with autocast:
+                    if files is None:
+                        scores = objective.score(model, batch)
+                    else:
+                        scores, rows = cast(Predicting, objective).predict(model, batch)
+            except IndexError as error:  # a label out of range, say
+                explain(error, components, NamedBatch(micro_batch, loader.sample_ids(number), "this rank's evaluation batch"))
+                raise
+            if files is not None:
+                skips = [bad.sample for bad in micro_batch.skipped]
+                files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)
+            skipped += len(micro_batch.skipped)
+            for name, value in scores.items():
+                value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
+                totals[name] = totals.get(name, torch.zeros_like(value)) + (value if micro_batch.counts else 0)
+            gave_up = is_stopping()
+            if gave_up:
+                break  # not before the first batch: all ranks must have the same sums to reduce
+            begins_batch()
+    totals["gave_up"] = torch.tensor(gave_up, dtype=torch.int64, device=world.device)
+    totals["skipped_samples"] = torch.tensor(skipped, device=world.device)
+    sums = _sums(totals, world)
+    skipped, gave_up = int(sums.pop("skipped_samples")), sums.pop("gave_up") > 0
+    if files is not None:
+        files.close(keep=not gave_up)
+    return None if gave_up else objective.metrics(sums) | ({"skipped_samples": skipped} if loader.skips else {})
+
+
+@contextmanager
+def _evaluating(parts: list[nn.Module]) -> Iterator[None]:
+    """Set all to evaluation, and each module back to the mode of its own. An error ends the run."""
+    modes = [(module, module.training) for part in parts for module in part.modules()]
+    for part in parts:
+        part.eval()
+    yield
+    for module, mode in modes:
+        module.training = mode
+
+
+def _sums(totals: Mapping[str, Tensor], world: World) -> dict[str, float]:
+    """Add up over the ranks: once the floats, once the integers, which stay exact. Collective."""
+    sums: dict[str, float] = {}
+    for is_float in (True, False):
+        names = [name for name, value in totals.items() if value.is_floating_point() == is_float]
+        if names:
+            sums |= zip(names, world.sum(torch.stack([totals[name] for name in names])).tolist(), strict=True)
+    return sums

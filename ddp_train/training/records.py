@@ -1,0 +1,66 @@
+"""Where a run's numbers and events go: to the metric writers, to events.jsonl and to the terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ddp_train.distributed.world import World
+from ddp_train.interfaces import MetricWriter
+from ddp_train.redaction import redact_all
+from ddp_train.run_folder.paths import RunFolder
+
+logger = logging.getLogger(__name__)
+
+Record = dict[str, Any]
+"""One line of metrics.jsonl."""
+
+Event = dict[str, Any]
+"""One line of events.jsonl."""
+
+
+class Records:
+    """Takes the records and events of a run on every rank; rank 0 alone writes them.
+
+    Args:
+        open_writers: returns the metric writers, which go on after the present step; none on other ranks than 0.
+    """
+
+    def __init__(self, run_folder: RunFolder, world: World, open_writers: Callable[[], list[MetricWriter]]) -> None:
+        self._run_folder, self._world, self._open_writers = run_folder, world, open_writers
+        self._writers = open_writers()
+        self._listeners: list[Callable[[Record], None]] = []
+
+    def listen(self, listener: Callable[[Record], None]) -> None:
+        """Tell `listener` every record from now on, on every rank and before it is written."""
+        self._listeners.append(listener)
+
+    def write(self, record: Record) -> None:
+        """Take one line of metrics.jsonl."""
+        record = redact_all(record)  # a metric's name is somebody's text, and writers are anybody's
+        for listener in self._listeners:
+            listener(record)
+        for writer in self._writers:
+            writer.write(record)
+        logger.info("%s", record)
+
+    def tell(self, event: Event, line: str) -> None:
+        """Take one line of events.jsonl, and the line for people; "": there is none."""
+        if not self._world.is_main:
+            return
+        with self._run_folder.events.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        if line:
+            print(line, flush=True)
+
+    def reopen(self) -> None:
+        """Go on after the present step, which is an earlier one: what was written after it is dropped."""
+        self.close()
+        self._writers = self._open_writers()
+
+    def close(self) -> None:
+        """Write what is left."""
+        for writer in self._writers:
+            writer.close()
