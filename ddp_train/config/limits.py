@@ -142,23 +142,19 @@ def _limited(loader: Any) -> Any:
             self._where = str(getattr(stream, "name", "YAML"))
             if len(text) > MAX_CHARACTERS:
                 _refuse("", f"{self._where} has more than {MAX_CHARACTERS:,} characters")
-            self._depth = 0
             super().__init__(text)
             self.name = self._where
 
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self._depth += 1
-            if self._depth > MAX_DEPTH:
-                _refuse("", f"{self._where} is nested more than {MAX_DEPTH} levels deep")
-            try:
-                return super().compose_node(parent, index)
-            finally:
-                self._depth -= 1
-
         def get_single_node(self) -> Any:
-            node = super().get_single_node()
-            if node is not None:
-                _count(node, self._where, {})
+            try:
+                node = super().get_single_node()
+                values, levels = (0, 0) if node is None else _size(node, {})
+            except RecursionError:
+                values, levels = 0, MAX_DEPTH + 1
+            if levels > MAX_DEPTH:
+                _refuse("", f"{self._where} is nested more than {MAX_DEPTH} levels deep")
+            if values > MAX_NODES:
+                _refuse("", f"{self._where} has more than {MAX_NODES:,} values when its aliases are written out")
             return node
 
     def get_yaml_loader() -> Any:
@@ -168,16 +164,14 @@ def _limited(loader: Any) -> Any:
     return get_yaml_loader
 
 
-def _count(node: Any, where: str, counted: dict[int, int]) -> int:
-    """Return how many nodes a YAML has with every alias written out."""
-    if id(node) not in counted:
-        counted[id(node)] = MAX_NODES  # an alias of what it stands in
+def _size(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return how many values and levels a YAML has with every alias written out."""
+    if id(node) not in known:
+        known[id(node)] = MAX_NODES, 0  # an alias of what it stands in
         items = [] if isinstance(node, yaml.ScalarNode) else node.value  # of a mapping: pairs
-        inner = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
-        counted[id(node)] = 1 + sum(_count(part, where, counted) for part in inner)
-        if counted[id(node)] > MAX_NODES:
-            _refuse("", f"{where} has more than {MAX_NODES:,} values when its aliases are written out")
-    return counted[id(node)]
+        inner = [_size(part, known) for item in items for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(values for values, _ in inner), 1 + max((levels for _, levels in inner), default=0)
+    return known[id(node)]
 
 
 def _refuse(key: str, happened: str) -> None:

@@ -157,6 +157,7 @@ BOMBS = {
     "references": "a0: xxxxxxxxxx\n" + "".join(f"a{n}: '{f'${{a{n - 1}}}' * 10}'\n" for n in range(1, 8)),
     "depth": "a: " + "[" * 200 + "]" * 200,
     "size": "a: " + "x" * 1_100_000,
+    "chain": "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200)),
     "itself": "a: &a [*a]",
 }
 
