@@ -26,6 +26,7 @@ from ddp_train.loader.worker_pool import start_server
 from ddp_train.phase import PhaseTracker
 from ddp_train.rank import restart_report, summary
 from ddp_train.rank.log import rank_log
+from ddp_train.rank.peers import Peers
 from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
@@ -96,7 +97,7 @@ class Rank:
                 logger.warning("%s", self._remark)
             state = TrainState()
             started = time.monotonic()
-            stop: Stop | None = None
+            peers: Peers | None = None
             notes: Notes | None = None
             try:
                 tree, tracker = job.config.tree, PhaseTracker()
@@ -123,9 +124,10 @@ class Rank:
                     if self._recorder is not None:
                         self._recorder.hide_pipe(is_expected=self._size > 1)
                 self._world.use_device()
+                peers = Peers(self._world, name=f"{self._num_jobs}")
                 stop = Stop(
                     self._world,
-                    name=f"{self._num_jobs}",
+                    peers,
                     leave=lambda number: _leave_untrained(job.run_folder, number),
                     report=None
                     if handover.JOB in os.environ or job.in_sweep
@@ -142,7 +144,7 @@ class Rank:
             except BaseException as error:  # sys.exit in a component is no way to leave either
                 if notes is not None:
                     notes.close()
-                found = _describe(error, job, state, stop, rank=self._rank)
+                found = _describe(error, job, state, peers, rank=self._rank)
                 _show(found, job, terminal, seconds=time.monotonic() - started)
                 first = failure.load(job.run_folder) or found  # on another machine there is an agent that knows no other reason
                 os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
@@ -179,24 +181,24 @@ def _comes_from_a_peer(error: BaseException) -> bool:
     return is_a_collectives and _PEER_IS_GONE.search(str(error)) is not None and _IS_OWN.search(str(error)) is None
 
 
-def _describe(error: BaseException, job: Job, state: TrainState, stop: Stop | None, *, rank: int) -> failure.Failure:
+def _describe(error: BaseException, job: Job, state: TrainState, peers: Peers | None, *, rank: int) -> failure.Failure:
     """Find out who is to blame for an error on this rank, and what the others were doing."""
     is_a_peers = _comes_from_a_peer(error)
-    if stop is not None:
-        stop.report_activity(lambda: failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
+    if peers is not None:
+        peers.report_activity(lambda: failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
     logger.exception("rank %d failed", rank)
     if is_a_peers:
         error.add_note(f"{restart_report.LOST}: see the logs of the other ranks.")
-        gone = _wait_for_a_report(job, stop)
-        if stop is not None and gone is not None:
+        gone = _wait_for_a_report(job, peers)
+        if peers is not None and gone is not None:
             departed, pid = gone
-            doing = stop.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
+            doing = peers.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
             return failure.from_departure(rank=departed, pid=pid, step=state.step).with_others(doing)
     found = failure.from_exception(error, rank=rank, step=state.step or None)
-    return found if stop is None or job.run_folder.failure.exists() else found.with_others(stop.ask_others())
+    return found if peers is None or job.run_folder.failure.exists() else found.with_others(peers.ask_others())
 
 
-def _wait_for_a_report(job: Job, stop: Stop | None) -> tuple[int, int] | None:
+def _wait_for_a_report(job: Job, peers: Peers | None) -> tuple[int, int] | None:
     """Give whoever broke the connection, or the agent that saw it end, time to say why; it ends this rank meanwhile.
 
     Returns:
@@ -205,7 +207,7 @@ def _wait_for_a_report(job: Job, stop: Stop | None) -> tuple[int, int] | None:
     deadline, reaped = time.monotonic() + _PEER_REPORTS_S, 0.0
     while time.monotonic() < deadline and not job.run_folder.failure.exists():
         time.sleep(0.005)
-        gone = stop.dead_neighbour() if stop is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
+        gone = peers.dead_neighbour() if peers is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
         if gone is None:
             continue
         exit_code = exit_code_of(gone[1])

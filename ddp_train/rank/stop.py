@@ -1,14 +1,13 @@
-"""A stop signal on any rank lets all ranks finish the same step; and the line between ranks that a failure's report needs.
+"""A stop signal on any rank lets all ranks finish the same step.
 
 Every rank has two threads while it works on a job. One is woken by a signal whatever the main thread does (Python runs its signal
-handlers only between bytecodes, and a collective is none). The other reads messages, which all ranks get in the same order from the store
-where they met. The main thread takes a lock between two steps and does nothing else: no collective, no request to the store.
+handlers only between bytecodes, and a collective is none). The other reads messages, which all ranks get in the same order (`peers`).
+The main thread takes a lock between two steps and does nothing else: no collective, no request to the store.
 
     a signal on any rank   "stop 15"         to all: each thread answers which step its main thread has begun, and lets it begin no other
                            "agreed stop s"   to all, by the thread that answered last: s is the furthest step that any rank has begun
                            "leave"           instead, while rank 0 does not train yet: every rank ends at once
     a checkpoint by time   "save"            to all, by rank 0 when one is due; agreed on in the same way
-    a failing rank         "ask"             to all: the threads answer what their main threads are doing
 
 Why it is the same step: no rank has finished step s when it is agreed on, and none begins step s+1 before it knows. Nothing is assumed of
 the steps: ranks may run ahead of each other as far as they like, as they do where collectives only enqueue or come every few steps.
@@ -23,25 +22,20 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
-from itertools import count
-from threading import Event, Lock, Thread, main_thread
+from threading import Event, Lock, Thread
 from typing import Any
 
-from torch.distributed import DistError, DistStoreError, PrefixStore, Store
+from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
-from ddp_train.run_folder import failure
-from ddp_train.system.process import STOP_SIGNALS, is_alive, pid_namespace
-from ddp_train.system.torchrun_env import node_rank
+from ddp_train.rank.peers import Peers
+from ddp_train.system.process import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out in milliseconds can hold
-_ANSWERS_S = 1.0  # what a report waits for the other ranks
+_LONGEST_WAIT_S = 86_400.0  # a socket's time-out has a limit
 _CLOSE = 0  # no signal has this number
 
 WALLTIME = signal.SIGALRM
@@ -53,7 +47,7 @@ class Stop:
 
     Args:
         world: the ranks.
-        name: of the job, unique in the world's store.
+        peers: the line to the others, which `close` closes.
         leave: what to do in a thread, on rank 0, before all ranks end without having trained.
         report: what to do in a thread before this rank ends, because the rank that it is given is gone without a word. It gets that
             rank's pid, and what the others were doing. None: an agent of ours reports it, and knows more.
@@ -63,12 +57,13 @@ class Stop:
     def __init__(
         self,
         world: World,
+        peers: Peers,
         *,
-        name: str = "",
         leave: Callable[[signal.Signals], None] = lambda number: None,
         report: Callable[[int, int, dict[int, str]], None] | None = None,
         at: float | None = None,
     ) -> None:
+        self._world, self._peers, self._leave, self._report = world, peers, leave, report
         self._at = at if world.is_main else None
         self._signal: signal.Signals | None = None  # what asked for the stop
         self._asked = Event()
@@ -78,22 +73,11 @@ class Stop:
         self._last_step: int | None = None
         self._saves: deque[int] = deque()  # steps after which all ranks save a checkpoint, those to come
         self._has_asked_to_save = False
-        self._world, self._leave, self._report = world, leave, report
         self._can_save = False
         self._deciding = Lock()  # held by the thread that lets all leave, so that training cannot begin meanwhile
-        self._said: Callable[[], str] | None = None
-        self._is_lost = False
-        machine = (socket.gethostname(), pid_namespace(), node_rank())
-        self._neighbours = {  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
-            rank: pid for rank, (where, pid) in enumerate(world.gather((machine, os.getpid()))) if where == machine and rank != world.rank
-        }
-        self._prefix = f"stop/{name}"
-        self._store: Store | None = None
         self._threads = [Thread(target=self._listen, name="stop-signals", daemon=True)]
-        if world.size > 1:
-            assert world.store is not None
-            self._store = self._connect()  # a connection serves one request at a time, and the reading thread always waits on its own
-            self._threads.append(Thread(target=self._read, args=(self._connect(),), name="stop-messages", daemon=True))
+        if not peers.is_alone:
+            self._threads.append(Thread(target=self._read, name="stop-messages", daemon=True))
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
@@ -122,7 +106,7 @@ class Stop:
 
     def comes_after(self, step: int) -> bool:
         """Tell whether this step is the last; after each step the same on every rank. If not, the next one counts as begun."""
-        if self._store is None:
+        if self._peers.is_alone:
             return self.is_asked()
         with self._turn:
             is_last = self._last_step is not None and step >= self._last_step  # beyond it where that step was taken back
@@ -136,7 +120,7 @@ class Stop:
         Args:
             is_due: rank 0 alone: agree on a step soon; alone in the world, on this one.
         """
-        if self._store is None:
+        if self._peers.is_alone:
             return is_due
         saves = bool(self._saves) and step >= self._saves[0]
         if saves:
@@ -144,39 +128,8 @@ class Stop:
             self._has_asked_to_save = False
         elif is_due and self._world.is_main and not self._has_asked_to_save:
             self._has_asked_to_save = True
-            _send(self._store, "save")
+            self._peers.send("save")
         return saves
-
-    def report_activity(self, doing: Callable[[], str], *, is_lost: bool = False) -> None:
-        """Answer this, from now on, when another rank asks what this one is doing.
-
-        Args:
-            is_lost: another rank is gone, and this one only waits to be ended: the next signal ends it.
-        """
-        self._said, self._is_lost = doing, is_lost  # before anything that takes its time: others may be asking already
-        logger.info(failure.activity_line(doing()))
-
-    def dead_neighbour(self) -> tuple[int, int] | None:
-        """Return rank and pid of a rank on this machine that has ended, if there is one."""
-        return next(((rank, pid) for rank, pid in self._neighbours.items() if not is_alive(pid)), None)
-
-    def ask_others(self) -> dict[int, str]:
-        """Return what the other ranks are doing, by rank, those left out that have ended. Waits a second at most."""
-        if self._store is None:
-            return {}
-        answers: dict[int, str] = {}
-        gone = [rank for rank, pid in self._neighbours.items() if not is_alive(pid)]
-        others = [rank for rank in range(self._world.size) if rank not in (self._world.rank, *gone)]
-        try:
-            _send(self._store, "ask")
-            deadline = time.monotonic() + _ANSWERS_S
-            while len(answers) < len(others) and time.monotonic() < deadline:
-                missing = [rank for rank in others if rank not in answers]
-                answers |= {rank: self._store.get(f"doing/{rank}").decode() for rank in missing if self._store.check([f"doing/{rank}"])}
-                time.sleep(0.02)
-        except DistError:
-            logger.info("the other ranks cannot be asked: the store is gone")
-        return {rank: answers.get(rank, "gave no answer") for rank in others}
 
     def close(self) -> None:
         """End the threads and put back what was there before. Every rank calls it; the others' end with rank 0's call."""
@@ -184,8 +137,7 @@ class Stop:
         for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
         self._waker.send(bytes([_CLOSE]))
-        if self._store is not None and self._world.is_main:
-            _send(self._store, "closed")
+        self._peers.close()
         for thread in self._threads:
             thread.join(timeout=10)
         self._waker.close()
@@ -194,7 +146,7 @@ class Stop:
     def _listen(self) -> None:
         """Wait for signals, and on rank 0 for the time to stop (a thread)."""
         while True:
-            self._woken.settimeout(None if self._at is None else min(max(0.0, self._at - time.time()), _PATIENCE.total_seconds()))
+            self._woken.settimeout(None if self._at is None else min(max(0.0, self._at - time.time()), _LONGEST_WAIT_S))
             try:
                 numbers = self._woken.recv(64)  # of every signal that has a Python handler
             except (TimeoutError, BlockingIOError):  # the second where nothing was left to wait
@@ -208,57 +160,54 @@ class Stop:
                 self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        lost = self.dead_neighbour()
+        lost = self._peers.dead_neighbour()
         if lost is not None and self._all_leave():
             return
-        if lost is not None or self._is_lost:  # the agent ends us after a failure: what remains is a broken collective
+        if lost is not None or self._peers.is_lost:  # the agent ends us after a failure: what remains is a broken collective
             if lost is not None:
-                doing = self._doing()
-                self.report_activity(lambda: doing, is_lost=True)
+                doing = self._peers.activity()
+                self._peers.report_activity(lambda: doing, is_lost=True)
                 if self._report is not None:
-                    self._report(*lost, {self._world.rank: doing} | self.ask_others())
+                    self._report(*lost, {self._world.rank: doing} | self._peers.ask_others())
             _end(128 + number)
-        if self._store is None:
+        if self._peers.is_alone:
             self._on_stop(number)
             return
         try:
-            if self._store.add("signals", 1) == 1:
-                _send(self._store, f"stop {number:d}")
+            if self._peers.store.add("signals", 1) == 1:
+                self._peers.send(f"stop {number:d}")
         except DistError:
             _end(128 + number)  # the others are gone
 
-    def _read(self, store: Store) -> None:
+    def _read(self) -> None:
         """Read the messages (a thread), and keep the main thread from beginning a step while one is being agreed on."""
         try:
-            for position in count(1):
-                kind, *values = _wait_for(store, f"message/{position}").split()
+            for position, message in self._peers.messages():
+                kind, *values = message.split()
                 if kind == "stop":
-                    self._on_stop(signal.Signals(int(values[0])), store)
+                    self._on_stop(signal.Signals(int(values[0])))
                 if kind in ("stop", "save"):
-                    self._answer(store, kind, place=f"begun/{position}")
+                    self._answer(kind, place=f"begun/{position}")
                 elif kind == "agreed":
                     self._agree(values[0], int(values[1]))
                 elif kind == "leave":
-                    self._go(store)
-                elif kind == "ask":
-                    store.set(f"doing/{self._world.rank}", self._doing())
-                elif kind == "closed":
-                    return
+                    self._go()
         except DistError:
             return  # the store is gone, and soon we are too
         finally:
             if self._open:
                 self._turn.release()  # the main thread finds out by itself
 
-    def _answer(self, store: Store, kind: str, *, place: str) -> None:
+    def _answer(self, kind: str, *, place: str) -> None:
         """Say which step this rank has begun, and let it begin no other before all have said so; whoever is last tells them."""
         if not self._open:
             self._turn.acquire()
         self._open += 1
+        store = self._peers.store
         store.set(f"{place}/{self._world.rank}", f"{self._begun}")
         if store.add(place, 1) == self._world.size:
             begun = store.multi_get([f"{place}/{rank}" for rank in range(self._world.size)])
-            _send(store, f"agreed {kind} {max(map(int, begun))}")
+            self._peers.send(f"agreed {kind} {max(map(int, begun))}")
 
     def _agree(self, kind: str, step: int) -> None:
         logger.info("all ranks %s after step %d", kind, step)
@@ -270,7 +219,7 @@ class Stop:
         if not self._open:
             self._turn.release()
 
-    def _on_stop(self, number: signal.Signals, store: Store | None = None) -> None:
+    def _on_stop(self, number: signal.Signals) -> None:
         """Tell the main thread, or, where it has nothing to save yet, end all ranks. Rank 0 knows for all of them."""
         self._signal = number
         if not self._world.is_main:
@@ -280,58 +229,29 @@ class Stop:
         self._asked.set()
         if self._can_save:
             self._deciding.release()
-            return
-        if store is not None:
-            store.set("leaving", "")
-            _send(store, "leave")
+        elif self._peers.is_alone:
+            self._go()
         else:
-            self._go(None)
+            self._peers.store.set("leaving", "")
+            self._peers.send("leave")
 
-    def _go(self, store: Store | None) -> None:
-        """End this rank, rank 0 last: with it may go the store."""
+    def _go(self) -> None:
+        """End this rank, rank 0 last."""
+        self._peers.leave_together()
         if self._world.is_main:
-            if store is not None:
-                others = [f"left/{rank}" for rank in range(1, self._world.size)]
-                deadline = time.monotonic() + _ANSWERS_S
-                while not store.check(others) and time.monotonic() < deadline:
-                    time.sleep(0.02)
             self._leave(self.cause())
-        elif store is not None:
-            store.set(f"left/{self._world.rank}", "")
         _end(0)  # not a failure: an agent that restarts failed ranks must not restart this one
 
     def _all_leave(self) -> bool:
         """Tell whether ranks that are gone have left because rank 0 told all to."""
         try:
-            return self._store is not None and self._store.check(["leaving"])
+            return not self._peers.is_alone and self._peers.store.check(["leaving"])
         except DistError:
             return False
-
-    def _doing(self) -> str:
-        return self._said() if self._said else failure.describe(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
-
-    def _connect(self) -> Store:
-        assert self._world.store is not None
-        return PrefixStore(self._prefix, self._world.store.clone())  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
 def _to_the_thread(number: int, frame: object) -> None:
     """Do nothing: the wake-up descriptor has told the thread already."""
-
-
-def _send(store: Store, message: str) -> None:
-    store.set(f"message/{store.add('messages', 1)}", message)
-
-
-def _wait_for(store: Store, key: str) -> str:
-    while True:
-        started = time.monotonic()
-        try:
-            store.wait([key], _PATIENCE)
-            return store.get(key).decode()
-        except DistStoreError:
-            if time.monotonic() - started < _PATIENCE.total_seconds() / 2:
-                raise  # not the time-out
 
 
 def _end(code: int) -> None:

@@ -22,7 +22,7 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "torch/distributed/",
     "torch/nn/parallel/",
     _BACKWARD,
-    *map(source_path, ("ddp_train.distributed", "ddp_train.rank.stop", "ddp_train.checkpoint.mailbox")),
+    *map(source_path, ("ddp_train.distributed", "ddp_train.rank.stop", "ddp_train.rank.peers", "ddp_train.checkpoint.mailbox")),
 )
 _READS = tuple(map(source_path, ("ddp_train.data", "ddp_train.loader")))  # in the stack of a rank that reads samples itself, but for:
 _HANDS_ON = tuple(map(source_path, ("ddp_train.loader.loader", "ddp_train.loader.device_copy")))

@@ -41,8 +41,8 @@ def late(real, seconds):
     return function
 
 if os.environ.get("RANK") == "0":  # not where the config is checked
-    from ddp_train.rank import stop; from ddp_train.rank import rank as worker
-    stop.Stop.dead_neighbour = late(stop.Stop.dead_neighbour, 0.3)  # the thread that takes the signal finds the other rank gone,
+    from ddp_train.rank import peers; from ddp_train.rank import rank as worker
+    peers.Peers.dead_neighbour = late(peers.Peers.dead_neighbour, 0.3)  # the thread that takes the signal finds the other rank gone,
     worker._leave_untrained = late(worker._leave_untrained, 0.6)  # and the one that has let it go has not said so yet
 """
 

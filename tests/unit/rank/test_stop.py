@@ -15,19 +15,19 @@ from itertools import count
 from typing import Any
 
 import pytest
-import torch
-from torch.distributed import TCPStore
 
-from ddp_train.distributed.world import World, alone
+from ddp_train.distributed.world import alone
+from ddp_train.rank.peers import Peers
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.system.process import STOP_SIGNALS
+from tests.unit.rank.together import three_worlds
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_closing_puts_everything_back(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in STOP_SIGNALS]
     descriptors = len(os.listdir("/proc/self/fd"))
-    stop = Stop(alone())
+    stop = Stop(alone(), Peers(alone()))
     stop.trains_after(0)
     assert not stop.comes_after(1)
     os.kill(os.getpid(), number)
@@ -42,7 +42,7 @@ def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_closing_puts_e
 
 
 def test_it_stops_by_itself_when_the_time_is_up() -> None:
-    stop = Stop(alone(), at=time.time() + 0.2)
+    stop = Stop(alone(), Peers(alone()), at=time.time() + 0.2)
     stop.trains_after(0)
     assert not stop.is_asked()
     assert stop.cause() is WALLTIME
@@ -51,7 +51,7 @@ def test_it_stops_by_itself_when_the_time_is_up() -> None:
 
 
 def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
-    stop = Stop(alone())
+    stop = Stop(alone(), Peers(alone()))
     stop.trains_after(0)
     noticed_after_s: list[float] = []
 
@@ -72,18 +72,9 @@ def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
     assert noticed_after_s[0] < in_c_s / 2
 
 
-class _Together(World):
-    """One of three ranks that are threads of this process."""
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value] * self.size
-
-
 @contextmanager
 def _three_ranks(name: str) -> Iterator[list[Stop]]:
-    store = TCPStore("127.0.0.1", 0, is_master=True)
-    worlds = [_Together(rank=rank, size=3, local_rank=rank, local_size=3, device=torch.device("cpu"), store=store) for rank in range(3)]
-    stops = [Stop(world, name=name) for world in reversed(worlds)][::-1]
+    stops = [Stop(world, Peers(world, name=name)) for world in reversed(three_worlds())][::-1]
     for stop in stops:
         stop.trains_after(0)
     yield stops

@@ -1,0 +1,145 @@
+"""The line between the ranks of a job: messages that every rank gets in the same order, who is gone, and what each rank is doing.
+
+Messages go through the store where the ranks met. A thread on every rank reads them, whatever its main thread does: so a rank can be asked
+what it is doing while it waits in a collective for one that has failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import count
+from threading import main_thread
+
+from torch.distributed import DistError, DistStoreError, PrefixStore, Store
+
+from ddp_train.distributed.world import World
+from ddp_train.run_folder import failure
+from ddp_train.system.process import is_alive, pid_namespace
+from ddp_train.system.torchrun_env import node_rank
+
+logger = logging.getLogger(__name__)
+
+ANSWERS_S = 1.0
+"""How long a rank waits for the answers of the others: some may be gone."""
+
+_PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out in milliseconds can hold
+_POLL_S = 0.02
+
+
+class Peers:
+    """This rank's end of the line. The main thread of every rank makes one for each job. Collective.
+
+    Args:
+        world: the ranks.
+        name: of the job, unique in the world's store.
+    """
+
+    def __init__(self, world: World, *, name: str = "") -> None:
+        self._world = world
+        self._doing: Callable[[], str] = _what_the_main_thread_does
+        self.is_lost = False  # another rank is gone, and this one only waits to be ended
+        machine = (socket.gethostname(), pid_namespace(), node_rank())
+        self._neighbours = {  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
+            rank: pid for rank, (where, pid) in enumerate(world.gather((machine, os.getpid()))) if where == machine and rank != world.rank
+        }
+        self.is_alone = world.size == 1
+        if not self.is_alone:  # a connection serves one request at a time, and reading waits on its own
+            self.store, self._line = _connect(world, f"stop/{name}"), _connect(world, f"stop/{name}")
+
+    def send(self, message: str) -> None:
+        """Send a message to every rank, this one too."""
+        self.store.set(f"message/{self.store.add('messages', 1)}", message)
+
+    def messages(self) -> Iterator[tuple[int, str]]:
+        """Give each message with its number as it comes, until the line is closed. Answers `ask` itself. For one thread.
+
+        Raises:
+            DistError: the store is gone.
+        """
+        for number in count(1):
+            message = _wait_for(self._line, f"message/{number}")
+            if message == "closed":
+                return
+            if message == "ask":
+                self.store.set(f"doing/{self._world.rank}", self.activity())
+            else:
+                yield number, message
+
+    def close(self) -> None:
+        """Close the line. Every rank may call it; rank 0 closes it for all."""
+        if not self.is_alone and self._world.is_main:
+            self.send("closed")
+
+    def activity(self) -> str:
+        """Return what this rank is doing: what it reported, or where its main thread is."""
+        return self._doing()
+
+    def report_activity(self, doing: Callable[[], str], *, is_lost: bool = False) -> None:
+        """Answer this, from now on, when another rank asks what this one is doing.
+
+        Args:
+            is_lost: another rank is gone, and this one only waits to be ended: the next signal ends it.
+        """
+        self._doing, self.is_lost = doing, is_lost  # before anything that takes its time: others may be asking already
+        logger.info(failure.activity_line(doing()))
+
+    def ask_others(self) -> dict[int, str]:
+        """Return what the other ranks are doing, by rank, those left out that have ended. Waits `ANSWERS_S` at most."""
+        if self.is_alone:
+            return {}
+        answers: dict[int, str] = {}
+        gone = [rank for rank, pid in self._neighbours.items() if not is_alive(pid)]
+        others = [rank for rank in range(self._world.size) if rank not in (self._world.rank, *gone)]
+        try:
+            self.send("ask")
+            deadline = time.monotonic() + ANSWERS_S
+            while len(answers) < len(others) and time.monotonic() < deadline:
+                missing = [rank for rank in others if rank not in answers]
+                answers |= {rank: self.store.get(f"doing/{rank}").decode() for rank in missing if self.store.check([f"doing/{rank}"])}
+                time.sleep(_POLL_S)
+        except DistError:
+            logger.info("the other ranks cannot be asked: the store is gone")
+        return {rank: answers.get(rank, "gave no answer") for rank in others}
+
+    def dead_neighbour(self) -> tuple[int, int] | None:
+        """Return rank and pid of a rank on this machine that has ended, if there is one."""
+        return next(((rank, pid) for rank, pid in self._neighbours.items() if not is_alive(pid)), None)
+
+    def leave_together(self) -> None:
+        """Say that this rank ends now. Rank 0 waits for the others, because the store may end with it."""
+        if self.is_alone:
+            return
+        if not self._world.is_main:
+            self.store.set(f"left/{self._world.rank}", "")
+            return
+        others = [f"left/{rank}" for rank in range(1, self._world.size)]
+        deadline = time.monotonic() + ANSWERS_S
+        while not self.store.check(others) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+
+def _what_the_main_thread_does() -> str:
+    return failure.describe(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
+
+
+def _connect(world: World, prefix: str) -> Store:
+    assert world.store is not None
+    return PrefixStore(prefix, world.store.clone())  # type: ignore[attr-defined]  # torch's stubs lack it
+
+
+def _wait_for(store: Store, key: str) -> str:
+    while True:
+        started = time.monotonic()
+        try:
+            store.wait([key], _PATIENCE)
+            return store.get(key).decode()
+        except DistStoreError:
+            if time.monotonic() - started < _PATIENCE.total_seconds() / 2:
+                raise  # not the time-out
