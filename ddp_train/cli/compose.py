@@ -1,4 +1,4 @@
-"""Hydra composes here, in one process per job, and nowhere else."""
+"""Hydra composes here, in one process per job, and nowhere else: config -> check -> claimed folder -> job."""
 
 from __future__ import annotations
 
@@ -164,6 +164,7 @@ def _goal(composed: DictConfig) -> str | None:
 
 
 def check_composed(composed: DictConfig, hydra_config: DictConfig) -> RunConfig:
+    """Check what Hydra composed, without the node `hydra`, and return it resolved."""
     job_config = composed.copy()
     if "hydra" in job_config:
         HydraConfig.instance().set_config(composed)  # for ${hydra:...}, which Hydra itself resolves only later

@@ -1,7 +1,7 @@
-"""The entry: Hydra composes here, in one process per job, and nowhere else. Imports no torch.
+"""`ddp-train`: which command was typed, how it ends, and what is said when it cannot go on.
 
-`run` gives every composed, checked and claimed job to a function: on the command line that one starts torchrun agents
-(`launch`), under torchrun it hands the job to the group of ranks that is already there (`group`).
+Without a command it trains: Hydra composes (`compose`). The `Launcher` gets every job that is composed, checked and claimed. The one of the
+typed command starts torchrun agents (`launch`); under torchrun rank 0 comes here with its own, for the ranks that are there (`rank.main`).
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import __version__
-from ddp_train.cli import runs
 from ddp_train.cli.compose import Exit, compose
+from ddp_train.cli.resume import USAGE as RESUME_USAGE
 from ddp_train.cli.resume import resume_typed
+from ddp_train.cli.runs import USAGE as RUNS_USAGE
+from ddp_train.cli.runs import show_sweep
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
 from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError
@@ -29,19 +31,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.warm_group import slots
 from ddp_train.system.folder_lock import held
 
-_USAGE = {
-    "resume": """ddp-train resume RUN [key=value ...]
-
-  RUN            the folder of a run: it continues from its newest good checkpoint, under its own configuration;
-                 one of its checkpoints (RUN/checkpoints/step_00001000, RUN/checkpoints/best): it continues from there;
-                 the folder of a sweep: what it has not finished is run
-  key=value      single values to change, as trainer.max_steps=2000; for a sweep those of sweep and cluster
-""",
-    "runs": """ddp-train runs SWEEP
-
-  SWEEP          the folder of a sweep: its table is shown, the best job first
-""",
-}
+_Command = Callable[[list[str], Launcher], int]
 
 
 def main() -> int:
@@ -55,22 +45,18 @@ def run(launcher: Launcher) -> int:
 
     Hydra's own interface stays as it is: --help, --cfg, --info, tab completion, -m with any sweeper.
     """
-    command, arguments = sys.argv[1:2], sys.argv[2:]
-    if "--version" in sys.argv[1:]:
+    words = sys.argv[1:]
+    if "--version" in words:
         print(f"ddp_train {__version__}")
         return DONE
-    if command == ["prepare"]:
-        return _report(lambda: _prepare(arguments), launcher)
-    if command and command[0] in _USAGE and {"--help", "-h"} & set(arguments):
-        print(_USAGE[command[0]])
+    if not words or words[0] not in _COMMANDS:
+        sys.argv[1:] = hydra_errors.options_first(words)
+        return _report(lambda: compose(launcher), launcher)
+    (usage, command), arguments = _COMMANDS[words[0]], words[1:]
+    if usage and {"--help", "-h"} & set(arguments):
+        print(usage)
         return DONE
-    limits.install()
-    if command == ["resume"]:
-        return _report(lambda: resume_typed(arguments, launcher), launcher)
-    if command == ["runs"]:
-        return _report(lambda: runs.show_sweep(arguments), launcher)
-    sys.argv[1:] = hydra_errors.options_first(sys.argv[1:])
-    return _report(lambda: compose(launcher), launcher)
+    return _report(lambda: command(arguments, launcher), launcher)
 
 
 def resume(folder: Path, launcher: Launcher) -> int:
@@ -78,16 +64,25 @@ def resume(folder: Path, launcher: Launcher) -> int:
     return _report(lambda: resume_typed([str(folder)], launcher, is_restart=True), launcher)
 
 
-def _prepare(arguments: list[str]) -> int:
+def _prepare(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train prepare tokens FILE... to=FOLDER`: make token shards of text."""
     from ddp_train.cli import prepare_tokens  # numpy, which no other command needs before its ranks do
 
     return prepare_tokens.main(arguments)
 
 
+_COMMANDS: Mapping[str, tuple[str, _Command]] = {
+    "resume": (RESUME_USAGE, resume_typed),
+    "runs": (RUNS_USAGE, show_sweep),
+    "prepare": ("", _prepare),
+}
+"""The first word -> what its --help shows ("": it shows that itself), and what it does. `config.command_line` has the same names."""
+
+
 def _report(command: Callable[[], int], launcher: Launcher) -> int:
     """Turn every way in which a command ends into its exit code, and say what the user can mend."""
     try:
+        limits.install()
         check_overrides(sys.argv[1:])
         return command()
     except SystemExit as error:  # ours, a sweep's that ends here, or Hydra's own

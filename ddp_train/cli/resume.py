@@ -1,4 +1,4 @@
-"""`ddp-train resume`: continue a run or a sweep."""
+"""`ddp-train resume`: continue a run under its frozen config, or run what a sweep has not finished."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ from ddp_train.sweep.folder import Sweep, is_sweep, sweep_of
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
+
+USAGE = """ddp-train resume RUN [key=value ...]
+
+  RUN            the folder of a run: it continues from its newest good checkpoint, under its own configuration;
+                 one of its checkpoints (RUN/checkpoints/step_00001000, RUN/checkpoints/best): it continues from there;
+                 the folder of a sweep: what it has not finished is run
+  key=value      single values to change, as trainer.max_steps=2000; for a sweep those of sweep and cluster
+"""
 
 _LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine, with the lease of a network file system on another
 
@@ -37,9 +45,8 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, launcher, is_restart=is_restart)
     folder = run_of(path)
-    hold(
-        sweep_of(folder) or folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0
-    )  # a sweep that runs may come to this job at any time
+    within_s = _LET_GO_WITHIN_S if is_restart else 0.0
+    hold(sweep_of(folder) or folder, key="resume", within_s=within_s)  # a sweep that runs may come to this job at any time
     job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if is_checkpoint(path) else None)
     _refuse_other_machines(job, path)
     refuse_without_effect(job, overrides)

@@ -1,4 +1,4 @@
-"""Jobs from what was composed before: the frozen config in a run folder, and nothing else. Imports no torch."""
+"""A job from a run folder: from the config that was frozen there, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, requir
 from ddp_train.config import check as config_check
 from ddp_train.config import hydra_errors
 from ddp_train.config.check import RunConfig
-from ddp_train.config.saved import _read, answers_before, saved_config
+from ddp_train.config.saved import answered_config, answers_before, saved_config
 from ddp_train.config.tree import nodes, texts
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
@@ -30,6 +30,22 @@ _EVALUATION = ("evaluate.save_predictions=", "data.eval_batch_size=", "data.num_
 """What can be asked of a run that is done: to save its predictions, and how they are computed."""
 
 _PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
+
+
+def run_of(path: Path) -> Path:
+    """Return the run folder of a run folder or of one of its checkpoints, which can also be called `best` or `last`.
+
+    Raises:
+        ConfigError: it is none, or no checkpoint has the name.
+    """
+    if is_name(path):
+        require_candidates(path, key="resume")
+    for folder in (path, path.parent.parent):
+        if (path.exists() or is_name(path)) and (folder / "config.yaml").exists():
+            return folder.absolute()
+    raise ConfigError(
+        key="resume", happened=f"{path} is no run folder and no checkpoint", expected="a folder that holds config.yaml, or sweep.json"
+    )
 
 
 def frozen_job(
@@ -58,18 +74,11 @@ def frozen_job(
     )
 
 
-def _typed(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the overrides and the options that a run began with. They are for what is shown: a file that was cut off keeps no run back."""
-    hydra = folder / ".hydra"
-    try:
-        return texts(OmegaConf.load(hydra / "overrides.yaml")), config_check.options(OmegaConf.load(hydra / "hydra.yaml").hydra)
-    except Exception:  # OSError, or whatever reading half of a file raises
-        return [], []
-
-
 def refuse_without_effect(job: Job, overrides: list[str]) -> None:
-    """Refuse to change a run of which all steps are taken. A script that starts it again until it is done repeats its words: where it runs
-    (`cluster.*`) may differ, and what config.yaml holds by now is no change.
+    """Refuse to change a run of which all steps are taken.
+
+    A script that starts a run again until it is done repeats its words. So where it runs (`cluster.*`) may differ, and what config.yaml
+    holds by now is no change.
 
     Raises:
         ConfigError: one of the overrides would change nothing.
@@ -83,7 +92,7 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
         return
     harmless = _EVALUATION if job.config.tree["evaluate"]["save_predictions"] else ()  # which is then made up for
     now = dict(nodes(job.config.tree))
-    held = [dict(nodes(tree)) for tree in (saved_config(job.run_folder.root), _read(job.run_folder.root)[0])]
+    held = [dict(nodes(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
     keys = {text: text.partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
     idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in held]]
     if not idle:
@@ -99,17 +108,9 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     )
 
 
-def _goes_on(job: Job, *, steps: int, epochs: float | None) -> bool:
-    """Tell whether a run that is done, after so many steps and epochs, has some left after the checkpoint that it would continue from."""
-    given = Path(job.checkpoint) if job.checkpoint else job.run_folder.checkpoints / LAST
-    first = next(iter(candidates(given)), None) if given.name in (BEST, LAST) else given
-    step = int(first.name.removeprefix("step_")) if first is not None else 0
-    trainer = job.config.tree["trainer"]
-    if trainer["max_steps"] is not None and trainer["max_steps"] <= step:
-        return False
-    if trainer["max_epochs"] is None or epochs is None:
-        return True
-    return bool(trainer["max_epochs"] > epochs * step / steps)
+def record(run_folder: RunFolder, checked: RunConfig) -> None:
+    """Write config.yaml, with the answers that the run's `auto`s had before, if any; `record_answers` compares them."""
+    run_folder.record_config(checked.yaml(answers_before(checked, run_folder.root)))
 
 
 def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved: Mapping[str, Any]) -> None:
@@ -152,22 +153,23 @@ def _is_only_there(began: Path, name: str) -> bool:
         return True
 
 
-def run_of(path: Path) -> Path:
-    """Return the run folder of a run folder or of one of its checkpoints, which can also be called `best` or `last`.
-
-    Raises:
-        ConfigError: it is none, or no checkpoint has the name.
-    """
-    if is_name(path):
-        require_candidates(path, key="resume")
-    for folder in (path, path.parent.parent):
-        if (path.exists() or is_name(path)) and (folder / "config.yaml").exists():
-            return folder.absolute()
-    raise ConfigError(
-        key="resume", happened=f"{path} is no run folder and no checkpoint", expected="a folder that holds config.yaml, or sweep.json"
-    )
+def _typed(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the overrides and the options that a run began with. They are shown only: a file that was cut off keeps no run back."""
+    hydra = folder / ".hydra"
+    try:
+        return texts(OmegaConf.load(hydra / "overrides.yaml")), config_check.options(OmegaConf.load(hydra / "hydra.yaml").hydra)
+    except Exception:  # OSError, or whatever reading half of a file raises
+        return [], []
 
 
-def record(run_folder: RunFolder, checked: RunConfig) -> None:
-    """Write config.yaml, with the answers that the run's `auto`s had before, if any; `record_answers` compares them."""
-    run_folder.record_config(checked.yaml(answers_before(checked, run_folder.root)))
+def _goes_on(job: Job, *, steps: int, epochs: float | None) -> bool:
+    """Tell whether a run that is done, after so many steps and epochs, has some left after the checkpoint that it would continue from."""
+    given = Path(job.checkpoint) if job.checkpoint else job.run_folder.checkpoints / LAST
+    first = next(iter(candidates(given)), None) if given.name in (BEST, LAST) else given
+    step = int(first.name.removeprefix("step_")) if first is not None else 0
+    trainer = job.config.tree["trainer"]
+    if trainer["max_steps"] is not None and trainer["max_steps"] <= step:
+        return False
+    if trainer["max_epochs"] is None or epochs is None:
+        return True
+    return bool(trainer["max_epochs"] > epochs * step / steps)

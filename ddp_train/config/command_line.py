@@ -13,12 +13,12 @@ from typing import Any
 from ddp_train.config.spelling import nearest, override
 from ddp_train.errors import ConfigError
 
-COMMANDS = ("resume", "runs", "prepare")
 _COMMAND_FIRST = {
     "resume": "the command first, and single values: a run that is resumed keeps its components",
     "runs": "the command first, and nothing but the folder of a sweep",
     "prepare": "the command first",
 }
+COMMANDS = tuple(_COMMAND_FIRST)
 _TRAINS = ("train", "fit", "run", "start")
 _EVALUATES = ("evaluate", "eval", "test", "validate", "predict")
 _OPEN, _CLOSE = "[{(", "]})"

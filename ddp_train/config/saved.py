@@ -23,10 +23,14 @@ def saved_config(folder: Path) -> dict[str, Any]:
     return {str(name): value for name, value in auto.take(saved, "", answered).items()}
 
 
+def answered_config(folder: Path) -> dict[str, Any]:
+    """Return what the config.yaml of a run folder holds: with what its `auto`s came to."""
+    return _read(folder)[0]
+
+
 def changes(checked: RunConfig, folder: Path) -> list[str]:
     """Name what differs from the config of a run that is to be continued. An `auto` equals what it came to, in either of them."""
-    saved, _ = _read(folder)
-    return differences(auto.put(checked.tree, "", answers_before(checked, folder)), saved)
+    return differences(auto.put(checked.tree, "", answers_before(checked, folder)), answered_config(folder))
 
 
 def record_answers(file: Path, checked: RunConfig, answers: Mapping[str, Any]) -> None:
@@ -47,7 +51,7 @@ def answers_before(checked: RunConfig, folder: Path) -> dict[str, Any]:
     """Return what a run's config.yaml has for the `auto`s of a config; {} when there is none yet."""
     if not (folder / "config.yaml").exists():
         return {}
-    values = dict(nodes(_read(folder)[0]))
+    values = dict(nodes(answered_config(folder)))
     return {key: values[key] for key in auto.keys(checked.tree) if key in values and values[key] != AUTO}
 
 
