@@ -31,7 +31,7 @@ from ddp_train.run_folder.claim import claim_given, claim_new
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import check_below, check_pattern, require_own
 from ddp_train.sweep import optuna as optuna_sweeper
-from ddp_train.sweep.folder import Sweep, is_sweep
+from ddp_train.sweep.folder import GOALS, Sweep, is_sweep
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -156,7 +156,7 @@ def _goal(composed: DictConfig) -> str | None:
     """Return which way the metric of a sweep is better (min or max), as far as it can be known before a job has run."""
     settings = section(composed, "sweep")
     if settings["direction"] is not None:
-        return {"minimize": "min", "maximize": "max"}[settings["direction"]]
+        return GOALS[settings["direction"]]
     objective = locate(composed.objective._target_)
     goals: Mapping[str, str] = getattr(objective, "goals", {"loss": "min"} if objective.__module__.startswith("torch.nn") else {})
     name = (settings["metric"] or "").rpartition("/")[2] or next(iter(goals), "")

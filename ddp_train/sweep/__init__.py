@@ -1,1 +1,1 @@
-"""Many jobs: composed by a sweeper, run in slots, kept in one folder. Imports no torch."""
+"""Many jobs: composed by a sweeper, run in slots, kept in one folder. Runs in the launcher; imports no torch."""

@@ -20,6 +20,9 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_atomic, write_json
 
+GOALS = {"minimize": "min", "maximize": "max"}
+"""What `sweep.direction` says -> the goal of the metric, as an objective has it."""
+
 
 @dataclass(kw_only=True)
 class SweepJob:

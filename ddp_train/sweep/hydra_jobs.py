@@ -1,19 +1,17 @@
 """A sweep, from Hydra's side: its jobs are composed, checked and frozen before they start; their results go back to the sweeper.
 
-`app` makes one `Multirun` per sweep; Hydra's sweeper calls `launch` through the plugin in `hydra_plugins`, once (Hydra's own sweeper) or
-again and again (Optuna). What is known of earlier attempts on the same folder is answered from sweep.json. Imports no torch.
+`cli` makes one `Multirun` per sweep. Hydra's sweeper calls `launch` through the plugin in `hydra_plugins`: once (Hydra's own sweeper), or
+again and again (Optuna). What an earlier attempt in the same folder has computed is answered from sweep.json.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,8 @@ from ddp_train.launch.launcher import MakeSlots
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import check_below
-from ddp_train.sweep.folder import Sweep, SweepJob
+from ddp_train.sweep.folder import GOALS, Sweep, SweepJob
+from ddp_train.sweep.frozen_yaml import freeze_yaml
 from ddp_train.sweep.schedule import FailurePolicy, SweepScheduler
 from ddp_train.sweep.table import SweepScreen, show
 from ddp_train.system import devices
@@ -44,7 +43,6 @@ Check = Callable[[DictConfig, DictConfig], config_check.RunConfig]
 
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 _FROZEN_YAML = "conf"
-_MOST_FILES = 10_000  # below a folder of YAML; more are somebody's data
 
 
 class Multirun:
@@ -65,7 +63,7 @@ class Multirun:
         self._screen = SweepScreen(sweep)
         self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
         if settings["direction"] is not None:
-            sweep.goal = {"minimize": "min", "maximize": "max"}[settings["direction"]]
+            sweep.goal = GOALS[settings["direction"]]
         self._make_slots = make_slots
         self._settings = settings
         self._is_first_launch = True
@@ -81,7 +79,7 @@ class Multirun:
         self.sweep.keys = self.sweep.keys or _swept_keys(base)
         loader: Any = context.config_loader
         if not is_planned and self._is_first_launch:
-            _freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
+            freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
         self._is_first_launch = False
         first = self._next_number()
         composed = [self._compose(loader, base, overrides, first + place) for place, overrides in enumerate(job_overrides)]
@@ -213,8 +211,7 @@ class Multirun:
         for folder in dict.fromkeys(folders):
             found |= {str(problem): (problem, []) for problem in check_below(self.sweep.root, Path(folder), key="hydra.sweep.subdir")}
         for folder in {folder for folder in folders if folders.count(folder) > 1}:
-            twice = ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {folder}", expected="one each")
-            found[folder] = (twice, [])
+            found[folder] = (_shared(folder), [])
         if found:
             raise config_check.ConfigErrors(problem for problem, _ in found.values())
         return checked
@@ -257,9 +254,7 @@ class Multirun:
             identity=identity(checked.tree),
         )
         if any(job.folder == entry.folder for job in self.sweep.jobs):
-            raise ConfigError(
-                key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {run_folder.root}", expected="one each"
-            )
+            raise _shared(run_folder.root)
         hydra_folder = run_folder.root / composed.hydra.output_subdir if composed.hydra.output_subdir else None
         if hydra_folder is not None:
             hydra_folder.mkdir(parents=True, exist_ok=True)  # there when an earlier attempt was killed before sweep.json had the job
@@ -317,45 +312,8 @@ def _plans_all(base: DictConfig) -> bool:
     return base.hydra.sweeper._target_ == _BASIC_SWEEPER and base.hydra.sweeper.max_batch_size is None
 
 
-def _freeze_yaml(loader: Any, base: DictConfig, folder: Path) -> None:
-    """Make Hydra's loader read copies of the YAML files as they were when the sweep began.
-
-    A sweeper that decides as it goes composes for hours; a file that is edited meanwhile must not reach its later jobs.
-    """
-    for number, element in enumerate(loader.config_search_path.get_path()):
-        element.path = _copy_yaml(element.path, folder / f"path_{number}")
-    more = [_copy_yaml(path, folder / f"searchpath_{number}") for number, path in enumerate(base.hydra.searchpath)]
-    loader.repository.initialize_sources(loader.config_search_path)
-    if more:
-        with read_write(base.hydra), open_dict(base.hydra):
-            base.hydra.overrides.hydra.append(f"hydra.searchpath={more}")
-
-
-def _copy_yaml(path: str, copied: Path) -> str:
-    """Copy the YAML files below an element of Hydra's search path, unless that is done; return the element to use."""
-    scheme, separator, original = path.partition("://")
-    if not separator:
-        scheme, original = "file", path
-    if scheme != "file" or not Path(original).is_dir() or str(copied) == original:
-        return path
-    if copied.is_relative_to(original):
-        print(f"the sweep lies below {original}, of which no copy is kept: do not edit its YAML while the sweep runs", file=sys.stderr)
-        return path
-    if not copied.exists():
-        files = list(islice(Path(original).rglob("*"), _MOST_FILES + 1))
-        if len(files) > _MOST_FILES:
-            print(f"{original} has too many files to keep a copy: do not edit its YAML while the sweep runs", file=sys.stderr)
-            return path
-        unfinished = copied.with_name(f".{copied.name}")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        for file in files:
-            if file.suffix in (".yaml", ".yml"):
-                target = unfinished / file.relative_to(original)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, target)
-        unfinished.rename(copied)
-    return f"file://{copied}"
+def _shared(folder: Path | str) -> ConfigError:
+    return ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {folder}", expected="one each")
 
 
 def _no_such_metric(sweep: Sweep, metric: str, job: SweepJob) -> ConfigError:

@@ -1,6 +1,6 @@
-"""Run the jobs of a sweep: so many at a time as there are slots, work-conserving, and none is lost when another fails.
+"""Run the jobs of a sweep: as many at a time as there are slots. No slot waits while a job does, and no job is lost when another fails.
 
-One thread: each slot is asked in turn. Imports no torch.
+One thread: each slot is asked in turn.
 """
 
 from __future__ import annotations
