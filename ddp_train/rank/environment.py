@@ -37,7 +37,7 @@ def record(job: Job, world: World) -> None:
     """
     ranks = world.gather(_this_rank(job, world))
     for rank, facts in enumerate(ranks):
-        if not facts["sees_run_dir"]:
+        if not facts["sees_run_folder"]:
             raise UserError(
                 key="hydra.run.dir",
                 happened=f"rank {rank} on {facts['host']} does not see {job.run_folder.root}",
@@ -100,7 +100,7 @@ def _this_rank(job: Job, world: World) -> dict[str, Any]:
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "host": socket.gethostname(),
-        "sees_run_dir": _sees(job.run_folder.config),
+        "sees_run_folder": _sees(job.run_folder.config),
         "device": f"{world.device} ({name})",
         "threads": torch.get_num_threads(),
         "config_sha256": job.config.hash(),

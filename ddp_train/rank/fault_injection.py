@@ -65,7 +65,7 @@ class _Injector:
     """Hears what its rank is at, and strikes."""
 
     def __init__(self, faults: list[FaultConfig], components: Components, run_folder: RunFolder) -> None:
-        self._waiting, self._components, self._run_dir = faults, components, run_folder
+        self._waiting, self._components, self._run_folder = faults, components, run_folder
         self._hooks: list[RemovableHandle] = []  # until the step is over
         self._hooked_at = 0
         self._reads_fail = _let_reads_fail(components) if any(fault.kind == "worker_raise" for fault in faults) else None
@@ -81,7 +81,7 @@ class _Injector:
             self._strike(fault, step)
 
     def _strike(self, fault: FaultConfig, step: int) -> None:
-        checkpoints, seconds = self._run_dir.checkpoints, fault.seconds
+        checkpoints, seconds = self._run_folder.checkpoints, fault.seconds
         match fault.kind:
             case "sleep" | "slow":
                 time.sleep(_FOR_EVER_S if seconds is None else seconds)

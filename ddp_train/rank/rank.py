@@ -1,6 +1,6 @@
-"""What each rank does: it joins the process group and runs one job, or one after another in a sweep; `group` says which.
+"""What each rank does: it opens the process group, and runs one job in it, or one after another in a sweep (`main` says which).
 
-Whatever goes wrong in a job (`run`) is told here, once, by the rank that knows most of it.
+Whatever goes wrong in a job (`run_job`) is told here, once, by the rank that knows most of it.
 """
 
 from __future__ import annotations

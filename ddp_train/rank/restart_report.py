@@ -1,14 +1,14 @@
-"""A group of ranks that torchrun starts again: what of the attempt before it must make way, and the one line that says so.
+"""Ranks that are started again: the one line that says why, and where they continue.
 
 The failure screen is for the last failure. The ones before it stay as failure.1.json, failure.2.json, ...
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.folder import is_sweep
 from ddp_train.system.torchrun_env import max_restarts, restart_count
@@ -35,13 +35,10 @@ def line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
     if is_sweep(run_folder.root):
         return f"{'a process ended' if has_failed else 'the machines have changed'}; {restart} continues the sweep"
     place = run_folder.continues()
-    found = json.loads(run_folder.failure.read_text()) if run_folder.failure.exists() else None
-    if found and LOST not in found["traceback"]:
-        message = " ".join(f"{found['error']}: {found['message']}".split())
-        if found["error"].startswith("SIG"):
-            message = found["error"]  # which says it all
-        message = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
-        return f"rank {found['rank']} failed ({message}); {restart} {place}"
+    found = failure.load(run_folder)
+    if found and LOST not in found.traceback:
+        message = found.error if found.error.startswith("SIG") else found.line(_SHOWN)  # a signal's name says it all
+        return f"rank {found.rank} failed ({message}); {restart} {place}"
     if found or has_failed:
         return f"a rank ended without a report; {restart} {place}"
     return f"the machines have changed; {size} ranks continue {place}"

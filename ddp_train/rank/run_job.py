@@ -1,6 +1,6 @@
 """One job on one rank, from its config to result.json: build -> resume -> train -> result.
 
-`worker` opens the process group for it, and takes care of what goes wrong.
+`rank` has opened the process group for it, and takes care of what goes wrong.
 """
 
 from __future__ import annotations

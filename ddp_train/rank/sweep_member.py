@@ -1,8 +1,8 @@
-"""A rank's place in a worker group that runs many jobs: it keeps the process that trains, and replaces it when a job took it along.
+"""A sweep's member: it keeps the process that is a rank, for one job after another, and replaces it when a job took it along.
 
-Started by torchrun in the rank's stead. It imports torch, touches no device and trains nothing, so that it survives whatever a job does,
-and a rank forked from it starts in a moment. The member of rank 0 leads: it announces each job in the rendezvous store, the others
-follow. When one rank fails, every member ends its own, and the next job gets a new generation of ranks with a new process group.
+torchrun starts one member for each rank. A member imports torch, touches no device and trains nothing: so it survives whatever a job does,
+and a rank that is forked from it starts in a moment. The member of rank 0 leads: it announces each job in the rendezvous store, and the
+others follow. When one rank fails, every member ends its own, and the next job gets a new generation of ranks with a new process group.
 """
 
 from __future__ import annotations

@@ -10,15 +10,14 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 from ddp_train.errors import FINAL, NO_PROGRESS
 from ddp_train.phase import Phase
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_json
@@ -142,8 +141,10 @@ def count_failure(run_folder: RunFolder, *, has_failed: bool = False) -> str:
     if not has_failed and not attempts.is_open:
         return ""
     attempts.is_open = False
-    report = _report(run_folder, since=attempts.began)
-    if report.get("exit_code") in FINAL:  # nobody starts it again, but a person who has mended it
+    report = failure.newest(run_folder)
+    if report and report.time <= attempts.began:  # of an attempt before
+        report = None
+    if report and report.exit_code in FINAL:  # nobody starts it again, but a person who has mended it
         end(run_folder, is_saved=False)
         return ""
     (steps_taken, at_most), checkpoint = _steps_taken(run_folder), max(run_folder.saved_steps(), default=0)
@@ -178,21 +179,8 @@ def _verdict(run_folder: RunFolder, attempts: _Attempts) -> str:
     return "\n".join(lines)
 
 
-def _report(run_folder: RunFolder, *, since: float) -> dict[str, Any]:
-    """Return the report of the last attempt, which may have made way already (failure.1.json ...); {} when it left none."""
-    reports: list[dict[str, Any]] = [{"time": 0.0}]
-    for path in run_folder.root.glob("failure*.json"):
-        with suppress(OSError, ValueError):
-            reports.append(json.loads(path.read_text()))
-    newest = max(reports, key=lambda report: float(report["time"]))
-    return newest if newest["time"] > since else {}
-
-
-def _what_happened(report: Mapping[str, Any]) -> str:
-    if not report:
-        return "everything ended without a report"
-    text = " ".join(f"{report['error']}: {report['message']}".split())
-    return f"rank {report['rank']} on {report['host']}, {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}"
+def _what_happened(report: failure.Failure | None) -> str:
+    return f"rank {report.rank} on {report.host}, {report.line(_SHOWN)}" if report else "everything ended without a report"
 
 
 def _steps_taken(run_folder: RunFolder) -> tuple[int, int]:

@@ -79,6 +79,11 @@ class Failure:
             result.write(run_folder.result)
         return True
 
+    def line(self, most: int) -> str:
+        """Return the error and its message as one line, cut after so many characters."""
+        text = " ".join(f"{self.error}: {self.message}".split())
+        return text if len(text) <= most else f"{text[:most]}..."
+
     def screen(self, run_folder: RunFolder) -> str:
         """Return what the user reads; the log of the rank has the rest."""
         where = "" if self.step is None else f", after step {self.step}"
@@ -216,8 +221,18 @@ def from_verdict(verdict: str) -> Failure:
 
 def load(run_folder: RunFolder) -> Failure | None:
     """Read failure.json back; None when there is none."""
+    return _load(run_folder.failure)
+
+
+def newest(run_folder: RunFolder) -> Failure | None:
+    """Return the report of the last attempt that left one. It may have made way already (failure.1.json ...)."""
+    found = [report for path in run_folder.root.glob("failure*.json") if (report := _load(path)) is not None]
+    return max(found, key=lambda report: report.time, default=None)
+
+
+def _load(path: Path) -> Failure | None:
     try:
-        return Failure(**json.loads(run_folder.failure.read_text()))
+        return Failure(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
