@@ -1,1 +1,16 @@
-"""From a config to trained weights: building, the loop, and what watches over its numbers."""
+"""From a config to trained weights, on one rank. `trainer` is where to begin reading.
+
+    trainer         the loop: the order of things in a run      evaluation      one evaluation, exact on any number of ranks
+    build           components in the order they need           instantiate     one `_target_` node
+    components      what a run is made of                       state           how far it is
+    seeding         random streams                              initial_weights weights to begin with
+    log_window      the steps since the last record             records         where records and events go
+    loss_monitor    losses that are lost or stand out           skip_nonfinite  steps that are left out
+    replica_check   ranks whose weights differ                  sanity_check    what is tried before the first step
+    checkpoints     when one is due, and the way back           restore         continuing when a run begins
+    saved_state     what a checkpoint holds                     compare_state   whether it fits
+    state_size      how large it will be                        predictions     per-sample outputs of an evaluation
+    buckets         where DDP keeps gradients                   device_queue    how far the host runs ahead
+
+The loop asks and tells plain callables; `ddp_train/rank/run_job.py` puts it all together.
+"""

@@ -62,7 +62,7 @@ class Checkpoints:
             self.world,
             config_hash=self.config.hash(),
             asynchronous=settings["asynchronous"],
-            remove_old=lambda folder: remove_old(folder, self.keep),
+            remove_old=lambda saved: remove_old(saved, self.keep),
             moves=self.tracker.move,
         )
         self._schedule = CheckpointSchedule(

@@ -41,14 +41,16 @@ from ddp_train.training.state import TrainState, WindowSums
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Trains the components of one run on this rank. All ranks do the same, in this order, for each step:
+    """Trains the components of one run on this rank.
+
+    All ranks do the same things, for each step in this order:
 
         data      this rank's micro-batches of the next global batch, each when it is asked for; the loader reads ahead
         step      forward and backward of each, the gradients' all-reduce in the last backward, clipping, optimizer, schedule
         log       every `log_every_steps`: one reduction, one read from the device, the losses are judged, one record
         evaluate  at the end of a period: every sample of the evaluation data once, one record
         save      when it is due, after the evaluation, which may be one of the best; never losses that nobody has judged
-        stop      if it was asked for; at the latest after the last step
+        stop      if it was asked for, with everything saved that continuing needs
 
     Who watches is called, and is an object that does nothing where nobody wants it: `monitor` judges the losses of a window, `guard` says
     whether the optimizer steps, `replicas` compares the ranks' weights. A `Rewind` that the monitor raises leads back to a checkpoint.
