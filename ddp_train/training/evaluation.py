@@ -53,13 +53,12 @@ def evaluate(
         files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
     totals: dict[str, Tensor] = {}
     gave_up, skipped = False, 0
-    autocast = components.amp.autocast(world.device)
     with _evaluating(parts):
         begins_batch()
         for number, micro_batch in enumerate(copied_ahead(iter(loader), world.device)):
             batch = micro_batch.batch if micro_batch.placed is None else micro_batch.placed
             try:
-                with autocast:
+                with components.amp.autocast(world.device):
                     if files is None:
                         scores = objective.score(model, batch)
                     else:
