@@ -59,7 +59,7 @@ class Augmenting(Protocol):
         """Return the batch with sample i changed as `keys[i]` says: 64 uniform random bits, shape [B].
 
         A key depends on (seed, epoch, sample index) alone, so a sample looks the same whatever the number of ranks, workers or restarts.
-        (On its position too with `data.sampling=weighted` or `balanced`, where a sample may come twice in an epoch.)
+        (On its position too with `loader.sampling=weighted` or `balanced`, where a sample may come twice in an epoch.)
         """
 
 
@@ -81,7 +81,7 @@ class Resident(Protocol):
 
 @runtime_checkable
 class Labelled(Protocol):
-    """A data source that tells the class of each sample, as `data.sampling=balanced` needs it."""
+    """A data source that tells the class of each sample, as `loader.sampling=balanced` needs it."""
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -90,7 +90,7 @@ class Labelled(Protocol):
 
 @runtime_checkable
 class Measured(Protocol):
-    """A data source that tells how long each sample is, as `data.bucket_batches` needs it."""
+    """A data source that tells how long each sample is, as `loader.bucket_batches` needs it."""
 
     @property
     def lengths(self) -> NDArray[Any]:
@@ -143,7 +143,7 @@ class Objective(Protocol):
 
 @runtime_checkable
 class Predicting(Protocol):
-    """An objective that can also say what it scored, sample by sample: for `evaluate.save_predictions=true`."""
+    """An objective that can also say what it scored, sample by sample: for `evaluation.save_predictions=true`."""
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return what `score` returns, and from the same forward one row per sample: name -> [B, ...], alike in every batch.

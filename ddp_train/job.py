@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.config.batch_sizes import BatchSizes
-from ddp_train.config.check import RunConfig
+from ddp_train.config.run_config import RunConfig
 from ddp_train.run_folder.paths import RunFolder
 
 
@@ -48,7 +48,7 @@ class Job:
     def from_json(cls, text: str) -> Job:
         fields: dict[str, Any] = json.loads(text)
         return cls(
-            config=RunConfig(tree=fields["tree"], batch=BatchSizes(**fields["batch"])),
+            config=RunConfig.of(fields["tree"], BatchSizes(**fields["batch"])),
             run_folder=RunFolder(Path(fields["run_folder"])),
             command=fields["command"],
             overrides=fields["overrides"],

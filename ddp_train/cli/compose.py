@@ -19,8 +19,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config import hydra_errors
-from ddp_train.config.check import CONF, ConfigErrors, RunConfig, check, options, section
+from ddp_train.config.check import CONF, ConfigErrors, check, options, section
+from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
+from ddp_train.config.schema import ClusterConfig, SweepConfig
 from ddp_train.config.target import locate
 from ddp_train.config.tree import texts
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
@@ -71,7 +73,7 @@ class _Command:
         if self._multirun is None:
             root = Path(base.hydra.sweep.dir)
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
-            self._multirun = Multirun(sweep, section(base, "sweep"), self._launcher.begin_sweep, check_composed)
+            self._multirun = Multirun(sweep, section(base, SweepConfig), self._launcher.begin_sweep, check_composed)
             self._multirun.resume(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
         return self._multirun.launch(context, base, job_overrides)
 
@@ -97,7 +99,7 @@ class Checked(Callback):
         """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed."""
         with _exits_of_its_own():
             if OmegaConf.select(config, "cluster.launcher") == "torchrun" and not is_torchrun_worker():
-                raise Exit(join(section(config, "cluster"), sys.argv[1:]))
+                raise Exit(join(section(config, ClusterConfig), sys.argv[1:]))
             folder = _place(config.hydra.sweep, key="hydra.sweep.dir", is_typed=_is_overridden(config, "hydra.sweep.dir"))
             if not _is_overridden(config, "hydra.sweep.dir"):
                 folder = claim_new(folder)
@@ -113,8 +115,8 @@ class Checked(Callback):
 
     def _prepare(self, composed: DictConfig) -> None:
         checked = check_composed(composed, composed.hydra)
-        if checked.tree["cluster"]["launcher"] == "torchrun" and not is_torchrun_worker():
-            raise Exit(join(checked.tree["cluster"], sys.argv[1:]))  # global rank 0 composes and claims, wherever it is
+        if checked.cluster.launcher == "torchrun" and not is_torchrun_worker():
+            raise Exit(join(checked.cluster, sys.argv[1:]))  # global rank 0 composes and claims, wherever it is
         folder, is_resumed = _claim(composed, checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
             composed.hydra.run.dir = str(folder)
@@ -141,7 +143,7 @@ def _exits_of_its_own() -> Iterator[None]:
 
 def _job(composed: DictConfig, hydra_config: Any) -> Job:
     checked = check_composed(composed, hydra_config)
-    resume = Path(checked.tree["resume"])
+    resume = Path(checked.resume)
     return Job(
         config=checked,
         run_folder=RunFolder(Path(hydra_config.runtime.output_dir)),
@@ -154,12 +156,12 @@ def _job(composed: DictConfig, hydra_config: Any) -> Job:
 
 def _goal(composed: DictConfig) -> str | None:
     """Return which way the metric of a sweep is better (min or max), as far as it can be known before a job has run."""
-    settings = section(composed, "sweep")
-    if settings["direction"] is not None:
-        return GOALS[settings["direction"]]
+    settings = section(composed, SweepConfig)
+    if settings.direction is not None:
+        return GOALS[settings.direction]
     objective = locate(composed.objective._target_)
     goals: Mapping[str, str] = getattr(objective, "goals", {"loss": "min"} if objective.__module__.startswith("torch.nn") else {})
-    name = (settings["metric"] or "").rpartition("/")[2] or next(iter(goals), "")
+    name = (settings.metric or "").rpartition("/")[2] or next(iter(goals), "")
     return goals.get(name)
 
 
@@ -183,7 +185,7 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig) -> RunConfig:
 
 def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:
     """Return the run folder, ours alone, and whether a run in it is continued."""
-    resume = checked.tree["resume"]
+    resume = checked.resume
     if resume not in ("auto", "never"):
         return _continue(run_of(Path(resume)), checked, key="resume"), True
     is_typed = _is_overridden(composed, "hydra.run.dir")

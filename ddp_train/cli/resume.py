@@ -72,7 +72,7 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
         raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
     first = frozen_job(configs[0], overrides, asked=folder)
     _refuse_other_machines(first, folder)
-    multirun = Multirun(sweep, first.config.tree["sweep"], launcher.begin_sweep, check_composed)
+    multirun = Multirun(sweep, first.config.sweep, launcher.begin_sweep, check_composed)
     try:
         multirun.resume(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
     finally:
@@ -81,7 +81,7 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
 
 
 def _refuse_other_machines(job: Job, path: Path) -> None:
-    if job.config.tree["cluster"]["launcher"] == "torchrun" and not is_torchrun_worker():
+    if job.config.cluster.launcher == "torchrun" and not is_torchrun_worker():
         raise ConfigError(
             key="cluster", happened="the run is over several machines", fix=f"torchrun ... -m ddp_train resume {path}, on each"
         )

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, require_candidates
 from ddp_train.config import check as config_check
 from ddp_train.config import hydra_errors
-from ddp_train.config.check import RunConfig
+from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config, answers_before, saved_config
 from ddp_train.config.tree import nodes, texts
 from ddp_train.errors import ConfigError
@@ -26,7 +26,7 @@ from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import require_own
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
-_EVALUATION = ("evaluate.save_predictions=", "data.eval_batch_size=", "data.num_workers=")
+_EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader.num_workers=")
 """What can be asked of a run that is done: to save its predictions, and how they are computed."""
 
 _PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
@@ -83,27 +83,27 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     Raises:
         ConfigError: one of the overrides would change nothing.
     """
-    trainer, result = job.config.tree["trainer"], job.run_folder.read_result()
+    trainer, result = job.config.trainer, job.run_folder.read_result()
     if result is None or result.status != Status.COMPLETED:
         return
     steps = result.step
     assert steps is not None
     if _goes_on(job, steps=steps, epochs=result.epoch):
         return
-    harmless = _EVALUATION if job.config.tree["evaluate"]["save_predictions"] else ()  # which is then made up for
+    harmless = _EVALUATION if job.config.evaluation.save_predictions else ()  # which is then made up for
     now = dict(nodes(job.config.tree))
     held = [dict(nodes(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
     keys = {text: text.partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
     idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in held]]
     if not idle:
         return
-    limit = "max_steps" if trainer["max_steps"] is not None and trainer["max_steps"] <= steps else "max_epochs"
-    more = f"trainer.{limit}={2 * (steps if limit == 'max_steps' else trainer['max_epochs'])}"
+    limit = "max_steps" if trainer.max_steps is not None and trainer.max_steps <= steps else "max_epochs"
+    more = f"trainer.{limit}={2 * (steps if limit == 'max_steps' else trainer.max_epochs or 1)}"
     kept = [text for text in overrides if not text.startswith(f"trainer.{limit}=")]
     raise ConfigError(
         key=idle[0].partition("=")[0],
         happened=f"all {steps} steps of {job.run_folder.shown()} are taken: {' '.join(idle)} would change nothing",
-        expected="more steps to train with it, or evaluate.save_predictions=true; a new run, for other results from the start",
+        expected="more steps to train with it, or evaluation.save_predictions=true; a new run, for other results from the start",
         fix=f"ddp-train {shlex.join(['resume', job.run_folder.shown(), *kept, more])}",
     )
 
@@ -167,9 +167,9 @@ def _goes_on(job: Job, *, steps: int, epochs: float | None) -> bool:
     given = Path(job.checkpoint) if job.checkpoint else job.run_folder.checkpoints / LAST
     first = next(iter(candidates(given)), None) if given.name in (BEST, LAST) else given
     step = int(first.name.removeprefix("step_")) if first is not None else 0
-    trainer = job.config.tree["trainer"]
-    if trainer["max_steps"] is not None and trainer["max_steps"] <= step:
+    trainer = job.config.trainer
+    if trainer.max_steps is not None and trainer.max_steps <= step:
         return False
-    if trainer["max_epochs"] is None or epochs is None:
+    if trainer.max_epochs is None or epochs is None:
         return True
-    return bool(trainer["max_epochs"] > epochs * step / steps)
+    return bool(trainer.max_epochs > epochs * step / steps)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ddp_train.config.cluster import most_nodes
+from ddp_train.config.schema import ClusterConfig, LoaderConfig, TrainerConfig
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices, torchrun_env
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -32,29 +31,27 @@ class BatchSizes:
         )
 
 
-def derive_batch_sizes(
-    trainer: Mapping[str, Any], data: Mapping[str, Any], cluster: Mapping[str, Any]
-) -> tuple[BatchSizes | None, list[ConfigError]]:
+def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: ClusterConfig) -> tuple[BatchSizes | None, list[ConfigError]]:
     """Derive whichever of the global batch size and the accumulation is not given; refuse a contradiction."""
     nodes = 1 if is_torchrun_worker() else num_nodes(cluster)
-    if nodes > 1 and cluster["launcher"] == "local":
+    if nodes > 1 and cluster.launcher == "local":
         return None, [
             ConfigError(
-                key="cluster.nodes", happened=f"is {cluster['nodes']}, but cluster.launcher=local has one machine", fix="cluster=torchrun"
+                key="cluster.nodes", happened=f"is {cluster.nodes}, but cluster.launcher=local has one machine", fix="cluster=torchrun"
             )
         ]
-    world_size = nodes * devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
+    world_size = nodes * devices.processes_per_node(cluster.processes_per_node, cluster.device)
     if is_torchrun_worker():
         world_size, started = torchrun_env.world_size(), torchrun_env.local_world_size()
-        if cluster["processes_per_node"] not in (None, started):
+        if cluster.processes_per_node not in (None, started):
             return None, [
                 ConfigError(
                     key="cluster.processes_per_node",
-                    happened=f"is {cluster['processes_per_node']}, but torchrun started {started} processes on this node",
-                    fix=f"--nproc-per-node={cluster['processes_per_node']}, or leave the key out",
+                    happened=f"is {cluster.processes_per_node}, but torchrun started {started} processes on this node",
+                    fix=f"--nproc-per-node={cluster.processes_per_node}, or leave the key out",
                 )
             ]
-    micro, total, accumulation = data["micro_batch_size"], trainer["global_batch_size"], trainer["grad_accum_steps"]
+    micro, total, accumulation = loader.micro_batch_size, trainer.global_batch_size, trainer.grad_accum_steps
     if total is None:
         accumulation = accumulation or 1
         total = micro * world_size * accumulation
@@ -83,9 +80,9 @@ def derive_batch_sizes(
     return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size), []
 
 
-def num_nodes(cluster: Mapping[str, Any]) -> int:
+def num_nodes(cluster: ClusterConfig) -> int:
     """Return how many machines take part at most; 1 where the environment has no good number, which `check_machines` will say."""
     try:
-        return most_nodes(cluster, os.environ if cluster["launcher"] == "torchrun" else {})
+        return most_nodes(cluster, os.environ if cluster.launcher == "torchrun" else {})
     except ConfigError:
         return 1

@@ -9,15 +9,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
@@ -27,25 +23,30 @@ from ddp_train.config import allowed_targets, auto, limits
 from ddp_train.config.batch_sizes import BatchSizes, derive_batch_sizes
 from ddp_train.config.command_line import whole
 from ddp_train.config.rules import (
-    check_bad_numbers,
     check_checkpoints,
     check_device,
     check_evaluation,
     check_faults,
+    check_health,
     check_machines,
     check_reading,
     check_sampling,
     check_steps,
     check_strategy,
 )
-from ddp_train.config.schema import LOADER_KEYS, ROOT_KEYS, SECTIONS, TARGETS, FaultConfig, LoaderConfig, RootConfig
-from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
+from ddp_train.config.run_config import RunConfig, typed_sections
+from ddp_train.config.schema import ROOT_KEYS, SECTIONS, TARGETS, DebugConfig, FaultConfig, RootConfig
+from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.target import check_target
-from ddp_train.config.tree import keys, leaves, nodes, sha256, texts
+from ddp_train.config.tree import leaves, nodes, texts
+from ddp_train.config.unknown_names import targets_in_extra, unknown, unknown_hydra_names, unknown_root_names
 from ddp_train.errors import ConfigError
 
 CONF = next(path for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
 """The config groups: inside the installed package, or at the top of a checkout."""
+
+
+_Section = TypeVar("_Section")
 
 
 class ConfigErrors(Exception):
@@ -70,36 +71,6 @@ class ConfigErrors(Exception):
         return "\n\n".join([f"{title}; {started}.", *(str(error) for error in self.errors)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """One run's configuration: plain containers, everything resolved; what each rank receives."""
-
-    tree: dict[str, Any]
-    batch: BatchSizes
-
-    def yaml(self, answers: Mapping[str, Any] | None = None) -> str:
-        """Return config.yaml.
-
-        Args:
-            answers: what its `auto`s have come to, by their keys; the file has them in their places, and lists the keys under `auto`.
-        """
-        if not answers:
-            return self._yaml
-        return OmegaConf.to_yaml(OmegaConf.create({**auto.put(self.tree, "", answers), ANSWERED: list(answers)}))
-
-    @cached_property
-    def _yaml(self) -> str:
-        return OmegaConf.to_yaml(OmegaConf.create(self.tree))
-
-    def hash(self) -> str:
-        """Return the sha256 of what was composed: the same on all ranks and in all attempts, whatever the `auto`s come to."""
-        return sha256(self.yaml())
-
-
-ANSWERED = "auto"
-"""Where config.yaml lists the keys that were `auto`."""
-
-
 def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     """Resolve and check a composed config.
 
@@ -113,47 +84,61 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     errors: list[ConfigError] = []
     limits.check_interpolations(config)
     if hydra is not None:
-        errors += _unknown_hydra_names(hydra)
+        errors += unknown_hydra_names(hydra)
     with _secrets_sealed():
         tree = {"metrics": {}, **_unmarked(_resolve(config, "", errors))}
-    errors += _unknown_root_names(tree, hydra)
-    errors += _targets_in_extra(tree)
+    errors += unknown_root_names(tree, hydra)
+    errors += targets_in_extra(tree)
     errors += [_spelled_out(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
-    sections = {name: _typed(schema, tree.get(name) or {}, name, errors) for name, schema in SECTIONS.items()}
-    data: dict[str, Any] = tree["data"] if isinstance(tree.get("data"), dict) else {}
-    sections["data"] = _typed(LoaderConfig, {key: data[key] for key in LOADER_KEYS if key in data}, "data", errors)
-    faults = sections["debug"].get("faults", [])
-    sections["debug"]["faults"] = [_typed(FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(faults)]
+    sections = {name: _typed(schema, tree.get(name, {}), name, errors) for name, schema in SECTIONS.items()}
     root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
-    errors += _check_name(root.get("name", ""))
-    allowed = root.get("allowed_targets") or []
+    errors += _check_name(tree.get("name", ""))
+    allowed = (root or {}).get("allowed_targets") or []
     errors += allowed_targets.check_allowed(allowed)
+    data = tree["data"] if isinstance(tree.get("data"), dict) else {}
     for node, key in _target_nodes(tree):
         found = check_target(node, key, allowed=allowed)
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
-    errors += auto.check({**tree, "data": {key: value for key, value in data.items() if key not in LOADER_KEYS or key == "eval"}}, _MADE)
+    errors += auto.check(tree, _MADE)
     errors += [_missing_section(name) for name in TARGETS if name not in tree]
-    batch = None
-    if not any(_concerns_batch(error.key) for error in errors):
-        batch, batch_errors = derive_batch_sizes(sections["trainer"], sections["data"], sections["cluster"])
-        errors += batch_errors
-        errors += check_reading(sections["data"])
-        errors += check_sampling(sections["data"])
-        errors += check_steps(tree, sections["trainer"])
-        errors += check_bad_numbers(sections["trainer"], sections["checkpoint"], sections["data"])
-        errors += check_strategy(tree, batch)
-        errors += check_evaluation(sections["evaluate"], sections["data"])
-        errors += check_checkpoints(sections["checkpoint"], sections["trainer"], sections["data"])
-        errors += check_device(tree, sections["cluster"])
-        errors += check_machines(sections["cluster"])
-        errors += check_faults(sections["debug"]["faults"], sections["data"], batch)
-    if errors or batch is None:
+    batch, found = _check_rules(sections, tree)
+    errors += found
+    if errors or batch is None or root is None:
         raise ConfigErrors(errors)
     tree.update(root)
-    for name, values in sections.items():
-        tree[name] = {**(tree.get(name) or {}), **values}
+    tree.update(sections)
     tree["trainer"] |= {"global_batch_size": batch.global_batch_size, "grad_accum_steps": batch.grad_accum_steps}
-    return RunConfig(tree=tree, batch=batch)
+    tree["data"] = {**data, "eval": data.get("eval")}
+    return RunConfig.of(tree, batch)
+
+
+def _check_rules(sections: Mapping[str, dict[str, Any] | None], tree: Mapping[str, Any]) -> tuple[BatchSizes | None, list[ConfigError]]:
+    """Check what concerns several keys, as far as each of them is valid by itself."""
+    typed = typed_sections(sections)
+    cluster, loader, trainer = typed.get("cluster"), typed.get("loader"), typed.get("trainer")
+    health, evaluation, checkpoint, debug = (typed.get(name) for name in ("health", "evaluation", "checkpoint", "debug"))
+    data = tree.get("data")
+    is_evaluated = isinstance(data, dict) and data.get("eval") is not None
+    batch, errors = None, list[ConfigError]()
+    if trainer and loader and cluster:
+        batch, errors = derive_batch_sizes(trainer, loader, cluster)
+    if loader:
+        errors += [*check_reading(loader), *check_sampling(loader)]
+    if trainer:
+        errors += check_steps(trainer, tree.get("scheduler"))
+    if health and checkpoint:
+        errors += check_health(health, checkpoint, is_evaluated=is_evaluated)
+    if batch:
+        errors += check_strategy(tree.get("strategy"), batch)
+    if evaluation:
+        errors += check_evaluation(evaluation, is_evaluated=is_evaluated)
+    if checkpoint and evaluation:
+        errors += check_checkpoints(checkpoint, evaluation, is_evaluated=is_evaluated)
+    if cluster:
+        errors += [*check_device(cluster, tree.get("amp")), *check_machines(cluster)]
+    if debug and loader:
+        errors += check_faults(debug, loader, batch)
+    return batch, errors
 
 
 def load(tree: dict[str, Any]) -> RunConfig:
@@ -174,17 +159,18 @@ def options(hydra: DictConfig) -> list[str]:
     return found + [text for text in texts(hydra.overrides.hydra) if text.lstrip("+").startswith("hydra.searchpath=")]
 
 
-def section(composed: DictConfig, name: str) -> dict[str, Any]:
+def section(composed: DictConfig, schema: type[_Section]) -> _Section:
     """Resolve and check one of our own sections alone: of a sweep's base config, which may lack what its jobs will have.
 
     Raises:
         ConfigErrors: with every problem of the section.
     """
     errors: list[ConfigError] = []
-    typed = _typed(SECTIONS[name], OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
-    if errors:
+    name = next(name for name, each in SECTIONS.items() if each is schema)
+    values = _typed(schema, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
+    if values is None:
         raise ConfigErrors(errors)
-    return typed
+    return schema(**values)
 
 
 _MADE = (*TARGETS, "metrics")
@@ -261,13 +247,14 @@ def check_overrides(overrides: Sequence[str]) -> None:
         raise ConfigErrors(errors)
 
 
-def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any]:
-    """Merge values into a schema one by one, so that every wrong one is found; return all fields, typed."""
-    prefix = f"{section}." if section else ""
+def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any] | None:
+    """Merge values into a schema one by one, so that every wrong one is found; return all fields, typed, or None where one is wrong."""
+    prefix, before = f"{section}." if section else "", len(errors)
     if not isinstance(values, Mapping):
         errors.append(ConfigError(key=section, happened=f"is {values!r}", expected="a group of keys"))
-        return {}
+        return None
     typed = OmegaConf.structured(schema)
+    OmegaConf.set_readonly(typed, False)
     fields = {item.name: item for item in dataclasses.fields(schema)}
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -281,9 +268,19 @@ def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -
             errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=f"a value of type {kind}"))
             continue
         errors += _check_range(key, typed[name], fields[name].metadata)
+    missing = [name for name in fields if name not in values and OmegaConf.is_missing(typed, name)]
+    errors += [
+        ConfigError(key=f"{prefix}{name}", happened="has no value", expected=f"a value of type {fields[name].type}") for name in missing
+    ]
+    if len(errors) > before:
+        return None
     plain = OmegaConf.to_container(typed)
     assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    found = {str(key): value for key, value in plain.items()}
+    if schema is DebugConfig:
+        faults = [_typed(FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(found["faults"])]
+        return None if None in faults else {"faults": faults}
+    return found
 
 
 def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> list[ConfigError]:
@@ -308,111 +305,6 @@ def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> list[ConfigEr
     return []
 
 
-def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
-    """Say that nobody knows a key, and what to type instead: the nearest one, or none."""
-    valid, section = list(valid), key.rpartition(".")[0]
-    close = nearest(key, valid)
-    return ConfigError(
-        key=key,
-        happened="is not a key of this configuration",
-        expected="" if close else f"one of {', '.join(other for other in valid if other.rpartition('.')[0] == section)}",
-        fix=f"did you mean {override(close, value, was=key)}?" if close else f"remove it: {removal(key, value)}",
-    )
-
-
-def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> list[ConfigError]:
-    """Find what stands at the top and nobody reads. A YAML adds such names without Hydra's asking."""
-    known = [*SECTIONS, *TARGETS, "metrics", *ROOT_KEYS]
-    valid = [*known, *keys({name: tree[name] for name in known if name in tree})]
-    typed = texts(hydra.overrides.task) if hydra is not None else []
-    options: dict[str, Any] = dict(hydra.runtime.choices) if hydra is not None else {}
-    errors = []
-    for name, value in tree.items():
-        if name in known:
-            continue
-        option = options.get(name)
-        if name == "experiment" and option and isinstance(value, Mapping):
-            errors.append(_without_package(str(option), value, hydra))
-            continue
-        is_secret = any(redaction.spelled_out(key, inner) for key, inner in leaves({name: value}))  # what was typed is not shown again
-        meant = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
-        advice = [_instead(text, valid) for text in meant if not is_secret]
-        if name in CALLED_HERE:
-            expected, advice = CALLED_HERE[name], [f"leave it out: {removal(name, value)}"]
-        elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
-            expected = f"a part of a run: {', '.join(TARGETS)} or metrics.NAME; nobody makes another one"
-            close = nearest(name, known)
-            advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]
-        else:
-            expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, stand below extra"
-            if option and not meant:  # an experiment's choice, beside which a second one would stand
-                advice = [f"in the defaults of your YAML, write /{name}@extra.{name}: {option}"]
-            elif option:
-                advice = [override(f"{name}@extra.{name}", option, sign="+")]
-            elif not advice:
-                close = nearest(name, valid)
-                advice = [f"did you mean {close}?" if close else f"in your YAML, put it below extra; {removal(name, value)} leaves it out"]
-        errors.append(
-            ConfigError(key=name, happened="is no part of a configuration, and nothing reads it", expected=expected, fix=" ".join(advice))
-        )
-    return errors
-
-
-def _instead(typed: str, valid: Iterable[str]) -> str:
-    """Return what to type for an override of a name that nothing reads."""
-    key, equals, value = typed.lstrip("+").partition("=")
-    close = nearest(key, valid)
-    if close in (*SECTIONS, *TARGETS) and not value.isidentifier():
-        close = ""  # what a group is set to is the name of an option
-    return f"did you mean {shlex.quote(close + equals + value)}?" if close else shlex.quote(f"+extra.{key}{equals}{value}")
-
-
-def _without_package(option: str, landed: Mapping[str, Any], hydra: DictConfig | None) -> ConfigError:
-    """Say why an experiment has no effect: without its first line Hydra puts what it holds below the name of its group."""
-    folders = [source.path for source in hydra.runtime.config_sources if source.schema == "file"] if hydra is not None else []
-    files = [path for folder in folders if (path := Path(folder) / "experiment" / f"{option}.yaml").exists()]
-    file = str(files[0]) if files else f"experiment/{option}.yaml"
-    return ConfigError(
-        key="experiment",
-        happened=f"{file} lacks the line `# @package _global_`: its keys landed below `experiment.`, where nothing reads them"
-        f" ({', '.join(map(str, landed))})",
-        expected="`# @package _global_` as its first line",
-        fix=f"sed -i '1i # @package _global_' {shlex.quote(file)}",
-    )
-
-
-def _targets_in_extra(tree: Mapping[str, Any]) -> list[ConfigError]:
-    extra = tree.get("extra")
-    return [
-        ConfigError(
-            key=key,
-            happened="has a _target_, and nothing below extra is made",
-            expected=f"values; what is made stands below {', '.join(TARGETS)} or metrics",
-            fix=removal(key, node),
-        )
-        for key, node in nodes({"extra": extra} if isinstance(extra, Mapping) else {})
-        if isinstance(node, Mapping) and "_target_" in node
-    ]
-
-
-def _unknown_hydra_names(hydra: DictConfig) -> list[ConfigError]:
-    """Find names below `hydra.` that Hydra accepts and never reads (facebookresearch/hydra issue 1457)."""
-    errors = []
-    subdir = hydra.get("output_subdir")
-    if subdir is not None and (Path(subdir).name != subdir or not subdir.isprintable()):
-        errors.append(ConfigError(key="hydra.output_subdir", happened=f"is {subdir!r}", expected="the name of a folder in the run folder"))
-    for section, schema in (("", HydraConf), ("run.", RunDir), ("sweep.", SweepDir), ("job.", JobConf)):
-        known = [item.name for item in dataclasses.fields(schema)] + ["env"]  # `env` is a group of Hydra's own, without a field
-        node = OmegaConf.select(hydra, section.rstrip(".")) if section else hydra
-        given = [str(name) for name in node] if isinstance(node, DictConfig) else []
-        errors += [
-            unknown(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known], OmegaConf.select(node, name))
-            for name in given
-            if name not in known
-        ]
-    return errors
-
-
 def _missing_section(name: str) -> ConfigError:
     return ConfigError(key=name, happened="the section is missing", fix=f"{name}=OPTION; `ddp-train --help` lists the options")
 
@@ -432,7 +324,7 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
             continue
         if name == "data":
             changes = node.get("eval") or {}
-            node = {key: value for key, value in node.items() if key not in LOADER_KEYS}
+            node = {key: value for key, value in node.items() if key != "eval"}
             if changes and isinstance(changes, dict) and "_target_" in node:
                 yield {**node, **changes}, "data.eval"
         if name != "metrics" and "_target_" not in node:
@@ -459,7 +351,3 @@ def _of_evaluation(errors: Iterable[ConfigError], node: Mapping[str, Any], chang
             error.fix = f"remove it: {removal(f'data.{name}', node[name])}"
         kept.append(error)
     return kept
-
-
-def _concerns_batch(key: str) -> bool:
-    return key.split(".")[0] in ("trainer", "cluster") or key.removeprefix("data.") in LOADER_KEYS

@@ -6,11 +6,11 @@ for SLURM export. docs/multinode.md has the table.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ddp_train.config.schema import ClusterConfig, node_range, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.redaction import reveal
 from ddp_train.system import torchrun_env
@@ -55,7 +55,7 @@ class Meeting:
         return self.min_nodes < self.max_nodes
 
 
-def meeting(cluster: Mapping[str, Any], environment: Mapping[str, str]) -> Meeting:
+def meeting(cluster: ClusterConfig, environment: Mapping[str, str]) -> Meeting:
     """Read where the machines meet from the config, or else from the environment.
 
     Raises:
@@ -109,20 +109,7 @@ def meeting(cluster: Mapping[str, Any], environment: Mapping[str, str]) -> Meeti
     )
 
 
-def node_range(nodes: Any) -> tuple[int, int]:
-    """Return the fewest and the most machines that `2` or `1:4` means.
-
-    Raises:
-        ValueError: it is neither; the text says what was expected.
-    """
-    low, colon, high = str(nodes).partition(":")
-    numbers = [int(part) for part in (low, high if colon else low) if part.isdigit()]
-    if isinstance(nodes, bool) or len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
-        raise ValueError("a number of machines, or MIN:MAX such as 1:4 (in quotes in a YAML)")
-    return numbers[0], numbers[1]
-
-
-def most_nodes(cluster: Mapping[str, Any], environment: Mapping[str, str]) -> int:
+def most_nodes(cluster: ClusterConfig, environment: Mapping[str, str]) -> int:
     """Return how many machines take part at most.
 
     Raises:
@@ -132,48 +119,32 @@ def most_nodes(cluster: Mapping[str, Any], environment: Mapping[str, str]) -> in
     return _read(node_range, nodes or 1, source)[1]
 
 
-def max_restarts(cluster: Mapping[str, Any], environment: Mapping[str, str]) -> int:
+def max_restarts(cluster: ClusterConfig, environment: Mapping[str, str]) -> int:
     """Return how often the run may start again; 0 where nobody says."""
     restarts, source = _setting("max_restarts", cluster, environment)
     return _read(_number, restarts or 0, source)
 
 
-def seconds_of(walltime: Any) -> int:
-    """Return the seconds that `12:00:00`, `2-00:00:00` or a number of minutes means.
-
-    Raises:
-        ValueError: it is none of these; the text says what was expected.
-    """
-    expected = "HH:MM:SS, D-HH:MM:SS or a number of minutes"
-    if isinstance(walltime, int) and walltime >= 3600:  # YAML reads 12:00:00 as 43200; a longer time in minutes has days
-        raise ValueError(f'{expected}; in a YAML in quotes: "{walltime // 3600}:{walltime // 60 % 60:02}:{walltime % 60:02}"')
-    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d))|(\d+)", str(walltime))
-    if found is None or isinstance(walltime, bool):
-        raise ValueError(expected)
-    days, hours, minutes, seconds, whole_minutes = (int(part or 0) for part in found.groups())
-    return 60 * (60 * (24 * days + hours) + minutes + whole_minutes) + seconds
-
-
-def stops_at(cluster: Mapping[str, Any], environment: Mapping[str, str], *, started: float, now: float) -> float | None:
+def stops_at(cluster: ClusterConfig, environment: Mapping[str, str], *, started: float, now: float) -> float | None:
     """Return when a run has to stop so that it can save before its time is up, in seconds since the epoch; None: no limit is known.
 
     Args:
         started: when the command was started.
         now: a SLURM_JOB_END_TIME before it is of another job.
     """
-    if cluster["walltime"] is not None:
-        return float(started + seconds_of(cluster["walltime"]) - cluster["grace_s"])
+    if cluster.walltime is not None:
+        return float(started + seconds_of(cluster.walltime) - cluster.grace_s)
     end = environment.get("SLURM_JOB_END_TIME", "")  # seconds since the epoch, in the environment of sbatch and srun
-    return float(end) - cluster["grace_s"] if end.isdigit() and float(end) > now else None
+    return float(end) - cluster.grace_s if end.isdigit() and float(end) > now else None
 
 
-def processes_given(cluster: Mapping[str, Any], environment: Mapping[str, str]) -> int | None:
+def processes_given(cluster: ClusterConfig, environment: Mapping[str, str]) -> int | None:
     """Return the number of processes on this machine that the config or the environment gives; None for `auto` and the like."""
     processes, _ = _setting("processes_per_node", cluster, environment)
     return int(processes) if str(processes).isdigit() else None
 
 
-def environment_of(cluster: Mapping[str, Any], *, deterministic: bool = False, given: Container[str] = ()) -> dict[str, str]:
+def environment_of(env: Mapping[str, Any], *, deterministic: bool = False, given: Container[str] = ()) -> dict[str, str]:
     """Return `cluster.env` as text: what the ranks' processes find in their environment, whatever it was before.
 
     A number is written as it is, true and false as 1 and 0; null leaves the variable as the user's environment has it.
@@ -185,15 +156,13 @@ def environment_of(cluster: Mapping[str, Any], *, deterministic: bool = False, g
     """
     ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS"} if deterministic else {}
     return {name: value for name, value in ours.items() if name != "NCCL_ALGO" or name not in given} | {
-        str(name): str(int(value)) if isinstance(value, bool) else str(reveal(value))
-        for name, value in (cluster["env"] or {}).items()
-        if value is not None
+        str(name): str(int(value)) if isinstance(value, bool) else str(reveal(value)) for name, value in env.items() if value is not None
     }
 
 
-def check_environment(cluster: Mapping[str, Any]) -> Iterator[ConfigError]:
+def check_environment(cluster: ClusterConfig) -> Iterator[ConfigError]:
     """Find what cannot be an environment variable, and what torchrun would set again."""
-    for name, value in (cluster["env"] or {}).items():
+    for name, value in cluster.env.items():
         key = f"cluster.env.{name}"
         if not str(name).replace("_", "").isalnum():
             yield ConfigError(key=key, happened="is no name of an environment variable", expected="letters, digits and _")
@@ -203,10 +172,11 @@ def check_environment(cluster: Mapping[str, Any]) -> Iterator[ConfigError]:
             yield ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true or false; null to leave it alone")
 
 
-def _setting(name: str, cluster: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:
+def _setting(name: str, cluster: ClusterConfig, environment: Mapping[str, str]) -> tuple[Any, str]:
     """Return a value and where it stands: in the config, in the environment, or nowhere (None)."""
-    if cluster[name] is not None:
-        return reveal(cluster[name]), f"cluster.{name}"
+    value = getattr(cluster, name)
+    if value is not None:
+        return reveal(value), f"cluster.{name}"
     variable = next((variable for variable in _VARIABLES[name] if environment.get(variable)), None)
     return (environment[variable], variable) if variable else (None, f"cluster.{name}")
 

@@ -91,7 +91,7 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
     if first in _TRAINS:
         return ConfigError(happened=happened, expected="nothing: ddp-train without one trains", fix=shlex.join(["ddp-train", *others]))
     if first in _EVALUATES:
-        expected = "a run evaluates as it trains (trainer.evaluate_every_steps) and at its end; result.json has the numbers"
+        expected = "a run evaluates as it trains (evaluation.every_steps) and at its end; result.json has the numbers"
         folder = path if len(bare) > 1 else Path("RUN")
         return ConfigError(happened=happened, expected=expected, fix=shlex.join(["cat", str(folder / "result.json")]))
     if first in ("help", "version"):

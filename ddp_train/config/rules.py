@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_train.config.batch_sizes import BatchSizes, num_nodes
-from ddp_train.config.cluster import check_environment, max_restarts, meeting, seconds_of
+from ddp_train.config.cluster import check_environment, max_restarts, meeting
+from ddp_train.config.schema import (
+    CheckpointConfig,
+    ClusterConfig,
+    DebugConfig,
+    EvaluationConfig,
+    HealthConfig,
+    LoaderConfig,
+    TrainerConfig,
+    seconds_of,
+)
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
-def check_strategy(tree: Mapping[str, Any], batch: BatchSizes | None) -> list[ConfigError]:
+def check_strategy(strategy: Any, batch: BatchSizes) -> list[ConfigError]:
     """Refuse what DDP cannot do (torch fails or reduces wrong gradients; pytorch issue 143580)."""
-    strategy = tree.get("strategy")
-    if (
-        batch is None
-        or batch.grad_accum_steps == 1
-        or batch.world_size == 1
-        or not isinstance(strategy, dict)
-        or not strategy.get("static_graph")
-    ):
+    if batch.grad_accum_steps == 1 or batch.world_size == 1 or not isinstance(strategy, dict) or not strategy.get("static_graph"):
         return []
     return [
         ConfigError(
@@ -34,72 +36,71 @@ def check_strategy(tree: Mapping[str, Any], batch: BatchSizes | None) -> list[Co
     ]
 
 
-def check_reading(data: Mapping[str, Any]) -> list[ConfigError]:
+def check_reading(loader: LoaderConfig) -> list[ConfigError]:
     """Refuse loader workers for data that is on the device."""
-    if not data["on_device"] or not data["num_workers"]:
+    if not loader.on_device or not loader.num_workers:
         return []
     return [
         ConfigError(
-            key="data.num_workers",
-            happened=f"is {data['num_workers']}, but data.on_device=true leaves nothing to read",
-            fix="data.num_workers=0",
+            key="loader.num_workers",
+            happened=f"is {loader.num_workers}, but loader.on_device=true leaves nothing to read",
+            fix="loader.num_workers=0",
         )
     ]
 
 
-def check_sampling(data: Mapping[str, Any]) -> list[ConfigError]:
+def check_sampling(loader: LoaderConfig) -> list[ConfigError]:
     """Check that there are weights where samples are drawn by weight, and nowhere else."""
-    is_weighted = data["sampling"] == "weighted"
-    if is_weighted == (data["sample_weights"] is not None):
+    is_weighted = loader.sampling == "weighted"
+    if is_weighted == (loader.sample_weights is not None):
         return []
-    expected = "a file of weights with data.sampling=weighted, and none without"
+    expected = "a file of weights with loader.sampling=weighted, and none without"
     if is_weighted:
-        return [ConfigError(key="data.sample_weights", happened="is not given", expected=expected, fix="data.sample_weights=FILE.npy")]
-    happened = f"is given, but data.sampling is {data['sampling']}"
-    return [ConfigError(key="data.sample_weights", happened=happened, expected=expected, fix="data.sampling=weighted")]
+        return [ConfigError(key="loader.sample_weights", happened="is not given", expected=expected, fix="loader.sample_weights=FILE.npy")]
+    happened = f"is given, but loader.sampling is {loader.sampling}"
+    return [ConfigError(key="loader.sample_weights", happened=happened, expected=expected, fix="loader.sampling=weighted")]
 
 
-def check_steps(tree: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[ConfigError]:
+def check_steps(trainer: TrainerConfig, scheduler: Any) -> list[ConfigError]:
     """Check that the run ends, and that the scheduler's phases fit into it (by epochs, the worker checks when it knows the data)."""
-    if trainer["max_steps"] is None and trainer["max_epochs"] is None:
+    if trainer.max_steps is None and trainer.max_epochs is None:
         return [ConfigError(key="trainer.max_steps", happened="neither max_steps nor max_epochs is given", fix="trainer.max_steps=1000")]
-    scheduler = tree.get("scheduler")
     if not isinstance(scheduler, dict):
         return []
     phases = {name: scheduler[name] for name in ("warmup_steps", "decay_steps") if isinstance(scheduler.get(name), int)}
     negative = [name for name, value in phases.items() if value < 0]
     if negative:
         return [ConfigError(key=f"scheduler.{name}", happened=f"is {phases[name]}", expected="at least 0") for name in negative]
-    if trainer["max_steps"] is None or sum(phases.values()) <= trainer["max_steps"]:
+    if trainer.max_steps is None or sum(phases.values()) <= trainer.max_steps:
         return []
     return [
         ConfigError(
             key="scheduler.warmup_steps" if "warmup_steps" in phases else "scheduler.decay_steps",
-            happened=f"{' + '.join(f'{name} {value}' for name, value in phases.items())}: more than the run's {trainer['max_steps']} steps",
+            happened=f"{' + '.join(f'{name} {value}' for name, value in phases.items())}: more than the run's {trainer.max_steps} steps",
             expected="a schedule that fits into trainer.max_steps",
-            fix=f"scheduler.warmup_steps={trainer['max_steps'] // 10}, or a longer run",
+            fix=f"scheduler.warmup_steps={trainer.max_steps // 10}, or a longer run",
         )
     ]
 
 
-def check_bad_numbers(trainer: Mapping[str, Any], checkpoint: Mapping[str, Any], data: Mapping[str, Any]) -> list[ConfigError]:
+def check_health(health: HealthConfig, checkpoint: CheckpointConfig, *, is_evaluated: bool) -> list[ConfigError]:
     """Check that there is something to go back to where a run may have to, and that spikes which lead to it are looked for."""
     errors = []
-    if trainer["on_spike"] == "rewind" and trainer["spike_zscore"] is None:
+    if health.on_spike == "rewind" and health.spike_zscore is None:
         errors.append(
             ConfigError(
-                key="trainer.on_spike",
-                happened="is rewind, but trainer.spike_zscore is null: spikes are not looked for",
+                key="health.on_spike",
+                happened="is rewind, but health.spike_zscore is null: spikes are not looked for",
                 expected="both or none",
-                fix="trainer.spike_zscore=8",
+                fix="health.spike_zscore=8",
             )
         )
-    rewinding = [key for key in ("on_nonfinite", "on_spike") if trainer[key] == "rewind"]
-    saves_evaluations = checkpoint["every_evaluation"] and data["eval"] is not None
-    if rewinding and checkpoint["every_steps"] is None and checkpoint["every_minutes"] is None and not saves_evaluations:
+    rewinding = [key for key in ("on_nonfinite", "on_spike") if getattr(health, key) == "rewind"]
+    saves_evaluations = checkpoint.every_evaluation and is_evaluated
+    if rewinding and checkpoint.every_steps is None and checkpoint.every_minutes is None and not saves_evaluations:
         errors.append(
             ConfigError(
-                key=f"trainer.{rewinding[0]}",
+                key=f"health.{rewinding[0]}",
                 happened="is rewind, but nothing is saved by steps, minutes or evaluations: there is no checkpoint before the end",
                 expected="checkpoints to go back to",
                 fix="checkpoint.every_steps=1000",
@@ -108,70 +109,68 @@ def check_bad_numbers(trainer: Mapping[str, Any], checkpoint: Mapping[str, Any],
     return errors
 
 
-def check_evaluation(evaluate: Mapping[str, Any], data: Mapping[str, Any]) -> list[ConfigError]:
+def check_evaluation(evaluation: EvaluationConfig, *, is_evaluated: bool) -> list[ConfigError]:
     """Refuse to save the predictions of evaluations that never are."""
-    if not evaluate["save_predictions"] or data["eval"] is not None:
+    if not evaluation.save_predictions or is_evaluated:
         return []
     return [
         ConfigError(
-            key="evaluate.save_predictions",
+            key="evaluation.save_predictions",
             happened="is true, but data.eval is null: nothing is evaluated",
             expected="an evaluation split",
-            fix="evaluate.save_predictions=false, or data.eval with the arguments that differ for the evaluation split",
+            fix="evaluation.save_predictions=false, or data.eval with the arguments that differ for the evaluation split",
         )
     ]
 
 
-def check_faults(faults: Sequence[Mapping[str, Any]], data: Mapping[str, Any], batch: BatchSizes | None) -> list[ConfigError]:
+def check_faults(debug: DebugConfig, loader: LoaderConfig, batch: BatchSizes | None) -> list[ConfigError]:
     """Refuse faults that could not happen."""
     errors = []
-    for place, fault in enumerate(faults):
-        if "kind" not in fault:  # it is no group of keys, which has been said
-            continue
-        kind, has_seconds = fault["kind"], fault["seconds"] is not None
+    for place, fault in enumerate(debug.faults):
+        kind, has_seconds = fault.kind, fault.seconds is not None
 
         def refuse(name: str, happened: str, expected: str, place: int = place) -> None:
             errors.append(ConfigError(key=f"debug.faults.{place}.{name}", happened=happened, expected=expected))
 
         # Elastic ranks may be fewer than before: there a fault of one that has gone does not happen.
-        if batch is not None and fault["rank"] >= batch.world_size and not is_torchrun_worker():
-            refuse("rank", f"is {fault['rank']}", f"a rank of this run: 0 to {batch.world_size - 1}")
-        if kind.startswith("worker_") and not data["num_workers"]:
-            refuse("kind", f"is {kind}, and data.num_workers is 0", "loader workers: data.num_workers=1")
-        if kind in ("nan", "spike") and fault["phase"] not in ("data", "step"):
-            refuse("phase", f"is {fault['phase']}", f"data or step: {kind} is of a training step")
-        if fault["phase"] == "start" and fault["step"] is not None:
-            refuse("step", f"is {fault['step']}, with phase start", "null: the start comes before all steps")
+        if batch is not None and fault.rank >= batch.world_size and not is_torchrun_worker():
+            refuse("rank", f"is {fault.rank}", f"a rank of this run: 0 to {batch.world_size - 1}")
+        if kind.startswith("worker_") and not loader.num_workers:
+            refuse("kind", f"is {kind}, and loader.num_workers is 0", "loader workers: loader.num_workers=1")
+        if kind in ("nan", "spike") and fault.phase not in ("data", "step"):
+            refuse("phase", f"is {fault.phase}", f"data or step: {kind} is of a training step")
+        if fault.phase == "start" and fault.step is not None:
+            refuse("step", f"is {fault.step}, with phase start", "null: the start comes before all steps")
         if kind == "slow" and not has_seconds:
             refuse("seconds", "is not given", "how long each step is held up, in seconds")
         if has_seconds and kind not in ("sleep", "slow", "no_space", "read_only"):
-            refuse("seconds", f"is {fault['seconds']}", f"none: {kind} takes no time")
+            refuse("seconds", f"is {fault.seconds}", f"none: {kind} takes no time")
         if kind == "read_only" and os.geteuid() == 0:
             refuse("kind", "is read_only, and you are root, for whom no folder is", "another user; or mount the file system read-only")
     return errors
 
 
-def check_checkpoints(checkpoint: Mapping[str, Any], trainer: Mapping[str, Any], data: Mapping[str, Any]) -> list[ConfigError]:
+def check_checkpoints(checkpoint: CheckpointConfig, evaluation: EvaluationConfig, *, is_evaluated: bool) -> list[ConfigError]:
     """Refuse to keep every n-th checkpoint where most of them are never saved."""
-    every, keeps = checkpoint["every_steps"], checkpoint["keep_every_steps"]
-    evaluated = trainer["evaluate_every_steps"] if checkpoint["every_evaluation"] and data["eval"] is not None else None
+    every, keeps = checkpoint.every_steps, checkpoint.keep_every_steps
+    evaluated = evaluation.every_steps if checkpoint.every_evaluation and is_evaluated else None
     if keeps is None or any(period is not None and keeps % period == 0 for period in (every, evaluated)):
         return []
     return [
         ConfigError(
             key="checkpoint.keep_every_steps",
             happened=f"is {keeps}, and checkpoint.every_steps is {'null' if every is None else every}: few such steps are saved, or none",
-            expected="a multiple of checkpoint.every_steps, or of trainer.evaluate_every_steps where every evaluation is saved",
+            expected="a multiple of checkpoint.every_steps, or of evaluation.every_steps where every evaluation is saved",
             fix=f"checkpoint.every_steps={keeps}" if every is None else f"checkpoint.keep_every_steps={-(-keeps // every) * every}",
         )
     ]
 
 
-def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[ConfigError]:
+def check_device(cluster: ClusterConfig, amp: Any) -> list[ConfigError]:
     errors = []
-    device = devices.resolve_device(cluster["device"])
+    device = devices.resolve_device(cluster.device)
     if device == "cuda" and not is_torchrun_worker() and num_nodes(cluster) == 1:
-        gpus, wanted = devices.count_gpus(), devices.processes_per_node(cluster["processes_per_node"], "cuda")
+        gpus, wanted = devices.count_gpus(), devices.processes_per_node(cluster.processes_per_node, "cuda")
         if gpus < wanted:
             why = "" if gpus else devices.why_none()
             errors.append(
@@ -181,7 +180,6 @@ def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[Co
                     fix=f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu",
                 )
             )
-    amp = tree.get("amp")
     if device == "cpu" and isinstance(amp, dict) and amp.get("dtype") == "float16":
         errors.append(
             ConfigError(
@@ -194,12 +192,12 @@ def check_device(tree: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[Co
     return errors
 
 
-def check_machines(cluster: Mapping[str, Any]) -> list[ConfigError]:
+def check_machines(cluster: ClusterConfig) -> list[ConfigError]:
     """Check where the machines meet, on each of them, how long they have, and what their processes' environment is to be."""
     errors = list(check_environment(cluster))
     if problem := _check_walltime(cluster):
         errors.append(problem)
-    if cluster["launcher"] == "torchrun" and not is_torchrun_worker():
+    if cluster.launcher == "torchrun" and not is_torchrun_worker():
         try:
             found, restarts = meeting(cluster, os.environ), max_restarts(cluster, os.environ)
         except ConfigError as error:
@@ -216,15 +214,15 @@ def check_machines(cluster: Mapping[str, Any]) -> list[ConfigError]:
     return errors
 
 
-def _check_walltime(cluster: Mapping[str, Any]) -> ConfigError | None:
+def _check_walltime(cluster: ClusterConfig) -> ConfigError | None:
     try:
-        if cluster["walltime"] is None or seconds_of(cluster["walltime"]) > cluster["grace_s"]:
+        if cluster.walltime is None or seconds_of(cluster.walltime) > cluster.grace_s:
             return None
     except ValueError:  # which its type's check says
         return None
     return ConfigError(
         key="cluster.walltime",
-        happened=f"is {cluster['walltime']}, and cluster.grace_s is {cluster['grace_s']:g} s: the run would stop before it begins",
+        happened=f"is {cluster.walltime}, and cluster.grace_s is {cluster.grace_s:g} s: the run would stop before it begins",
         expected="a walltime that is longer than the time to save",
         fix="a smaller cluster.grace_s",
     )

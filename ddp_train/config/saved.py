@@ -9,8 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ddp_train.config import auto
-from ddp_train.config import check as config_check
-from ddp_train.config.check import RunConfig
+from ddp_train.config.run_config import ANSWERED, RunConfig
 from ddp_train.config.target import AUTO
 from ddp_train.config.tree import differences, nodes
 from ddp_train.errors import ConfigError
@@ -41,7 +40,7 @@ def record_answers(file: Path, checked: RunConfig, answers: Mapping[str, Any]) -
     """
     found = {key: auto.plain(value) for key, value in answers.items()}
     written, text = file.read_text(), checked.yaml(found)
-    if f"\n{config_check.ANSWERED}:" in written:  # there are answers of before
+    if f"\n{ANSWERED}:" in written:  # there are answers of before
         auto.refuse_changed(found, answers_before(checked, file.parent))
     if written != text:
         write_atomic(file, text)  # nothing but answers differs: it replaces no other config
@@ -63,5 +62,5 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[str]]:
         raise ConfigError(key="resume", happened=f"{folder}/config.yaml cannot be read: {error}") from None
     if not isinstance(saved, dict) or not saved:
         raise ConfigError(key="resume", happened=f"{folder}/config.yaml holds no configuration")
-    answered = saved.pop(config_check.ANSWERED, None)
+    answered = saved.pop(ANSWERED, None)
     return {str(name): value for name, value in saved.items()}, answered if isinstance(answered, list) else []

@@ -1,117 +1,153 @@
-"""The keys of our own sections, with their types, defaults and ranges. What a `_target_` node takes is its class's signature instead."""
+"""The keys of our own sections, with their types and ranges. What a `_target_` node takes is its class's signature instead.
+
+Their values stand in the YAML alone (conf/); here is no second one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_train.config.cluster import node_range, seconds_of
+
+def node_range(nodes: Any) -> tuple[int, int]:
+    """Return the fewest and the most machines that `2` or `1:4` means.
+
+    Raises:
+        ValueError: it is neither; the text says what was expected.
+    """
+    low, colon, high = str(nodes).partition(":")
+    numbers = [int(part) for part in (low, high if colon else low) if part.isdigit()]
+    if isinstance(nodes, bool) or len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
+        raise ValueError("a number of machines, or MIN:MAX such as 1:4 (in quotes in a YAML)")
+    return numbers[0], numbers[1]
 
 
-@dataclass
+def seconds_of(walltime: Any) -> int:
+    """Return the seconds that `12:00:00`, `2-00:00:00` or a number of minutes means.
+
+    Raises:
+        ValueError: it is none of these; the text says what was expected.
+    """
+    expected = "HH:MM:SS, D-HH:MM:SS or a number of minutes"
+    if isinstance(walltime, int) and walltime >= 3600:  # YAML reads 12:00:00 as 43200; a longer time in minutes has days
+        raise ValueError(f'{expected}; in a YAML in quotes: "{walltime // 3600}:{walltime // 60 % 60:02}:{walltime % 60:02}"')
+    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d))|(\d+)", str(walltime))
+    if found is None or isinstance(walltime, bool):
+        raise ValueError(expected)
+    days, hours, minutes, seconds, whole_minutes = (int(part or 0) for part in found.groups())
+    return 60 * (60 * (24 * days + hours) + minutes + whole_minutes) + seconds
+
+
+@dataclass(frozen=True, kw_only=True)
 class RootConfig:
     """The keys of the root itself."""
 
-    name: str = "default"
-    seed: int = field(default=0, metadata={"min": 0})
-    deterministic: bool = False
-    resume: str = "auto"
-    init_from: str | None = None
-    init_from_keys: dict[str, str] = field(default_factory=dict)
-    init_from_strict: bool = True
-    allowed_targets: list[str] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
-    sanity_check: bool = True
+    name: str
+    seed: int = field(metadata={"min": 0})
+    deterministic: bool
+    resume: str
+    init_from: str | None
+    init_from_keys: dict[str, str]
+    init_from_strict: bool
+    allowed_targets: list[str]
+    extra: dict[str, Any]
+    sanity_check: bool
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
     """The section `trainer`."""
 
-    max_steps: int | None = field(default=None, metadata={"min": 1})
-    max_epochs: int | None = field(default=None, metadata={"min": 1})
-    global_batch_size: int | None = field(default=None, metadata={"min": 1})
-    grad_accum_steps: int | None = field(default=None, metadata={"min": 1})
-    clip_grad_norm: float | None = field(default=None, metadata={"above": 0})
-    log_every_steps: int = field(default=50, metadata={"min": 1})
-    evaluate_every_steps: int | None = field(default=None, metadata={"min": 1})
-    on_nonfinite: str = field(default="stop", metadata={"one_of": ("stop", "skip", "rewind")})
-    spike_zscore: float | None = field(default=None, metadata={"above": 0})
-    on_spike: str = field(default="warn", metadata={"one_of": ("warn", "rewind")})
-    check_replicas_every_steps: int | None = field(default=None, metadata={"min": 1})
+    max_steps: int | None = field(metadata={"min": 1})
+    max_epochs: int | None = field(metadata={"min": 1})
+    global_batch_size: int | None = field(metadata={"min": 1})
+    grad_accum_steps: int | None = field(metadata={"min": 1})
+    clip_grad_norm: float | None = field(metadata={"above": 0})
+    log_every_steps: int = field(metadata={"min": 1})
 
 
-@dataclass
-class EvaluateConfig:
-    """The section `evaluate`."""
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """The section `evaluation`."""
 
-    save_predictions: bool = False
+    every_steps: int | None = field(metadata={"min": 1})
+    batch_size: int = field(metadata={"min": 1})
+    save_predictions: bool
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
+class HealthConfig:
+    """The section `health`."""
+
+    on_nonfinite: str = field(metadata={"one_of": ("stop", "skip", "rewind")})
+    spike_zscore: float | None = field(metadata={"above": 0})
+    on_spike: str = field(metadata={"one_of": ("warn", "rewind")})
+    check_replicas_every_steps: int | None = field(metadata={"min": 1})
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """The section `checkpoint`."""
 
-    every_evaluation: bool = True
-    every_minutes: float | None = field(default=15, metadata={"above": 0})
-    every_steps: int | None = field(default=None, metadata={"min": 1})
-    asynchronous: bool = True
-    keep_last: int = field(default=2, metadata={"min": 1})
-    keep_best: int = field(default=0, metadata={"min": 0})
-    keep_every_steps: int | None = field(default=None, metadata={"min": 1})
-    metric: str | None = None
+    every_evaluation: bool
+    every_minutes: float | None = field(metadata={"above": 0})
+    every_steps: int | None = field(metadata={"min": 1})
+    asynchronous: bool
+    keep_last: int = field(metadata={"min": 1})
+    keep_best: int = field(metadata={"min": 0})
+    keep_every_steps: int | None = field(metadata={"min": 1})
+    metric: str | None
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """The section `cluster`."""
 
-    launcher: str = field(default="local", metadata={"one_of": ("local", "torchrun")})
-    device: str = field(default="auto", metadata={"one_of": ("auto", "cpu", "cuda")})
-    nodes: Any = field(default=1, metadata={"parse": node_range})  # a number or "min:max"
-    processes_per_node: int | None = field(default=None, metadata={"min": 1})
-    threads_per_process: int | None = field(default=None, metadata={"min": 1})
-    node_rank: int | None = field(default=None, metadata={"min": 0})
-    rendezvous_endpoint: str | None = None
-    rendezvous_backend: str | None = field(default=None, metadata={"one_of": ("c10d", "static")})
-    rendezvous_id: str | None = None
-    join_timeout_s: int = field(default=300, metadata={"min": 1})
-    max_restarts: int | None = field(default=0, metadata={"min": 0})
-    grace_s: int = field(default=30, metadata={"min": 1})
-    walltime: Any = field(default=None, metadata={"parse": seconds_of})  # minutes or text
-    start_timeout_s: float | None = field(default=1800.0, metadata={"above": 0})
-    step_timeout_s: float | None = field(default=300.0, metadata={"above": 0})
-    env: dict[str, Any] = field(default_factory=dict)
+    launcher: str = field(metadata={"one_of": ("local", "torchrun")})
+    device: str = field(metadata={"one_of": ("auto", "cpu", "cuda")})
+    nodes: Any = field(metadata={"parse": node_range})  # a number or "min:max"
+    processes_per_node: int | None = field(metadata={"min": 1})
+    threads_per_process: int | None = field(metadata={"min": 1})
+    node_rank: int | None = field(metadata={"min": 0})
+    rendezvous_endpoint: str | None
+    rendezvous_backend: str | None = field(metadata={"one_of": ("c10d", "static")})
+    rendezvous_id: str | None
+    join_timeout_s: int = field(metadata={"min": 1})
+    max_restarts: int | None = field(metadata={"min": 0})
+    grace_s: int = field(metadata={"min": 1})
+    walltime: Any = field(metadata={"parse": seconds_of})  # minutes or text
+    start_timeout_s: float | None = field(metadata={"above": 0})
+    step_timeout_s: float | None = field(metadata={"above": 0})
+    env: dict[str, Any]
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class SweepConfig:
     """The section `sweep`."""
 
-    isolation: str = field(default="warm", metadata={"one_of": ("warm", "process")})
-    parallel_jobs: int = field(default=1, metadata={"min": 1})
-    on_failure: str = field(default="continue", metadata={"one_of": ("continue", "stop", "retry")})
-    max_retries: int = field(default=2, metadata={"min": 1})
-    metric: str | None = None
-    direction: str | None = field(default=None, metadata={"one_of": ("minimize", "maximize")})
+    isolation: str = field(metadata={"one_of": ("warm", "process")})
+    parallel_jobs: int = field(metadata={"min": 1})
+    on_failure: str = field(metadata={"one_of": ("continue", "stop", "retry")})
+    max_retries: int = field(metadata={"min": 1})
+    metric: str | None
+    direction: str | None = field(metadata={"one_of": ("minimize", "maximize")})
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """The keys of the section `data` that are ours; the others are arguments of its `_target_`."""
+    """The section `loader`."""
 
-    micro_batch_size: int = field(default=32, metadata={"min": 1})
-    eval_batch_size: int | None = field(default=None, metadata={"min": 1})
-    num_workers: int = field(default=0, metadata={"min": 0})
-    drop_last: bool = False
-    on_device: bool = False
-    on_bad_sample: str = field(default="raise", metadata={"one_of": ("raise", "skip")})
-    fields: list[str] | None = None
-    sampling: str = field(default="shuffled", metadata={"one_of": ("shuffled", "weighted", "balanced")})
-    sample_weights: str | None = None
-    bucket_batches: int | None = field(default=None, metadata={"min": 1})
-    eval: dict[str, Any] | None = None
+    micro_batch_size: int = field(metadata={"min": 1})
+    num_workers: int = field(metadata={"min": 0})
+    drop_last: bool
+    on_device: bool
+    on_bad_sample: str = field(metadata={"one_of": ("raise", "skip")})
+    fields: list[str] | None
+    sampling: str = field(metadata={"one_of": ("shuffled", "weighted", "balanced")})
+    sample_weights: str | None
+    bucket_batches: int | None = field(metadata={"min": 1})
 
 
 EVERY_ATTEMPT = "every"
@@ -129,9 +165,9 @@ def _attempt(value: Any) -> None:
         raise ValueError(f"how often the ranks have been started again before, from 0, or {EVERY_ATTEMPT}")
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class FaultConfig:
-    """One item of `debug.faults`."""
+    """One item of `debug.faults`. Its keys have defaults: no YAML has such items."""
 
     kind: str = field(default="exception", metadata={"one_of": FAULTS})
     rank: int = field(default=0, metadata={"min": 0})
@@ -141,21 +177,22 @@ class FaultConfig:
     seconds: float | None = field(default=None, metadata={"above": 0})
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class DebugConfig:
     """The section `debug`."""
 
-    faults: list[Any] = field(default_factory=list)  # of FaultConfig
+    faults: list[Any]  # FaultConfig, each
 
 
 SECTIONS: dict[str, type] = {
+    "loader": LoaderConfig,
     "trainer": TrainerConfig,
-    "evaluate": EvaluateConfig,
+    "evaluation": EvaluationConfig,
+    "health": HealthConfig,
     "checkpoint": CheckpointConfig,
     "cluster": ClusterConfig,
     "sweep": SweepConfig,
     "debug": DebugConfig,
 }
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
-LOADER_KEYS = tuple(item.name for item in dataclasses.fields(LoaderConfig))
 ROOT_KEYS = tuple(item.name for item in dataclasses.fields(RootConfig))

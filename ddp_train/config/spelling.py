@@ -14,7 +14,7 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*")
 """Text that Hydra's parser takes without quotes."""
 
 CALLED_HERE = {
-    "callbacks": "checkpoint, evaluate and trainer, for what they do",
+    "callbacks": "checkpoint, evaluation, health and trainer, for what they do",
     "logger": "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter",
     "loggers": "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter",
     "datamodule": "data",

@@ -17,9 +17,9 @@ def texts(overrides: Any) -> list[str]:
 
 
 _WITHOUT_EFFECT_ON_RESULTS = (
-    *("name", "resume", "allowed_targets", "sanity_check", "extra", "cluster", "sweep", "metrics", "checkpoint", "evaluate", "debug"),
-    *("trainer.grad_accum_steps", "trainer.log_every_steps", "trainer.evaluate_every_steps", "trainer.check_replicas_every_steps"),
-    *("data.micro_batch_size", "data.eval_batch_size", "data.num_workers"),
+    *("name", "resume", "allowed_targets", "sanity_check", "extra", "cluster", "sweep", "metrics", "checkpoint", "evaluation", "debug"),
+    *("trainer.grad_accum_steps", "trainer.log_every_steps", "health.check_replicas_every_steps"),
+    *("loader.micro_batch_size", "loader.num_workers"),
 )
 
 

@@ -23,7 +23,7 @@ class PaddedTokens:
 
     `batch` gives tokens [B, T'] and, one further, targets [B, T'], where T' is the longest of the batch; the target is `IGNORE_INDEX` at
     padding. No document sees another, and causal attention no padding, so a document's loss does not depend on what it is batched with.
-    With `data.bucket_batches` batches hold documents of similar `lengths`, and little is padding.
+    With `loader.bucket_batches` batches hold documents of similar `lengths`, and little is padding.
 
     Args:
         root: folder that `ddp-train prepare tokens` has made.

@@ -24,14 +24,14 @@ def run(job: Job) -> int:
     elif verdict := count_failure(job.run_folder):
         print(verdict, file=sys.stderr)
         return NO_PROGRESS
-    cluster = job.config.tree["cluster"]
-    processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
-    arguments = [f"--grace-s={cluster['grace_s']}", f"--run-dir={job.run_folder.root}", *ALONE, f"--nproc-per-node={processes}"]
+    cluster = job.config.cluster
+    processes = devices.processes_per_node(cluster.processes_per_node, cluster.device)
+    arguments = [f"--grace-s={cluster.grace_s}", f"--run-dir={job.run_folder.root}", *ALONE, f"--nproc-per-node={processes}"]
     arguments.append(f"--max-restarts={max_restarts(cluster, {})}")
     before = job.run_folder.read_result()
     code = run_agent(
         [*arguments, "-m", "ddp_train"],
-        environment=rank_environment(processes, cluster["threads_per_process"]) | environment_of(cluster) | {handover.JOB: job.to_json()},
+        environment=rank_environment(processes, cluster.threads_per_process) | environment_of(cluster.env) | {handover.JOB: job.to_json()},
     )
     result = job.run_folder.read_result()
     if result is not None and result.status in STOPPED:  # rank 0 has said so, and how to continue

@@ -9,10 +9,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from ddp_train.config.cluster import ALONE, ON_ADDRESS, Meeting, environment_of, max_restarts, meeting, processes_given
+from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ENVIRONMENT_REFUSES, PREEMPTED, TERMINATED, UserError
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.system import devices
@@ -22,7 +21,7 @@ _LAST_CALL_S = 2  # how long an elastic run that has machines enough waits for o
 _ALIVE_EVERY_S, _MISSED_SIGNS = 1, 4  # how soon an elastic run knows that a machine is gone; clocks may differ by less than their product
 
 
-def join(cluster: Mapping[str, Any], arguments: list[str]) -> int:
+def join(cluster: ClusterConfig, arguments: list[str]) -> int:
     """Start this node's agent and return its exit code.
 
     Args:
@@ -33,21 +32,21 @@ def join(cluster: Mapping[str, Any], arguments: list[str]) -> int:
         ConfigError: neither the config nor the environment says where the machines meet.
     """
     found = meeting(cluster, os.environ)
-    processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster["device"])
-    agent = [f"--grace-s={cluster['grace_s']}", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts(cluster, os.environ)}"]
-    agent += rendezvous_options(found, join_timeout_s=cluster["join_timeout_s"], conf=os.environ.get("PET_RDZV_CONF", ""))
-    environment = rank_environment(processes, cluster["threads_per_process"])
+    processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster.device)
+    agent = [f"--grace-s={cluster.grace_s}", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts(cluster, os.environ)}"]
+    agent += rendezvous_options(found, join_timeout_s=cluster.join_timeout_s, conf=os.environ.get("PET_RDZV_CONF", ""))
+    environment = rank_environment(processes, cluster.threads_per_process)
     if found.backend == "c10d":
         # torch's agents share one store for all attempts, whose address a newcomer never learns and a new rank 0 does not serve: both wait
         # for ever (docs/decisions/0008-restart.md). With this each attempt has a store of its own.
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if found.endpoint:
         nodes = f"{found.min_nodes} to {found.max_nodes}" if found.is_elastic else str(found.max_nodes)
-        print(f"waiting for {nodes} machines at {found.endpoint}, {cluster['join_timeout_s']} s at most", file=sys.stderr)
-        if problem := _reach(found, within_s=cluster["join_timeout_s"]):
+        print(f"waiting for {nodes} machines at {found.endpoint}, {cluster.join_timeout_s} s at most", file=sys.stderr)
+        if problem := _reach(found, within_s=cluster.join_timeout_s):
             print(f"\n{problem}", file=sys.stderr)
             return ENVIRONMENT_REFUSES
-    code = run_agent([*agent, "-m", "ddp_train", *arguments], environment=environment | environment_of(cluster))
+    code = run_agent([*agent, "-m", "ddp_train", *arguments], environment=environment | environment_of(cluster.env))
     return PREEMPTED if code == TERMINATED else code  # rank 0, wherever it is, says what was saved: running again continues either way
 
 

@@ -81,7 +81,7 @@ def as_source(candidate: Any, fields: Sequence[str] | None = None) -> DataSource
     if not isinstance(candidate, DataSource):
         return DatasetSource(candidate, fields)
     if fields is not None:
-        raise ConfigError(key="data.fields", happened=f"{type(candidate).__name__} gives whole batches", expected="null")
+        raise ConfigError(key="loader.fields", happened=f"{type(candidate).__name__} gives whole batches", expected="null")
     return candidate
 
 
@@ -111,7 +111,7 @@ def collate(samples: list[Any], fields: Sequence[str] | None) -> Batch:
     for sample in samples:
         if not isinstance(sample, Mapping) or not all(name in sample for name in fields):
             what = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
-            raise ConfigError(key="data.fields", happened=f"a sample {what}", expected=f"a dict with {', '.join(fields)}")
+            raise ConfigError(key="loader.fields", happened=f"a sample {what}", expected=f"a dict with {', '.join(fields)}")
     return default_collate([tuple(sample[name] for name in fields) for sample in samples])
 
 

@@ -241,10 +241,10 @@ class _Reading:
         finally:
             workers.close()
         return RunError(
-            key="data.num_workers",
+            key="loader.num_workers",
             happened=f"a loader worker (pid {death.pid}) {death.how()} while it read the samples {indices}; they can be read",
             expected="workers that live as long as the run",
-            fix="fewer data.num_workers, if memory is the cause: each needs some; data.num_workers=0 needs none",
+            fix="fewer loader.num_workers, if memory is the cause: each needs some; loader.num_workers=0 needs none",
         )
 
 

@@ -195,10 +195,10 @@ class _Samples:
                 continue
             return candidate
         raise DataError(
-            key="data.on_bad_sample",
+            key="loader.on_bad_sample",
             happened=f"sample {index} cannot be read, nor can the {_TRIES} that were tried in its place. {self._bad[index]}",
             expected="a data set with a few bad samples at most",
-            fix="data.on_bad_sample=raise shows the error itself",
+            fix="loader.on_bad_sample=raise shows the error itself",
         )
 
     def _find_bad(self, indices: Indices, error: Exception) -> None:
@@ -218,5 +218,5 @@ class _Samples:
 
     def _located(self, error: Exception, index: int) -> Exception:
         if not isinstance(error, UserError):  # those say it themselves
-            error.add_note(f"sample {index}{self.where(index)}; data.on_bad_sample=skip goes on without such samples")
+            error.add_note(f"sample {index}{self.where(index)}; loader.on_bad_sample=skip goes on without such samples")
         return error

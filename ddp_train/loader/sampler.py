@@ -168,9 +168,9 @@ def sampler_from(
         if draw.length == 0:
             raise ConfigError(
                 key="trainer.global_batch_size",
-                happened=f"is {global_batch_size}, more than a balanced epoch of the {len(source)} samples has, and data.drop_last=true",
+                happened=f"is {global_batch_size}, more than a balanced epoch of the {len(source)} samples has, and loader.drop_last=true",
                 expected="at least one whole batch in an epoch",
-                fix="data.drop_last=false",
+                fix="loader.drop_last=false",
             )
     elif sample_weights is not None:
         draw = Weighted(read_weights(sample_weights, len(source)), seed=seed)
@@ -182,14 +182,14 @@ def sampler_from(
 
 
 def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
-    """Read and check `data.sample_weights`.
+    """Read and check `loader.sample_weights`.
 
     Raises:
         DataError: the file cannot be read, or its weights cannot be drawn by.
     """
 
     def refused(happened: str, expected: str) -> DataError:
-        return DataError(key="data.sample_weights", happened=f"{path} {happened}", expected=expected, fix="np.save(FILE, weights)")
+        return DataError(key="loader.sample_weights", happened=f"{path} {happened}", expected=expected, fix="np.save(FILE, weights)")
 
     try:
         weights = np.load(path, allow_pickle=False)
@@ -211,10 +211,10 @@ def _labels(source: DataSource) -> NDArray[np.integer[Any]]:
     offered = source.dataset if isinstance(source, DatasetSource) else source
     if not isinstance(offered, Labelled):
         raise ConfigError(
-            key="data.sampling",
+            key="loader.sampling",
             happened=f"is balanced, but {type(offered).__name__} does not tell the classes of its samples",
             expected="a data set with `labels`, one whole number per sample",
-            fix="data.sampling=shuffled, or weighted with a file of weights",
+            fix="loader.sampling=shuffled, or weighted with a file of weights",
         )
     labels = np.asarray(offered.labels)
     if labels.shape != (len(source),) or labels.dtype.kind not in "iu":
@@ -226,10 +226,10 @@ def _lengths(source: DataSource) -> NDArray[Any]:
     offered = source.dataset if isinstance(source, DatasetSource) else source
     if not isinstance(offered, Measured):
         raise ConfigError(
-            key="data.bucket_batches",
+            key="loader.bucket_batches",
             happened=f"is given, but {type(offered).__name__} does not tell the lengths of its samples",
             expected="a data set with `lengths`, one number per sample",
-            fix="data.bucket_batches=null",
+            fix="loader.bucket_batches=null",
         )
     lengths = np.asarray(offered.lengths)
     if lengths.shape != (len(source),) or lengths.dtype.kind not in "iuf":

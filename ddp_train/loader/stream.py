@@ -156,10 +156,10 @@ class StreamLoader:
                     yield micro_batch
         except WorkerDied as error:
             raise DataError(
-                key="data.num_workers",
+                key="loader.num_workers",
                 happened=f"a loader worker (pid {error.pid}) {error.how()} while it read its part of the stream",
                 expected="workers that live as long as the run",
-                fix="fewer data.num_workers, if memory is the cause; data.num_workers=0 shows an error of the data itself",
+                fix="fewer loader.num_workers, if memory is the cause; loader.num_workers=0 shows an error of the data itself",
             ) from None
         finally:
             if workers is not None:
@@ -192,7 +192,7 @@ class StreamLoader:
         dataset, found = self._stream.dataset, []
         name = type(dataset).__name__
         if self._all_readers > 1:
-            found.append("a stream: which samples are in a batch depends on the number of ranks and data.num_workers")
+            found.append("a stream: which samples are in a batch depends on the number of ranks and loader.num_workers")
         if reads_all(dataset, self._all_readers):
             found.append(f"each of {self._all_readers} readers reads all of {name} and keeps one sample in {self._all_readers}")
         if samples and self._loaded is None:
@@ -311,7 +311,7 @@ class _Reader:
                     key="data",
                     happened=f"the stream has no sample for reader {self._number + 1} of {self._count} (pass {self._pass + 1})",
                     expected="at least one sample for each worker of each rank, in every pass",
-                    fix="fewer data.num_workers or ranks, or data in more files",
+                    fix="fewer loader.num_workers or ranks, or data in more files",
                 )
             self._pass += 1
             position = None

@@ -137,10 +137,10 @@ class _Worker:
             self._process.start()
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise UserError(
-                key="data.num_workers",
+                key="loader.num_workers",
                 happened=f"the data set cannot be sent to loader workers: {error}",
                 expected="a data set that can be pickled (as everywhere where processes are not forked)",
-                fix="open files and make lambdas where they are used, or data.num_workers=0",
+                fix="open files and make lambdas where they are used, or loader.num_workers=0",
             ) from error
         finally:
             for passed_on in (its_end, output, *slots):

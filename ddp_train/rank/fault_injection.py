@@ -45,7 +45,7 @@ class InjectedFault(Exception):
     """The exception of the fault `exception`, and of `worker_raise`."""
 
 
-def inject(faults: Sequence[Mapping[str, Any]], tracker: PhaseTracker, components: Components, world: World, run_folder: RunFolder) -> None:
+def inject(faults: Sequence[FaultConfig], tracker: PhaseTracker, components: Components, world: World, run_folder: RunFolder) -> None:
     """Let this rank's faults of this attempt happen when their time has come. To be called before the first batch is asked for.
 
     Args:
@@ -53,10 +53,10 @@ def inject(faults: Sequence[Mapping[str, Any]], tracker: PhaseTracker, component
     """
     if faults and world.is_main:
         print(
-            f"debug    {len(faults)} fault{'s' if len(faults) > 1 else ''} to inject: {', '.join(each['kind'] for each in faults)}",
+            f"debug    {len(faults)} fault{'s' if len(faults) > 1 else ''} to inject: {', '.join(each.kind for each in faults)}",
             flush=True,
         )
-    ours = [FaultConfig(**each) for each in faults if each["rank"] == world.rank and each["attempt"] in (restart_count(), EVERY_ATTEMPT)]
+    ours = [each for each in faults if each.rank == world.rank and each.attempt in (restart_count(), EVERY_ATTEMPT)]
     if ours:
         tracker.listen(_Injector(ours, components, run_folder))
 

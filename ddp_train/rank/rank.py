@@ -11,13 +11,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
 from ddp_train.config import cluster
+from ddp_train.config.schema import ClusterConfig
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL
 from ddp_train.job import Job
@@ -100,18 +100,18 @@ class Rank:
             peers: Peers | None = None
             notes: Notes | None = None
             try:
-                tree, tracker = job.config.tree, PhaseTracker()
-                device = resolve_device(tree["cluster"]["device"])
+                config, tracker = job.config, PhaseTracker()
+                device = resolve_device(config.cluster.device)
                 self._watch.begin(tracker, _watch_request(job, uses_device=device == "cuda"), terminal=terminal)
                 # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
-                os.environ.update(cluster.environment_of(tree["cluster"], deterministic=tree["deterministic"], given=os.environ))
-                if tree["deterministic"]:
+                os.environ.update(cluster.environment_of(config.cluster.env, deterministic=config.deterministic, given=os.environ))
+                if config.deterministic:
                     be_deterministic()
                 if device == "cuda":
                     self._recorder = self._recorder or FlightRecorder(self._rank, job.run_folder)
                     self._recorder.follow(job.run_folder)
                     os.environ.update(self._recorder.environment)
-                if job.config.tree["data"]["num_workers"]:
+                if config.loader.num_workers:
                     start_server()
                 if self._world is None:
                     self._world = open_world(
@@ -119,7 +119,7 @@ class Rank:
                         self._rank,
                         self._size,
                         device=device,
-                        timeout=patience(tree["cluster"]["start_timeout_s"], tree["cluster"]["step_timeout_s"]),
+                        timeout=patience(config.cluster.start_timeout_s, config.cluster.step_timeout_s),
                     )
                     if self._recorder is not None:
                         self._recorder.hide_pipe(is_expected=self._size > 1)
@@ -132,7 +132,7 @@ class Rank:
                     report=None
                     if handover.JOB in os.environ or job.in_sweep
                     else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal),
-                    at=None if job.in_sweep else _stops_at(tree["cluster"]),  # a sweep stops as a whole
+                    at=None if job.in_sweep else _stops_at(config.cluster),  # a sweep stops as a whole
                 )
                 if self._world.is_main:
                     notes = begin(job.run_folder)
@@ -162,11 +162,11 @@ def _pids_of_node(store: Store, rank: int) -> dict[int, int]:
 
 
 def _watch_request(job: Job, *, uses_device: bool) -> WatchRequest:
-    cluster = job.config.tree["cluster"]
+    cluster = job.config.cluster
     return WatchRequest(
         run_folder=str(job.run_folder.root),
-        start_timeout_s=cluster["start_timeout_s"],
-        step_timeout_s=cluster["step_timeout_s"],
+        start_timeout_s=cluster.start_timeout_s,
+        step_timeout_s=cluster.step_timeout_s,
         uses_device=uses_device,
         shows=not job.in_sweep,
     )
@@ -226,7 +226,7 @@ def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float 
         print(found.screen(job.run_folder), file=terminal, flush=True)
 
 
-def _stops_at(section: Mapping[str, Any]) -> float | None:
+def _stops_at(section: ClusterConfig) -> float | None:
     return cluster.stops_at(section, os.environ, started=restart_note.run_started(), now=time.time())
 
 

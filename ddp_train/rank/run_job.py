@@ -52,19 +52,19 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         The exit code of `ddp-train`.
     """
     started = time.monotonic()
-    tree, run_folder = job.config.tree, job.run_folder
-    if world.size != job.config.batch.world_size:
-        raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {job.config.batch.world_size}")
+    config, run_folder = job.config, job.run_folder
+    if world.size != config.batch.world_size:
+        raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {config.batch.world_size}")
     environment.record(job, world)
     if world.is_main:
         print(summary.opening(job, world), flush=True)
-    components = build(tree, job.config.batch, world)
+    components = build(config, world)
     if world.is_main:
         record_answers(run_folder.config, job.config, components.answers)
-    keep = retention(tree["checkpoint"], components)
-    if not resume(job, components, state, world, moves=tracker.move) and tree["init_from"] is not None:
+    keep = retention(config.checkpoint, components)
+    if not resume(job, components, state, world, moves=tracker.move) and config.init_from is not None:
         lines = initial_weights.load(
-            Path(tree["init_from"]), components.model, world, renames=tree["init_from_keys"], is_strict=tree["init_from_strict"]
+            Path(config.init_from), components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict
         )
         if world.is_main:
             print(*lines, sep="\n", flush=True)
@@ -95,7 +95,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
     )
     trainer = _trainer(job, components, state, world, stop, checkpoints)
-    inject(tree["debug"]["faults"], tracker, components, world, run_folder)
+    inject(config.debug.faults, tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
     is_done = trainer.train()
     unsaved = checkpoints.finish()
@@ -115,7 +115,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         result.write(run_folder.result)
         end(run_folder, is_saved=not unsaved)
         if not is_done and stop.cause() is WALLTIME:
-            print(f"the time is up but for cluster.grace_s={tree['cluster']['grace_s']} s", flush=True)
+            print(f"the time is up but for cluster.grace_s={config.cluster.grace_s} s", flush=True)
         place = run_folder.continues() if unsaved else ""
         print(summary.closing(job, result) if is_done else summary.stopped(run_folder, state.step, unsaved=place), flush=True)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
@@ -126,7 +126,7 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
     """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
     folder = job.run_folder.predictions_of(state.step)
     is_there = world.from_main(folder.exists())
-    if components.eval_loader is None or not job.config.tree["evaluate"]["save_predictions"] or is_there:
+    if components.eval_loader is None or not job.config.evaluation.save_predictions or is_there:
         return
     metrics = evaluate(components, world, predictions=folder, begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step))
     assert metrics is not None  # a stop before the first step ends the process
@@ -142,11 +142,11 @@ def _writers(job: Job, components: Components, state: TrainState, world: World, 
     """Return where the numbers go from this step on; nowhere on other ranks than 0."""
     if not world.is_main:
         return []
-    tree, sweep = job.config.tree, sweep_of(job.run_folder.root)
+    config, sweep = job.config, sweep_of(job.run_folder.root)
     return build_writers(
-        tree["metrics"],
+        config.metrics,
         run_dir=str(job.run_folder.root),
-        config=auto.put(tree, "", {key: auto.plain(value) for key, value in components.answers.items()}),
+        config=auto.put(config.tree, "", {key: auto.plain(value) for key, value in components.answers.items()}),
         hyper_parameters=job.hyper_parameters(),
         run_name=Sweep.load(sweep).name(job.run_folder.root) if sweep is not None else "",
         step=state.step,
@@ -159,17 +159,17 @@ def _writers(job: Job, components: Components, state: TrainState, world: World, 
 
 def _trainer(job: Job, components: Components, state: TrainState, world: World, stop: Stop, checkpoints: Checkpoints) -> Trainer:
     """Return what trains the run as its config says."""
-    tree, run_folder, records = job.config.tree, job.run_folder, checkpoints.records
-    settings, every = tree["trainer"], tree["trainer"]["check_replicas_every_steps"]
+    config, run_folder, records = job.config, job.run_folder, checkpoints.records
+    health, every = config.health, config.health.check_replicas_every_steps
     return Trainer(
         components=components,
         state=state,
         world=world,
-        log_every_steps=settings["log_every_steps"],
-        evaluate_every_steps=settings["evaluate_every_steps"],
-        clip_grad_norm=settings["clip_grad_norm"],
-        sanity_check=tree["sanity_check"],
-        predictions_of=run_folder.predictions_of if tree["evaluate"]["save_predictions"] else None,
+        log_every_steps=config.trainer.log_every_steps,
+        evaluate_every_steps=config.evaluation.every_steps,
+        clip_grad_norm=config.trainer.clip_grad_norm,
+        sanity_check=config.sanity_check,
+        predictions_of=run_folder.predictions_of if config.evaluation.save_predictions else None,
         write=records.write,
         save=checkpoints.save,
         saves_after=checkpoints.are_due,
@@ -177,8 +177,10 @@ def _trainer(job: Job, components: Components, state: TrainState, world: World, 
         is_stopping=stop.is_asked,
         rewind=checkpoints.rewind,
         tracker=checkpoints.tracker,
-        monitor=LossMonitor(**{key: settings[key] for key in ("on_nonfinite", "spike_zscore", "on_spike")}, tell=records.tell),
-        guard=SkippingGuard(components.trained, components.optimizer) if settings["on_nonfinite"] == "skip" else StepGuard(),
+        monitor=LossMonitor(
+            on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, tell=records.tell
+        ),
+        guard=SkippingGuard(components.trained, components.optimizer) if health.on_nonfinite == "skip" else StepGuard(),
         replicas=FingerprintCheck(
             components.trained,
             world,

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
@@ -20,7 +21,7 @@ from ddp_train.training.state import TrainState
 
 def opening(job: Job, world: World) -> str:
     """Say what begins and where it lies."""
-    is_not_wanted = world.device.type == "cpu" and job.config.tree["cluster"]["device"] == "auto"
+    is_not_wanted = world.device.type == "cpu" and job.config.cluster.device == "auto"
     why = devices.why_none() if is_not_wanted else ""
     return "\n".join(
         [
@@ -57,8 +58,8 @@ def closing(job: Job, result: Result) -> str:
     """Say what was reached, where it lies, and what to try next."""
     reached = [f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in result.last.items() if _is_shown(name)]
     folder, command, tools = job.run_folder.shown(), _command("ddp-train"), _command("tensorboard")
-    longer = "max_steps" if job.config.tree["trainer"]["max_steps"] == result.step else "max_epochs"
-    twice = 2 * (job.config.tree["trainer"][longer] or 1)
+    trainer = job.config.trainer
+    longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
     return "\n".join(
         [
             "",
@@ -67,8 +68,8 @@ def closing(job: Job, result: Result) -> str:
             f"  run folder           {folder}",
             "",
             "Try next:",
-            *([f"  {tools} --logdir {_outputs(folder)}"] if job.config.tree["metrics"].get("tensorboard") else []),
-            f"  {command} resume {shlex.quote(folder)} trainer.{longer}={twice}",
+            *([f"  {tools} --logdir {_outputs(folder)}"] if job.config.metrics.get("tensorboard") else []),
+            f"  {command} resume {shlex.quote(folder)} trainer.{longer}={2 * (limit or 1)}",
             f"  {command} -m {printable(shlex.join(_sweep(job)))}",
         ]
     )
@@ -76,7 +77,7 @@ def closing(job: Job, result: Result) -> str:
 
 def _sweep(job: Job) -> list[str]:
     """Return the words of a sweep around this run: everything that was typed for it, each key once, and two values for one of them."""
-    tree, typed = job.config.tree, dict[str, str]()
+    config, typed = job.config, dict[str, str]()
     for text in job.overrides:
         key = text.lstrip("+~").partition("=")[0]
         if text.startswith("~"):
@@ -84,9 +85,9 @@ def _sweep(job: Job) -> list[str]:
         elif not key.startswith("hydra") and key != "resume":  # that names one run
             before = typed.pop(key, "")  # the last one counts; what was added needs its + again
             typed[key] = f"{_plus(before) or _plus(text)}{text.lstrip('+')}"
-    rate = tree["optimizer"].get("lr")
-    has_rate = isinstance(rate, (int, float)) and rate > 0
-    key, values = ("optimizer.lr", f"{rate * 2:g},{rate / 2:g}") if has_rate else ("seed", f"{tree['seed'] + 1},{tree['seed'] + 2}")
+    rate: Any = config.optimizer.get("lr")
+    is_rate = isinstance(rate, (int, float)) and rate > 0
+    key, values = ("optimizer.lr", f"{rate * 2:g},{rate / 2:g}") if is_rate else ("seed", f"{config.seed + 1},{config.seed + 2}")
     plus = _plus(typed.pop(key, ""))
     return [*job.options, *typed.values(), f"{plus}{key}={values}"]
 

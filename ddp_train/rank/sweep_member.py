@@ -199,8 +199,8 @@ class Leader:
 
     def start(self, job: Job, *, fresh: bool) -> None:
         """Announce a job and begin this rank's part of it."""
-        tree = job.config.tree
-        environment = [tree["deterministic"], *(tree["cluster"].get(key) for key in ("device", "env", "start_timeout_s", "step_timeout_s"))]
+        config, cluster = job.config, job.config.cluster
+        environment = [config.deterministic, cluster.device, cluster.env, cluster.start_timeout_s, cluster.step_timeout_s]
         if fresh or self._needs_new_ranks or environment != self._environment:
             self._generation += 1
         self._needs_new_ranks, self._environment = False, environment

@@ -38,7 +38,7 @@ _ACTIVITIES = {  # a part of the innermost file's path that is not ours -> what 
     "torch/optim/": "in the optimizer's step",
 }
 _FIXES = {  # of errors that are not ours: what their text looks like -> what helps
-    r"^(CUDA )?OutOfMemoryError|CUDA out of memory": "a smaller data.micro_batch_size with more trainer.grad_accum_steps, or amp=bf16",
+    r"^(CUDA )?OutOfMemoryError|CUDA out of memory": "a smaller loader.micro_batch_size with more trainer.grad_accum_steps, or amp=bf16",
     r"Unable to find address for|no socket interface found": "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME as `ip -br address` has it",
     r"Duplicate GPU detected": "a GPU for every process: look at CUDA_VISIBLE_DEVICES and cluster.processes_per_node",
     r"does not have a deterministic implementation": "deterministic=false, or another operation in its place",
@@ -135,7 +135,7 @@ def from_exit(*, rank: int, pid: int, exit_code: int, was_out_of_memory: bool | 
         elif error == "SIGKILL" and was_out_of_memory is None:
             message += " (often the out-of-memory killer: look at dmesg)"
         if error == "SIGKILL" and was_out_of_memory is not False:
-            fix = "a smaller data.micro_batch_size, fewer data.num_workers, or more memory for the job"
+            fix = "a smaller loader.micro_batch_size, fewer loader.num_workers, or more memory for the job"
         if error == "SIGABRT" and said:
             message += f" after this line in its log: {said}"
             fix = "+cluster.env.CUDA_LAUNCH_BLOCKING=1 shows the Python line of it" if said.startswith("CUDA error") else ""

@@ -79,7 +79,7 @@ class RunFolder:
         return self.root / "predictions"
 
     def predictions_of(self, step: int) -> Path:
-        """Where the per-sample outputs of the evaluation after a step are (`evaluate.save_predictions=true`)."""
+        """Where the per-sample outputs of the evaluation after a step are (`evaluation.save_predictions=true`)."""
         return self.predictions / f"step_{step:08d}"
 
     @property

@@ -10,7 +10,7 @@ import copy
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.config import check as config_check
 from ddp_train.config import cluster
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, texts
 from ddp_train.errors import FAILED, ConfigError
@@ -34,12 +36,12 @@ from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import check_below
 from ddp_train.sweep.folder import GOALS, Sweep, SweepJob
 from ddp_train.sweep.frozen_yaml import freeze_yaml
-from ddp_train.sweep.schedule import FailurePolicy, SweepScheduler
+from ddp_train.sweep.schedule import SweepScheduler
 from ddp_train.sweep.table import SweepScreen, show
 from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
-Check = Callable[[DictConfig, DictConfig], config_check.RunConfig]
+Check = Callable[[DictConfig, DictConfig], RunConfig]
 
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 _FROZEN_YAML = "conf"
@@ -55,15 +57,15 @@ class Multirun:
         check: checks a composed config.
     """
 
-    def __init__(self, sweep: Sweep, settings: Mapping[str, Any], make_slots: MakeSlots, check: Check) -> None:
+    def __init__(self, sweep: Sweep, settings: SweepConfig, make_slots: MakeSlots, check: Check) -> None:
         self.sweep = sweep
         self._check = check
-        self._metric: str | None = settings["metric"]
+        self._metric: str | None = settings.metric
         self._known: list[SweepJob] = []  # of an earlier attempt, completed or failed; each answers one launch of the same identity
         self._screen = SweepScreen(sweep)
         self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
-        if settings["direction"] is not None:
-            sweep.goal = GOALS[settings["direction"]]
+        if settings.direction is not None:
+            sweep.goal = GOALS[settings.direction]
         self._make_slots = make_slots
         self._settings = settings
         self._is_first_launch = True
@@ -136,11 +138,11 @@ class Multirun:
         if not jobs:
             return
         if self._schedule is None:
-            count = self._settings["parallel_jobs"]
+            count = self._settings.parallel_jobs
             self._schedule = SweepScheduler(
                 self.sweep,
                 self._make_slots(self.sweep.root, count),
-                FailurePolicy(**{name: self._settings[name] for name in ("isolation", "on_failure", "max_retries", "metric")}),
+                self._settings,
                 began=self._began,
                 ended=self._ended,
                 idle=self._screen.idle,
@@ -186,14 +188,14 @@ class Multirun:
             composed.hydra.runtime.output_dir = str(Path(composed.hydra.sweep.dir) / str(composed.hydra.sweep.subdir))
         return composed
 
-    def _check_all(self, composed: Sequence[DictConfig]) -> list[config_check.RunConfig]:
+    def _check_all(self, composed: Sequence[DictConfig]) -> list[RunConfig]:
         """Check every job; a mistake that several of them share is told once."""
-        checked: list[config_check.RunConfig] = []
+        checked: list[RunConfig] = []
         found: dict[str, tuple[ConfigError, list[int]]] = {}
         for place, job_config in enumerate(composed):
             try:
                 checked.append(self._check(job_config, job_config.hydra))
-                if checked[-1].tree["resume"] in ("auto", "never"):
+                if checked[-1].resume in ("auto", "never"):
                     continue
                 problems = [ConfigError(key="resume", happened="names one run, in a sweep", expected="auto or never")]
             except config_check.ConfigErrors as errors:
@@ -216,15 +218,15 @@ class Multirun:
             raise config_check.ConfigErrors(problem for problem, _ in found.values())
         return checked
 
-    def _check_room(self, configs: Iterable[config_check.RunConfig]) -> list[ConfigError]:
+    def _check_room(self, configs: Iterable[RunConfig]) -> list[ConfigError]:
         """Refuse more jobs at a time than there are GPUs for."""
-        clusters = [each.tree["cluster"] for each in configs if self._settings["parallel_jobs"] > 1]
+        clusters = [each.cluster for each in configs if self._settings.parallel_jobs > 1]
         sizes = [
-            devices.processes_per_node(cluster["processes_per_node"], "cuda")
+            devices.processes_per_node(cluster.processes_per_node, "cuda")
             for cluster in clusters
-            if devices.resolve_device(cluster["device"]) == "cuda"
+            if devices.resolve_device(cluster.device) == "cuda"
         ]
-        wanted = self._settings["parallel_jobs"] * max(sizes, default=0)
+        wanted = self._settings.parallel_jobs * max(sizes, default=0)
         if wanted <= devices.count_gpus():
             return []
         return [
@@ -243,7 +245,7 @@ class Multirun:
                 return job
         return None
 
-    def _freeze(self, composed: DictConfig, checked: config_check.RunConfig) -> tuple[SweepJob, Job]:
+    def _freeze(self, composed: DictConfig, checked: RunConfig) -> tuple[SweepJob, Job]:
         """Write a job's config into its folder, where it stays as it is whatever happens to the YAML."""
         run_folder = RunFolder(Path(composed.hydra.runtime.output_dir))
         overrides = texts(composed.hydra.overrides.task)
@@ -294,7 +296,7 @@ class Multirun:
 def _stops_at(job: Job) -> float | None:
     """Return when the sweep has to stop, by the first job's word: the machine is the same for all."""
     started = restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED
-    return cluster.stops_at(job.config.tree["cluster"], os.environ, started=started, now=time.time())
+    return cluster.stops_at(job.config.cluster, os.environ, started=started, now=time.time())
 
 
 def _run_elsewhere(composed: DictConfig) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ddp_train.config.schema import SweepConfig
 from ddp_train.errors import FINAL, INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Slot
@@ -21,16 +22,6 @@ from ddp_train.run_folder.result import STOPPED, Status, status_of
 from ddp_train.sweep.folder import Sweep, SweepJob
 
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailurePolicy:
-    """The section `sweep` of the config, as far as it says what follows on what."""
-
-    isolation: str
-    on_failure: str
-    max_retries: int
-    metric: str | None
 
 
 @dataclass
@@ -57,7 +48,7 @@ class SweepScheduler:
         self,
         sweep: Sweep,
         slots: Sequence[Slot],
-        policy: FailurePolicy,
+        policy: SweepConfig,
         *,
         began: Callable[[SweepJob], None],
         ended: Callable[[SweepJob], None],
@@ -123,7 +114,7 @@ class SweepScheduler:
                 self._say(verdict)
             found = failure.load(task.job.run_folder)
             is_final = bool(verdict) or (found is not None and found.exit_code in FINAL)
-            if not is_final and task.entry.failures <= max(retries, task.job.config.tree["cluster"]["max_restarts"] or 0):
+            if not is_final and task.entry.failures <= max(retries, task.job.config.cluster.max_restarts or 0):
                 return task
             self.is_stopped = self._policy.on_failure == "stop"
         return None

@@ -48,16 +48,16 @@ class WarmSlot:
 
     def start(self, job: Job, *, fresh: bool) -> None:
         """Begin a job, in the group that is there or in a new one."""
-        cluster = job.config.tree["cluster"]
-        processes = devices.processes_per_node(cluster["processes_per_node"], cluster["device"])
-        environment = rank_environment(processes * self._slots, cluster["threads_per_process"])
-        environment |= environment_of(cluster)
-        if self._slots > 1 and devices.resolve_device(cluster["device"]) == "cuda":
+        cluster = job.config.cluster
+        processes = devices.processes_per_node(cluster.processes_per_node, cluster.device)
+        environment = rank_environment(processes * self._slots, cluster.threads_per_process)
+        environment |= environment_of(cluster.env)
+        if self._slots > 1 and devices.resolve_device(cluster.device) == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices.gpu_share(self._number, self._slots)[:processes])
         if self._group is None or not self._group.can_serve() or (processes, environment) != (self._processes, self._environment):
             self.end()
             self._processes, self._environment = processes, environment
-            self._group = _Group(self._agent_log, processes, environment, grace_s=cluster["grace_s"])
+            self._group = _Group(self._agent_log, processes, environment, grace_s=cluster.grace_s)
         self._group.send(job, fresh=fresh)
 
     def poll(self, timeout_s: float) -> int | None:

@@ -6,17 +6,17 @@ How they are written and read is the business of `ddp_train/checkpoint`; how a r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ddp_train.checkpoint import catalog, disk_space
 from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, ranking
 from ddp_train.checkpoint.folder import newest_good, set_aside_after
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old
-from ddp_train.config.check import RunConfig
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import CheckpointConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.phase import Phase, PhaseTracker
@@ -56,19 +56,19 @@ class Checkpoints:
     agree: Callable[[bool], bool]
 
     def __post_init__(self) -> None:
-        settings, folder = self.config.tree["checkpoint"], self.run_folder.checkpoints
+        settings, folder = self.config.checkpoint, self.run_folder.checkpoints
         self._saver = Saver(
             folder,
             self.world,
             config_hash=self.config.hash(),
-            asynchronous=settings["asynchronous"],
+            asynchronous=settings.asynchronous,
             remove_old=lambda saved: remove_old(saved, self.keep),
             moves=self.tracker.move,
         )
         self._schedule = CheckpointSchedule(
-            every_evaluation=settings["every_evaluation"],
-            every_steps=settings["every_steps"],
-            every_minutes=settings["every_minutes"],
+            every_evaluation=settings.every_evaluation,
+            every_steps=settings.every_steps,
+            every_minutes=settings.every_minutes,
             keep=self.keep,
             saved=self._saved(),
             agree=lambda step, is_due: self.agree(is_due),
@@ -112,7 +112,7 @@ class Checkpoints:
         in_vain = [jump for jump in jumps[-_MOST_IN_VAIN:] if jump.to_step == state.step]
         if len(in_vain) == _MOST_IN_VAIN:
             raise RewindError(
-                key="trainer.on_nonfinite",
+                key="health.on_nonfinite",
                 happened=f"{found.happened}\n"
                 f"    Going back to step {state.step} and on with other data has not helped {_MOST_IN_VAIN} times",
                 expected="a checkpoint from which training goes on",
@@ -151,13 +151,13 @@ class Checkpoints:
         return saved
 
 
-def retention(settings: Mapping[str, Any], components: Components) -> Retention:
+def retention(settings: CheckpointConfig, components: Components) -> Retention:
     """Return which checkpoints stay; refuses a metric that the run does not measure."""
     return Retention(
-        last=settings["keep_last"],
-        best=settings["keep_best"],
-        every_steps=settings["keep_every_steps"],
-        ranking=ranking_of(components, settings["metric"]),
+        last=settings.keep_last,
+        best=settings.keep_best,
+        every_steps=settings.keep_every_steps,
+        ranking=ranking_of(components, settings.metric),
     )
 
 

@@ -113,7 +113,7 @@ class LossMonitor:
             self.tell(step.event("skipped", loss=loss, grad_norm=norm), f"step {step.number} skipped: {values}; {step.shown()}")
         if state.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
             raise NonFiniteLossError(
-                key="trainer.on_nonfinite",
+                key="health.on_nonfinite",
                 happened=f"the last {state.skipped_in_a_row} steps up to step {step.number} were all skipped: {values}",
                 expected="finite losses and gradients, but for single batches",
                 fix="a smaller optimizer.lr, or amp=off to see whether precision is the cause",
@@ -132,7 +132,7 @@ class LossMonitor:
             happened=happened,
             expected="a finite loss",
             fix="a smaller optimizer.lr, trainer.clip_grad_norm=1.0, or amp=off to see whether precision is the cause;"
-            " for single bad batches trainer.on_nonfinite=skip or rewind",
+            " for single bad batches health.on_nonfinite=skip or rewind",
         )
 
     def _look_for_a_spike(self, step: _Step, state: TrainState, loss: float) -> None:

@@ -102,7 +102,7 @@ class PredictionFiles:
             shutil.rmtree(self._partial, ignore_errors=True)  # what is left of it would keep a full disk full
         problem = self._world.from_main(problem)
         if keep and problem:
-            raise OSError(f"{self._folder} was not saved (evaluate.save_predictions). {problem}")
+            raise OSError(f"{self._folder} was not saved (evaluation.save_predictions). {problem}")
         if keep and not is_whole:
             raise ValueError(
                 f"{self._folder} was not saved: rows {written} by rank, of {given}; expected {self._num_samples} in all, alike on all ranks"

@@ -113,7 +113,7 @@ class FingerprintCheck(ReplicaCheck):
         if unclear:
             found.append(f"the ranks differ in {_some(unclear)}, and no majority says which is right")
         raise ReplicaError(
-            key="trainer.check_replicas_every_steps",
+            key="health.check_replicas_every_steps",
             happened=f"a corrupted replica, found after step {step}: {'; '.join(found)}",
             expected="the same weights, optimizer state and schedule on all ranks, bit for bit",
             fix="ddp-train resume RUN, which goes on from the newest checkpoint: nothing was saved since; if it is the same machine again,"

@@ -31,7 +31,7 @@ def resume(job: Job, components: Components, state: TrainState, world: World, *,
         return False
     rebuild_buckets(components, world)
     if not load(chosen, components, state, world, moves=moves):
-        seed_all(job.config.tree["seed"] + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+        seed_all(job.config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     return True
 
 

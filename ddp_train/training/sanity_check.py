@@ -191,7 +191,7 @@ def _mismatch(error: Exception, components: Components, named: NamedBatch, seen:
 def _fix(batch: Batch, seen: _Seen, types: list[str]) -> str:
     """Return what helps, where shapes and types tell it."""
     if isinstance(batch, Mapping) and not seen.takes:
-        return f"data.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
+        return f"loader.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
     if not seen.gives and "float64" in seen.takes and types == ["float32"]:
         return "float32 from the data: numpy's floats are float64"
     if seen.gives and not seen.is_tensor:

@@ -1,4 +1,4 @@
-"""Whether the optimizer takes a step: always, or only with finite numbers (`trainer.on_nonfinite=skip`).
+"""Whether the optimizer takes a step: always, or only with finite numbers (`health.on_nonfinite=skip`).
 
 Decided on the device, and by what all ranks have alike: the norm of the gradients after their all-reduce. A loss that is not finite on one
 rank reaches the others in those gradients, so that no collective is needed.

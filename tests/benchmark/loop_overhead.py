@@ -36,8 +36,8 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_train.cli.main import CONF
-from ddp_train.config.check import RunConfig, check
+from ddp_train.config.check import CONF, check
+from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, alone, open_world
 from ddp_train.interfaces import Batch, Indices
@@ -192,7 +192,7 @@ def measure(name: str, pairs: int, device: str) -> None:
         _world = open_world(join_store(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device=device)
     world = _world
     checked = configured(workload, steps=(pairs + WARM_UP_PAIRS) * workload.log_every_steps, device=device)
-    components = build(checked.tree, checked.batch, world)
+    components = build(checked, world)
     raw = HandWritten(checked, workload, world)
     raw_times: list[tuple[float, float]] = []
     our_times: list[tuple[float, float]] = []
@@ -209,7 +209,7 @@ def measure(name: str, pairs: int, device: str) -> None:
             "epoch": 0.0,
         }
         facts |= {"total_steps": components.total_steps, "steps_per_epoch": components.train_loader.order.steps_per_epoch}
-        writers = build_writers(checked.tree["metrics"], **facts) if world.is_main else []
+        writers = build_writers(checked.metrics, **facts) if world.is_main else []
 
         def write(record: Record) -> None:
             """Write as always; then it is the hand-written loop's turn."""
@@ -225,9 +225,9 @@ def measure(name: str, pairs: int, device: str) -> None:
             components=components,
             state=TrainState(),
             world=world,
-            log_every_steps=checked.tree["trainer"]["log_every_steps"],
+            log_every_steps=checked.trainer.log_every_steps,
             evaluate_every_steps=None,
-            clip_grad_norm=checked.tree["trainer"]["clip_grad_norm"],
+            clip_grad_norm=checked.trainer.clip_grad_norm,
             write=write,
             save=lambda window: None,
         )
@@ -257,7 +257,7 @@ def configured(workload: Workload, *, steps: int, device: str) -> RunConfig:
         *workload.overrides,
         *[f"~data.{name}" for name in of_the_default_data],
         f"data.num_samples={num_samples}",
-        *[f"data.micro_batch_size={workload.micro_batch_size}", f"trainer.max_steps={steps}", "trainer.max_epochs=null"],
+        *[f"loader.micro_batch_size={workload.micro_batch_size}", f"trainer.max_steps={steps}", "trainer.max_epochs=null"],
         *[f"trainer.log_every_steps={workload.log_every_steps}", f"cluster.device={device}"],
     ]
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -268,9 +268,9 @@ class HandWritten:
     """The loop as a careful person writes it."""
 
     def __init__(self, checked: RunConfig, workload: Workload, world: World) -> None:
-        parts = build(checked.tree, checked.batch, alone(world.device.type))  # the same weights and optimizer, not yet inside a DDP
+        parts = build(checked, alone(world.device.type))  # the same weights and optimizer, not yet inside a DDP
         self.model, self.optimizer, self.loss = parts.model, parts.optimizer, workload.loss
-        self.peak, self.total_steps, self.step = checked.tree["optimizer"]["lr"], parts.total_steps, 0
+        self.peak, self.total_steps, self.step = checked.optimizer["lr"], parts.total_steps, 0
         source = parts.train_loader.source
         self.inputs, self.targets = source.inputs.to(world.device), source.targets.to(world.device)  # type: ignore[attr-defined]
         self.global_batch_size, self.micro_batch_size = checked.batch.global_batch_size, workload.micro_batch_size

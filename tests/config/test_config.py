@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 from ddp_train.cli import compose as cli_compose
 from ddp_train.cli import main as app
 from ddp_train.config import target
-from ddp_train.config.check import ConfigErrors, RunConfig, check, load
+from ddp_train.config.check import ConfigErrors, check, load
 from ddp_train.config.cluster import environment_of, meeting
+from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
@@ -78,10 +79,10 @@ def test_every_option_composes_and_fits_its_class(option: str) -> None:
 def test_every_cluster_composes_and_passes_the_check(monkeypatch: pytest.MonkeyPatch, preset: str) -> None:
     for name, value in {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_RDZV_ENDPOINT": "node0:29400"}.items():
         monkeypatch.setenv(name, value)
-    cluster = checked(f"cluster={preset}", "cluster.device=cpu").tree["cluster"]
+    cluster = checked(f"cluster={preset}", "cluster.device=cpu").cluster
     found = meeting(cluster, os.environ)
-    assert (cluster["launcher"], found.max_nodes) in (("local", 1), ("torchrun", 2))
-    assert all(isinstance(value, str) for value in environment_of(cluster).values())
+    assert (cluster.launcher, found.max_nodes) in (("local", 1), ("torchrun", 2))
+    assert all(isinstance(value, str) for value in environment_of(cluster.env).values())
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -97,7 +98,11 @@ def test_every_yaml_says_what_it_is_and_explains_every_value(path: Path) -> None
         return
     owned = "\n".join(lines).split("\ndefaults:")[0].splitlines()
     for line in owned:
-        is_value = ":" in line and not line.lstrip().startswith(("#", "_target_", "eval:", "-"))
+        is_value = (
+            ":" in line
+            and line not in ("data:", "loader:", "evaluation:")
+            and not line.lstrip().startswith(("#", "_target_", "eval:", "-"))
+        )
         if is_value and not line.startswith("  "):
             assert "#" in line, f"no comment: {line}"
 
@@ -108,13 +113,13 @@ def test_every_experiment_shows_its_command(experiment: str) -> None:
 
 
 def test_the_batch_identity_is_derived_either_way() -> None:
-    cpu = ["cluster=cpu", "cluster.processes_per_node=4", "data.micro_batch_size=8"]
+    cpu = ["cluster=cpu", "cluster.processes_per_node=4", "loader.micro_batch_size=8"]
     assert str(checked(*cpu).batch) == "global batch 32 = micro-batch 8 x 4 ranks x accumulation 1"
     assert checked(*cpu, "trainer.grad_accum_steps=3").batch.global_batch_size == 96
     assert checked(*cpu, "trainer.global_batch_size=64").batch.grad_accum_steps == 2
     ragged = checked(*cpu, "trainer.global_batch_size=70").batch
     assert str(ragged) == "global batch 70 <= micro-batch 6 x 4 ranks x accumulation 3"
-    assert checked(*cpu).tree["trainer"]["global_batch_size"] == 32  # recorded, so that resuming on other ranks keeps it
+    assert checked(*cpu).trainer.global_batch_size == 32  # recorded, so that resuming on other ranks keeps it
 
 
 def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> None:
@@ -126,7 +131,7 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
 @pytest.mark.parametrize(
     ("overrides", "key", "said"),
     [
-        (["data.micro_batch_size=0"], "data.micro_batch_size", "at least 1"),
+        (["loader.micro_batch_size=0"], "loader.micro_batch_size", "at least 1"),
         (["trainer.max_steps=abc"], "trainer.max_steps", "int or null"),
         (["trainer.clip_grad_norm=0"], "trainer.clip_grad_norm", "more than 0"),
         (["trainer.max_epochs=null"], "trainer.max_steps", "neither max_steps nor max_epochs"),
@@ -166,23 +171,23 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["cluster.max_restarts=-1"], "cluster.max_restarts", "at least 0"),
         (["+cluster.env.WORLD_SIZE=3"], "cluster.env.WORLD_SIZE", "set by torchrun"),
         (["+cluster.env.NCCL_ALGO=[Ring,Tree]"], "cluster.env.NCCL_ALGO", "text, a number"),
-        (["data.on_device=true", "data.num_workers=2"], "data.num_workers", "leaves nothing to read"),
+        (["loader.on_device=true", "loader.num_workers=2"], "loader.num_workers", "leaves nothing to read"),
         (["strategy.static_graph=true", "trainer.grad_accum_steps=2", "cluster=cpu"], "strategy.static_graph", "2 micro-batches"),
         (["debug=faults", "debug.faults=[{knd:kill}]"], "debug.faults.0.knd", "did you mean debug.faults.0.kind=kill?"),
         (["debug=faults", "debug.faults=[{},{kind:kil}]"], "debug.faults.1.kind", "debug.faults.1.kind=kill"),
         (["debug=faults", "debug.faults=[{rank:2}]", "cluster=cpu"], "debug.faults.0.rank", "0 to 1"),
         (["debug=faults", "debug.faults=[{attempt:-1}]"], "debug.faults.0.attempt", "or every"),
-        (["debug=faults", "debug.faults=[{kind:worker_kill}]"], "debug.faults.0.kind", "data.num_workers=1"),
+        (["debug=faults", "debug.faults=[{kind:worker_kill}]"], "debug.faults.0.kind", "loader.num_workers=1"),
         (["debug=faults", "debug.faults=[{kind:slow}]"], "debug.faults.0.seconds", "is not given"),
         (["debug=faults", "debug.faults=[kill]"], "debug.faults.0", "a group of keys"),
         (["~strategy"], "strategy", "the section is missing"),
-        (["trainer.on_nonfinite=ignore"], "trainer.on_nonfinite", "one of stop, skip, rewind"),
+        (["health.on_nonfinite=ignore"], "health.on_nonfinite", "one of stop, skip, rewind"),
         (
-            ["trainer.on_nonfinite=rewind", "checkpoint.every_minutes=null", "checkpoint.every_evaluation=false"],
-            "trainer.on_nonfinite",
+            ["health.on_nonfinite=rewind", "checkpoint.every_minutes=null", "checkpoint.every_evaluation=false"],
+            "health.on_nonfinite",
             "checkpoint.every_steps",
         ),
-        (["trainer.on_spike=rewind", "checkpoint.every_steps=9"], "trainer.on_spike", "trainer.spike_zscore=8"),
+        (["health.on_spike=rewind", "checkpoint.every_steps=9"], "health.on_spike", "health.spike_zscore=8"),
     ],
 )
 def test_a_mistake_is_named_with_its_key_and_its_fix(overrides: list[str], key: str, said: str) -> None:
@@ -191,8 +196,8 @@ def test_a_mistake_is_named_with_its_key_and_its_fix(overrides: list[str], key: 
 
 
 def test_all_mistakes_are_found_at_once() -> None:
-    found = problems("data.micro_batch_size=0", "optimizer.lr=fast", "amp=fp16", "cluster=cpu", "+checkpoint.evry_steps=1", "name=a/b")
-    assert {"data.micro_batch_size", "optimizer.lr", "checkpoint.evry_steps", "name"} <= {error.key for error in found}
+    found = problems("loader.micro_batch_size=0", "optimizer.lr=fast", "amp=fp16", "cluster=cpu", "+checkpoint.evry_steps=1", "name=a/b")
+    assert {"loader.micro_batch_size", "optimizer.lr", "checkpoint.evry_steps", "name"} <= {error.key for error in found}
 
 
 @pytest.mark.parametrize(

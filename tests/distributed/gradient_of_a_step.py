@@ -19,8 +19,8 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from ddp_train.amp import Amp
-from ddp_train.cli.main import CONF
-from ddp_train.config.check import RunConfig, check
+from ddp_train.config.check import CONF, check
+from ddp_train.config.run_config import RunConfig
 from ddp_train.data.packed_tokens import PackedTokens
 from ddp_train.data.padded_tokens import PaddedTokens
 from ddp_train.distributed.store import join_store
@@ -44,7 +44,7 @@ def flat_gradient(parts: Components) -> Tensor:
 
 
 def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
-    parts = build(run.tree, run.batch, world)
+    parts = build(run, world)
     if dtype == "float16":
         parts.amp = Amp("float16")
     if dtype != "float32":
@@ -69,8 +69,8 @@ def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
 
 
 def plain_gradient(data: str, run: RunConfig, world: World) -> Tensor:
-    parts = build(run.tree, run.batch, world)
-    source, order = DATA[data](run.tree["data"]["root"], context_length=run.tree["data"]["context_length"]), parts.train_loader.order
+    parts = build(run, world)
+    source, order = DATA[data](run.data["root"], context_length=run.data["context_length"]), parts.train_loader.order
     tokens, targets = source.batch(order.indices(0, 0, order.batch_at(0).size))
     F.cross_entropy(parts.model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100).backward()
     return flat_gradient(parts)

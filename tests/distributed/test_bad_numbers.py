@@ -65,7 +65,7 @@ def events(run: Path) -> list[dict[str, Any]]:
 def test_steps_with_a_bad_sample_are_skipped_on_all_ranks_alike_whatever_their_number(project: Project) -> None:
     runs = {}
     for ranks in (1, 3):
-        spoiled = ["+data.spoiled=[17]", "trainer.on_nonfinite=skip", "model._target_=ddp_train.model.mlp.MLP"]
+        spoiled = ["+data.spoiled=[17]", "health.on_nonfinite=skip", "model._target_=ddp_train.model.mlp.MLP"]
         done = start(project, f"{ranks}", *spoiled, "+model.width=16", "+model.depth=2", ranks=ranks)
         assert done.returncode == 0, done.output
         assert done.stdout.count(" skipped: loss nan, gradient norm nan; its samples: ") == 3  # sample 17, once an epoch
@@ -80,7 +80,7 @@ def test_steps_with_a_bad_sample_are_skipped_on_all_ranks_alike_whatever_their_n
 
 
 def test_a_run_goes_back_and_on_past_the_bad_batch(project: Project) -> None:
-    done = start(project, "rewound", "+data.spoiled=[17]", "trainer.on_nonfinite=rewind", "checkpoint.every_steps=2")
+    done = start(project, "rewound", "+data.spoiled=[17]", "health.on_nonfinite=rewind", "checkpoint.every_steps=2")
     assert done.returncode == 0, done.output
     run = project.folder / "outputs" / "rewound"
     found = events(run)
@@ -99,7 +99,7 @@ def test_a_run_goes_back_and_on_past_the_bad_batch(project: Project) -> None:
 
 
 def test_a_weight_that_drifts_on_one_rank_ends_the_run_and_is_named(project: Project) -> None:
-    done = start(project, "drifted", "+model.drifts_at=10", "trainer.check_replicas_every_steps=8", "checkpoint.every_steps=3")
+    done = start(project, "drifted", "+model.drifts_at=10", "health.check_replicas_every_steps=8", "checkpoint.every_steps=3")
     assert done.returncode == 1
     # 12 is no multiple of 8: it is found before it can be saved
     assert "a corrupted replica, found after step 12: rank 1 on " in done.output, done.output

@@ -46,11 +46,11 @@ def test_the_same_global_batch_gives_the_same_run_on_one_two_and_four_processes(
         done = project.run(
             *TINY_CONVNET,
             "trainer.max_steps=25",  # 640 samples are 20 steps: into the second epoch
-            "data.micro_batch_size=8",
+            "loader.micro_batch_size=8",
             f"trainer.grad_accum_steps={accumulation}",
             "trainer.clip_grad_norm=1.0",
-            "trainer.evaluate_every_steps=10",
-            "trainer.check_replicas_every_steps=10",
+            "evaluation.every_steps=10",
+            "health.check_replicas_every_steps=10",
             "objective._target_=warm.Warm",
             "~objective.label_smoothing",
             "cluster=cpu",
@@ -86,7 +86,7 @@ class Normed(nn.Sequential):
 @pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped(project: Project, ranks: int) -> None:
     """Three ranks, because two cannot show a difference in the order of a sum; dropout, workers and batch norm, because they have state."""
-    command = [*FEW, "data.num_workers=1", "cluster=cpu"]
+    command = [*FEW, "loader.num_workers=1", "cluster=cpu"]
     if ranks == 3:
         project.write("parts.py", NORMED)
         command += ["model._target_=parts.Normed", "~model.width", "~model.dropout"]
@@ -97,7 +97,7 @@ def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped(project: Proje
         "trainer.max_steps=60",
         "trainer.max_epochs=null",
         "checkpoint.every_steps=7",
-        "trainer.evaluate_every_steps=10",
+        "evaluation.every_steps=10",
     ]
     command += ["trainer.log_every_steps=5"]  # so that checkpoints lie between two records
     whole = project.run(*command, "hydra.run.dir=outputs/whole")

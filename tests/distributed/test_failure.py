@@ -167,7 +167,7 @@ KILLED = {"launcher": -9, "agent": 1, "rank 0": 1}
 @pytest.mark.parametrize("name", ["launcher", "agent", pytest.param("rank 0", marks=pytest.mark.long)])
 def test_whoever_is_killed_nothing_is_left(project: Project, name: str) -> None:
     """The fixture sees to the same after a normal end, an exception and a stop, in all other tests."""
-    process = project.start(*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "cluster=cpu", "data.num_workers=1")
+    process = project.start(*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "cluster=cpu", "loader.num_workers=1")
     wait_for(lambda: any(len(metrics(run)) > 3 for run in project.runs() if (run / "metrics.jsonl").exists()))
     (agent,) = children(process.pid)
     os.kill({"launcher": process.pid, "agent": agent, "rank 0": pid_of(0, agent)}[name], signal.SIGKILL)

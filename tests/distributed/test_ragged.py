@@ -66,10 +66,10 @@ def run(project: Project, world_size: int, *overrides: str) -> Path:
     without += [f"~model.{name}" for name in ("image_shape", "num_classes", "width", "depth")]
     done = project.run(
         *["model=mlp", *without, "model._target_=parts.Model", "data._target_=parts.Ragged", f"+data.num_samples={NUM_SAMPLES}"],
-        *["+data.eval={num_samples: 23}", "data.micro_batch_size=2", "data.eval_batch_size=3", "objective=language_modeling"],
+        *["+data.eval={num_samples: 23}", "loader.micro_batch_size=2", "evaluation.batch_size=3", "objective=language_modeling"],
         *["objective.ignore_index=-100", "optimizer=sgd", "optimizer._target_=parts.Noting", "scheduler=constant", "~metrics.tensorboard"],
         *["trainer.log_every_steps=1", f"trainer.max_steps={STEPS}", f"trainer.global_batch_size={GLOBAL_BATCH}"],
-        *["evaluate.save_predictions=true", "cluster=cpu", f"cluster.processes_per_node={world_size}"],
+        *["evaluation.save_predictions=true", "cluster=cpu", f"cluster.processes_per_node={world_size}"],
         *[f"hydra.run.dir=outputs/{world_size}", *overrides],
     )
     assert done.returncode == 0, done.output

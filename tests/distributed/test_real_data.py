@@ -59,7 +59,7 @@ def test_mnist_has_the_same_curve_on_1_to_4_processes(project: Project, data_fol
     )
     command = ["--config-dir=conf", "data=part", f"data.root={data_folder('mnist')}", "model=mlp", "trainer.max_steps=150"]
     command += ["optimizer=sgd", "optimizer.lr=0.05"]  # Adam divides by the gradient's size: where that is rounding alone, it grows
-    assert_equal_curves(project, [*command, "trainer.log_every_steps=10", "trainer.evaluate_every_steps=50"])
+    assert_equal_curves(project, [*command, "trainer.log_every_steps=10", "evaluation.every_steps=50"])
 
 
 def test_shakespeare_has_the_same_curve_on_1_to_4_processes(project: Project, data_folder: Callable[[str], Path]) -> None:
@@ -73,4 +73,4 @@ def test_shakespeare_has_the_same_curve_on_1_to_4_processes(project: Project, da
         "objective=language_modeling",
     ]
     command += ["model.width=32", "model.num_layers=2", "model.num_heads=2", "model.dropout=0.0", "trainer.max_steps=60"]
-    assert_equal_curves(project, [*command, "trainer.log_every_steps=5", "trainer.evaluate_every_steps=30"])
+    assert_equal_curves(project, [*command, "trainer.log_every_steps=5", "evaluation.every_steps=30"])

@@ -122,7 +122,7 @@ class Line(nn.Module):
         *["objective._target_=torch.nn.MSELoss", "~objective.label_smoothing"],
         *["optimizer._target_=torch.optim.Adagrad", "~optimizer.betas", "~optimizer.fused", "optimizer.lr=0.3", "optimizer.weight_decay=0"],
         *["scheduler._target_=torch.optim.lr_scheduler.ExponentialLR", "~scheduler.warmup_steps", "~scheduler.total_steps"],
-        *["~scheduler.final_ratio", "+scheduler.gamma=0.99", "trainer.max_epochs=20", "cluster=cpu", "data.num_workers=1"],
+        *["~scheduler.final_ratio", "+scheduler.gamma=0.99", "trainer.max_epochs=20", "cluster=cpu", "loader.num_workers=1"],
     )
     assert done.returncode == 0, done.output
     assert metrics(project.the_run(), "eval")[-1]["loss"] < 0.05

@@ -70,7 +70,7 @@ def test_stopped_and_resumed_on_other_numbers_of_ranks_it_sees_the_same_samples(
     command += ["sanity_check=false"]  # which is forward, too
 
     def run(name: str, *, world_size: int, attempt: str, stop_after: int = 0, workers: int = 2) -> None:
-        where = [f"hydra.run.dir=outputs/{name}", f"cluster.processes_per_node={world_size}", f"data.num_workers={workers}"]
+        where = [f"hydra.run.dir=outputs/{name}", f"cluster.processes_per_node={world_size}", f"loader.num_workers={workers}"]
         done = project.run(*command, *where, env={"ATTEMPT": attempt, "STOP_AFTER": str(stop_after)})
         assert done.returncode == (75 if stop_after else 0), done.output
 
@@ -99,11 +99,11 @@ def test_bad_images_are_skipped_alike_on_every_number_of_ranks(project: Project)
             Image.new("RGB", (8, 8), (number * 6, 100, 255 - number * 6)).save(path)
             if number in (7, 20, 21):
                 path.write_bytes(path.read_bytes()[:30])
-    command = ["data=image_folder", "data.root=images", "data.eval.split=eval", "model=mlp", "model.width=8", "data.micro_batch_size=4"]
+    command = ["data=image_folder", "data.root=images", "data.eval.split=eval", "model=mlp", "model.width=8", "loader.micro_batch_size=4"]
     command += ["trainer.global_batch_size=12", "trainer.max_epochs=2", "trainer.log_every_steps=3", "~metrics.tensorboard", "cluster=cpu"]
     for world_size in (1, 2):
-        where = [f"hydra.run.dir=outputs/{world_size}", f"cluster.processes_per_node={world_size}", f"data.num_workers={world_size - 1}"]
-        done = project.run(*command, "data.on_bad_sample=skip", *where)
+        where = [f"hydra.run.dir=outputs/{world_size}", f"cluster.processes_per_node={world_size}", f"loader.num_workers={world_size - 1}"]
+        done = project.run(*command, "loader.on_bad_sample=skip", *where)
         assert done.returncode == 0, done.output
     alone, together = (metrics(project.folder / "outputs" / name) for name in ("1", "2"))
     assert [record["skipped_samples"] for record in together] == [record["skipped_samples"] for record in alone]

@@ -53,7 +53,7 @@ class Objective(Classification):
 """
 RUN = [
     *[each for each in TINY if each != "~metrics.tensorboard"],
-    *["trainer.max_steps=4", "trainer.evaluate_every_steps=2", "data._target_=parts.Data", "data.num_workers=1", "cluster=cpu"],
+    *["trainer.max_steps=4", "evaluation.every_steps=2", "data._target_=parts.Data", "loader.num_workers=1", "cluster=cpu"],
     *["model._target_=parts.Model", "objective._target_=parts.Objective"],
     *["+model.token='${oc.env:PLANTED_TOKEN}'", "+model.url='${oc.env:PLANTED_DATABASE}'"],
 ]

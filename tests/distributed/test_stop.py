@@ -49,8 +49,8 @@ if os.environ.get("RANK") == "0":  # not where the config is checked
 
 def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_stopped(project: Project) -> None:
     """Three ranks, dropout and workers, as in the test of a killed run; the same run is stopped again and again."""
-    command = [*TINY_CONVNET, "model.dropout=0.2", "data.num_workers=1", "cluster=cpu", "cluster.processes_per_node=3"]
-    command += ["trainer.max_steps=200", "trainer.max_epochs=null", "trainer.evaluate_every_steps=20", "trainer.log_every_steps=4"]
+    command = [*TINY_CONVNET, "model.dropout=0.2", "loader.num_workers=1", "cluster=cpu", "cluster.processes_per_node=3"]
+    command += ["trainer.max_steps=200", "trainer.max_epochs=null", "evaluation.every_steps=20", "trainer.log_every_steps=4"]
     whole, stopped = project.folder / "outputs" / "whole", project.folder / "outputs" / "stopped"
     assert project.run(*command, "hydra.run.dir=outputs/whole").returncode == 0
 
@@ -128,7 +128,7 @@ def test_a_run_whose_terminal_is_closed_saves_and_ends(project: Project) -> None
 
 def test_a_second_ctrl_c_ends_a_run_that_hangs_at_once(project: Project) -> None:
     project.write("fragile.py", FRAGILE)
-    process = project.start("model=mlp", *USE_FRAGILE, "+model.fault=sleep", "trainer.log_every_steps=1", "data.num_workers=1")
+    process = project.start("model=mlp", *USE_FRAGILE, "+model.fault=sleep", "trainer.log_every_steps=1", "loader.num_workers=1")
     wait_for(lambda: any((run / "metrics.jsonl").exists() and len(metrics(run)) == 2 for run in project.runs()))
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
@@ -157,7 +157,7 @@ def test_a_stop_before_training_ends_at_once_and_says_that_nothing_is_saved(proj
 
 
 def test_under_torchrun_a_stopped_rank_has_not_failed(project: Project) -> None:
-    command = [*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "data.num_workers=1"]
+    command = [*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "loader.num_workers=1"]
     process = project.start(*command, torchrun=["--standalone", "--nproc-per-node=2", "--max-restarts=1"])
     wait_for(lambda: any((run / "metrics.jsonl").exists() and len(metrics(run)) > 3 for run in project.runs()))
     os.kill(pid_of(1, process.pid), signal.SIGTERM)

@@ -57,7 +57,7 @@ def test_a_hugging_face_stream_is_resumed_bitwise_and_another_number_of_ranks_is
     command += ["checkpoint.keep_last=9"]
     env = {"HF_HOME": str(project.folder / "hugging_face"), "HF_HUB_OFFLINE": "1"}
 
-    command += ["trainer.max_steps=20", "trainer.evaluate_every_steps=10"]
+    command += ["trainer.max_steps=20", "evaluation.every_steps=10"]
     whole = project.run(*command, "hydra.run.dir=outputs/whole", env=env)
     assert whole.returncode == 0, whole.output
     assert "steps    20 (the data has no epochs)" in whole.stdout

@@ -186,7 +186,7 @@ LONG = ["trainer.max_steps=100000", "trainer.max_epochs=null", "trainer.log_ever
 
 
 def test_ctrl_c_lets_every_running_job_save_and_a_second_one_ends_it_at_once(project: Project) -> None:
-    swept = ["-m", *TINY, *LONG, "optimizer.lr=0.1,0.01,0.001", "cluster=cpu", "cluster.processes_per_node=1", "data.num_workers=1"]
+    swept = ["-m", *TINY, *LONG, "optimizer.lr=0.1,0.01,0.001", "cluster=cpu", "cluster.processes_per_node=1", "loader.num_workers=1"]
     process = project.start(*swept, "sweep.parallel_jobs=2", "hydra.sweep.dir=sweep")
     sweep = project.folder / "sweep"
     wait_for(lambda: all((sweep / number / "metrics.jsonl").exists() for number in "01"))
@@ -236,10 +236,10 @@ def test_under_torchrun_a_restarted_group_continues_its_sweep(project: Project) 
 
 
 def test_mistakes_of_any_job_are_shown_before_the_first_starts(project: Project) -> None:
-    done = project.run("-m", *TINY, "cluster=cpu", "trainer.max_steps=2,0,3", "data.micro_batch_size=1,-1")
+    done = project.run("-m", *TINY, "cluster=cpu", "trainer.max_steps=2,0,3", "loader.micro_batch_size=1,-1")
     assert done.returncode == 2, done.output
     assert "trainer.max_steps: is 0 (in the job" in done.output
-    assert "data.micro_batch_size: is -1 (in the job" in done.output
+    assert "loader.micro_batch_size: is -1 (in the job" in done.output
     assert done.output.count("expected: at least 1") == 2
     assert not list(project.folder.rglob("sweeps/*"))
 

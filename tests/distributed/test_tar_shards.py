@@ -19,9 +19,9 @@ def test_shards_give_the_run_that_the_same_files_in_folders_give(project: Projec
         done = project.run(
             f"data={data}",
             f"data.root={root}",
-            "data.num_workers=2",
+            "loader.num_workers=2",
             "data.flip=true",
-            "data.micro_batch_size=5",  # 45 samples: the last global batch of an epoch has 5
+            "loader.micro_batch_size=5",  # 45 samples: the last global batch of an epoch has 5
             "model=mlp",
             "model.width=16",
             "trainer.max_epochs=2",

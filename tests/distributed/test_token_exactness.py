@@ -66,7 +66,7 @@ def test_the_gradient_of_a_step_is_that_of_one_process_with_uneven_and_masked_to
 ) -> None:
     """Seven of the thirteen documents of the padded batch are empty, so that on 2, 3 and 4 ranks nothing counts on the first."""
     root = write_data(project.folder / "tokens", num_empty=7)
-    settings = [*SMALL_GPT, f"data.root={root}", f"trainer.global_batch_size={GLOBAL_BATCH}", "data.micro_batch_size=2"]
+    settings = [*SMALL_GPT, f"data.root={root}", f"trainer.global_batch_size={GLOBAL_BATCH}", "loader.micro_batch_size=2"]
     alone = gradients(project, 1, *settings)
     for world_size in world_sizes:  # 1 to 4: with 7, 4, 3 and 2 micro-batches
         found = alone if world_size == 1 else gradients(project, world_size, *settings)
@@ -87,12 +87,12 @@ def test_a_padded_run_is_the_same_on_one_and_three_processes(project: Project) -
             *SMALL_GPT,
             "data=padded_tokens",
             f"data.root={root}",
-            "data.micro_batch_size=3",
-            "data.num_workers=1",  # whose batches have a new shape each time
+            "loader.micro_batch_size=3",
+            "loader.num_workers=1",  # whose batches have a new shape each time
             f"trainer.global_batch_size={GLOBAL_BATCH}",
             "trainer.max_steps=12",
             "trainer.log_every_steps=1",
-            "trainer.evaluate_every_steps=6",
+            "evaluation.every_steps=6",
             "~metrics.tensorboard",
             "cluster=cpu",
             f"cluster.processes_per_node={world_size}",

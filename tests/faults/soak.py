@@ -204,14 +204,14 @@ def command_of(arguments: argparse.Namespace, *, max_steps: int) -> list[str]:
         "model=convnet",
         "model._target_=obeying.Obeying",
     ]
-    command += ["model.width=8", "model.dropout=0.1", "data.num_samples=20000", "data.eval.num_samples=500", "data.num_workers=1"]
-    command += ["data.micro_batch_size=64", "scheduler=constant", f"seed={arguments.seed}", "~metrics.tensorboard"]
+    command += ["model.width=8", "model.dropout=0.1", "data.num_samples=20000", "data.eval.num_samples=500", "loader.num_workers=1"]
+    command += ["loader.micro_batch_size=64", "scheduler=constant", f"seed={arguments.seed}", "~metrics.tensorboard"]
     command += ["sanity_check=false"]  # an order that is met there would be a mistake of the model, and end the run with 2
     command += [
         f"trainer.max_steps={max_steps}",
         "trainer.max_epochs=null",
         "trainer.log_every_steps=1",
-        "trainer.evaluate_every_steps=500",
+        "evaluation.every_steps=500",
     ]
     command += [f"checkpoint.every_steps={arguments.checkpoint_every}", "cluster=cpu", f"cluster.processes_per_node={arguments.ranks}"]
     command += ["cluster.threads_per_process=1", "cluster.max_restarts=1000"]

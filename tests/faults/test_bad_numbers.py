@@ -21,9 +21,9 @@ def numbers(run: Path) -> list[dict[str, Any]]:
 
 
 REACTIONS = {
-    "rewound": ["+data.spoiled=[17]", "trainer.on_nonfinite=rewind"],
-    "skipped": ["+data.spoiled=[17,40]", "trainer.on_nonfinite=skip"],
-    "spike": ["+data.spoiled=[17]", "+data.factor=1e4", "trainer.spike_zscore=20", "trainer.on_spike=rewind"],
+    "rewound": ["+data.spoiled=[17]", "health.on_nonfinite=rewind"],
+    "skipped": ["+data.spoiled=[17,40]", "health.on_nonfinite=skip"],
+    "spike": ["+data.spoiled=[17]", "+data.factor=1e4", "health.spike_zscore=20", "health.on_spike=rewind"],
 }
 
 
@@ -46,7 +46,7 @@ def test_a_run_that_is_resumed_from_any_of_its_checkpoints_ends_the_same(project
 
 
 def test_a_run_whose_weights_drift_is_started_again_and_equals_one_that_nothing_happened_to(project: Project) -> None:
-    drifting = ["+model.drifts_at=10", "trainer.check_replicas_every_steps=4", "checkpoint.every_steps=3"]
+    drifting = ["+model.drifts_at=10", "health.check_replicas_every_steps=4", "checkpoint.every_steps=3"]
     drifted = start(project, "drifted", *drifting, "cluster.max_restarts=1")
     assert drifted.returncode == 0, drifted.output
     assert "a corrupted replica" in (project.folder / "outputs/drifted/failure.1.json").read_text()
@@ -56,9 +56,9 @@ def test_a_run_whose_weights_drift_is_started_again_and_equals_one_that_nothing_
 
 
 def test_a_run_that_cannot_be_saved_by_going_back_ends_with_a_verdict(project: Project) -> None:
-    early = start(project, "early", "+data.spoiled=[17]", "trainer.on_nonfinite=rewind", "checkpoint.every_steps=100")
+    early = start(project, "early", "+data.spoiled=[17]", "health.on_nonfinite=rewind", "checkpoint.every_steps=100")
     assert early.returncode == 1
     assert "There is no checkpoint to go back to yet" in early.output
-    hopeless = start(project, "hopeless", "+model.breaks_at=6", "trainer.on_nonfinite=rewind", "checkpoint.every_steps=2")
+    hopeless = start(project, "hopeless", "+model.breaks_at=6", "health.on_nonfinite=rewind", "checkpoint.every_steps=2")
     assert hopeless.returncode == 1
     assert "has not helped 3 times" in hopeless.output, hopeless.output

@@ -102,7 +102,7 @@ def test_a_whole_run_killed_inside_a_save_fifty_times_ends_as_if_nothing_had_bee
     print("seed", seed)
     dice = random.Random(seed)
     command = [*TINY, "model.width=256", "optimizer=adamw", "cluster=cpu", "cluster.processes_per_node=3", f"trainer.max_steps={steps}"]
-    command += ["trainer.max_epochs=null", "trainer.evaluate_every_steps=600", f"checkpoint.every_steps={every}", "checkpoint.keep_last=1"]
+    command += ["trainer.max_epochs=null", "evaluation.every_steps=600", f"checkpoint.every_steps={every}", "checkpoint.keep_last=1"]
     whole = project.run(*command, "hydra.run.dir=outputs/whole", timeout=600)
     assert whole.returncode == 0, whole.output
     folder = project.folder / "outputs/killed/checkpoints"

@@ -115,7 +115,7 @@ def test_hangs_of_every_kind_are_named(project: Project, fault: str, seed: int) 
     ranks, rank, call = draw.choice([3, 4]), draw.randrange(3), draw.randrange(2, 20)
     print(f"{fault} seed {seed}: {ranks} ranks, rank {rank}, call {call}")
     if "worker" in fault:
-        arguments = [*images("stop" if "stopped" in fault else "sleep", at=draw.randrange(600)), "data.num_workers=1"]
+        arguments = [*images("stop" if "stopped" in fault else "sleep", at=draw.randrange(600)), "loader.num_workers=1"]
     else:
         arguments = model(fault, rank, call)
     done = project.run(*arguments, f"cluster.processes_per_node={ranks}", "cluster.start_timeout_s=60")

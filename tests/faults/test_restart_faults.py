@@ -35,7 +35,7 @@ class Slow(MLP):
 KILLS, INSIDE_A_SAVE = 20, 8
 RUN = ["model=mlp", "model._target_=slow.Slow", "model.width=900", "model.depth=3", "data.num_samples=1600", "data.eval.num_samples=101"]
 RUN += ["trainer.max_steps=100", "trainer.max_epochs=null", "trainer.log_every_steps=1", "checkpoint.every_steps=3", "~metrics.tensorboard"]
-RUN += ["data.micro_batch_size=8", "cluster=cpu", "hydra.run.dir=run"]
+RUN += ["loader.micro_batch_size=8", "cluster=cpu", "hydra.run.dir=run"]
 
 
 def is_saving(run: Path) -> bool:

@@ -40,9 +40,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 TARGETS = ("launcher", "one rank", "all ranks")
 PHASES = ("step", "evaluation", "save", "start")
 RUN = ["model=mlp", "model._target_=slow.Slow", "model.width=600", "model.depth=3", "data.num_samples=1600", "data.eval.num_samples=101"]
-RUN += ["data.eval_batch_size=4", "data.num_workers=1", "trainer.max_epochs=null", "trainer.log_every_steps=1", "~metrics.tensorboard"]
+RUN += ["evaluation.batch_size=4", "loader.num_workers=1", "trainer.max_epochs=null", "trainer.log_every_steps=1", "~metrics.tensorboard"]
 RUN += ["scheduler=constant"]
-RUN += ["checkpoint.every_steps=7", "trainer.evaluate_every_steps=5", *THREE, "data.micro_batch_size=8", "hydra.run.dir=run"]
+RUN += ["checkpoint.every_steps=7", "evaluation.every_steps=5", *THREE, "loader.micro_batch_size=8", "hydra.run.dir=run"]
 
 
 def busy() -> float:

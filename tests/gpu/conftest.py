@@ -101,7 +101,7 @@ class Rig:
         given = ("split", "image_size", "channels", "num_classes", "noise", "seed", "num_samples", "eval")
         size, samples, batch = (32, 32768, 256) if self.is_cuda else (8, 640, 16)
         return [
-            *["data._target_=tests.gpu.parts.Images", *(f"~data.{key}" for key in given), f"data.micro_batch_size={batch}"],
+            *["data._target_=tests.gpu.parts.Images", *(f"~data.{key}" for key in given), f"loader.micro_batch_size={batch}"],
             *[f"+data.size={size}", f"+data.num_samples={samples}", "+data.eval={num_samples:1001,seed:1,wrong_label_of:null}", *_PLAIN],
         ]
 
@@ -117,12 +117,12 @@ class Rig:
         layers, heads, width, context, batch = (24, 8, 512, 256, 16) if self.is_cuda else (4, 2, 16, 16, 4)
         return [
             *["data=char_text", "data.path=text.txt", f"data.context_length={context}", "data.val_fraction=0.01"],
-            *[f"data.micro_batch_size={batch}", "model=gpt", f"model.num_layers={layers}", f"model.num_heads={heads}"],
+            *[f"loader.micro_batch_size={batch}", "model=gpt", f"model.num_layers={layers}", f"model.num_heads={heads}"],
             *[f"model.width={width}", "objective=language_modeling", *_PLAIN],
         ]
 
 
-_PLAIN = ["scheduler=constant", "trainer.max_epochs=null", "trainer.evaluate_every_steps=100000", "~metrics.tensorboard"]
+_PLAIN = ["scheduler=constant", "trainer.max_epochs=null", "evaluation.every_steps=100000", "~metrics.tensorboard"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

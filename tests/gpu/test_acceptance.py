@@ -153,7 +153,7 @@ def test_a_killed_run_that_is_resumed_is_the_run_that_never_stopped(rig: Rig) ->
     """Dropout, Muon and (on a GPU) fp16 with its loss scaler; killed with -9 after its second checkpoint and typed again: the result must
     be, bit for bit, the uninterrupted run's."""
     arguments = [*rig.gpt, "optimizer=muon", f"amp={'fp16' if rig.is_cuda else 'bf16'}", "model.dropout=0.1", "deterministic=true"]
-    arguments += ["trainer.max_steps=80", "trainer.log_every_steps=4", "checkpoint.every_steps=10", "trainer.evaluate_every_steps=30"]
+    arguments += ["trainer.max_steps=80", "trainer.log_every_steps=4", "checkpoint.every_steps=10", "evaluation.every_steps=30"]
     process = rig.start(*arguments, "hydra.run.dir=run")
     run = rig.folder("run")
     rig.wait(process, lambda: len(list((run / "checkpoints").glob("step_*/COMPLETE"))) >= 2)
@@ -236,14 +236,14 @@ def test_packed_and_warm_sweeps_compute_what_single_runs_compute(rig: Rig) -> No
 
 
 def test_a_step_with_a_nan_is_skipped_under_every_amp_and_optimizer(rig: Rig) -> None:
-    """`amp` off, bf16 and fp16 with SGD, AdamW and Muon, under `trainer.on_nonfinite=skip`, with one NaN on the last rank: each job must
+    """`amp` off, bf16 and fp16 with SGD, AdamW and Muon, under `health.on_nonfinite=skip`, with one NaN on the last rank: each job must
     skip that step on all ranks, end with a loss that is a number, and learn."""
     precisions = ["off", "bf16", "fp16"] if rig.is_cuda else ["off", "bf16"]
     arguments = [
         *rig.images,
         "model=mlp",
         "optimizer.lr=0.01",
-        "trainer.on_nonfinite=skip",
+        "health.on_nonfinite=skip",
         "trainer.max_steps=60",
         "trainer.log_every_steps=10",
     ]
@@ -269,7 +269,7 @@ def test_the_host_waits_for_the_device_only_at_logs_saves_and_evaluations(rig: R
     arguments = [*rig.convnet, "model._target_=tests.gpu.parts.Synced", "trainer.clip_grad_norm=1.0", "amp=bf16", "trainer.max_steps=100"]
     rig.train(
         *[*arguments, f"trainer.log_every_steps={periods['log']}", f"checkpoint.every_steps={periods['save']}"],
-        *[f"trainer.evaluate_every_steps={periods['evaluate']}", "hydra.run.dir=run"],
+        *[f"evaluation.every_steps={periods['evaluate']}", "hydra.run.dir=run"],
     )
     for rank in range(rig.ranks):
         lines = rig.folder(f"syncs_{rank}.jsonl").read_text().splitlines()
@@ -283,7 +283,7 @@ def test_evaluations_keep_no_memory(rig: Rig) -> None:
     """64 evaluations in one run, each with batches of its own on the copy stream: what the allocator has reserved must not grow after the
     first 16."""
     arguments = [*rig.convnet, "model._target_=tests.gpu.parts.Weighed", "trainer.max_steps=128", "trainer.log_every_steps=64"]
-    rig.train(*arguments, "trainer.evaluate_every_steps=2", "data.eval_batch_size=250", "hydra.run.dir=run")
+    rig.train(*arguments, "evaluation.every_steps=2", "evaluation.batch_size=250", "hydra.run.dir=run")
     batches = len(rig.folder("memory_0.jsonl").read_text().split()) // 64
     assert len(metrics(rig.folder("run"), "eval")) == 64
     for rank in range(rig.ranks):
@@ -304,7 +304,7 @@ def test_memory_that_is_not_there_is_named(rig: Rig) -> None:
     assert done.output.count("The run failed: ") == 1, done.output
     if rig.is_cuda:
         assert found["error"] == "OutOfMemoryError", done.output
-        assert "data.micro_batch_size" in found["fix"], done.output
+        assert "loader.micro_batch_size" in found["fix"], done.output
     else:
         assert "can't allocate memory" in found["message"], done.output
 

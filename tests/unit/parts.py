@@ -10,8 +10,8 @@ from hydra import compose, initialize_config_dir
 
 from ddp_train.checkpoint.catalog import Ranking
 from ddp_train.checkpoint.save import Saver
-from ddp_train.cli.main import CONF
-from ddp_train.config.check import RunConfig, check
+from ddp_train.config.check import CONF, check
+from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.training.build import build
 from ddp_train.training.components import Components
@@ -33,7 +33,7 @@ def checked(*overrides: str, base: list[str] = TINY) -> RunConfig:
 def components(*overrides: str, base: list[str] = TINY) -> Components:
     """Build a small run's components."""
     run = checked(*overrides, base=base)
-    return build(run.tree, run.batch, alone())
+    return build(run, alone())
 
 
 def trainer(parts: Components, state: TrainState | None = None, world: World | None = None, **changes: Any) -> Trainer:

@@ -10,13 +10,13 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from ddp_train.config.batch_sizes import BatchSizes
-from ddp_train.config.check import RunConfig
 from ddp_train.job import Job
 from ddp_train.metrics import console as console_module
 from ddp_train.metrics.console import Console
@@ -109,8 +109,8 @@ def test_the_jobs_of_a_sweep_can_be_told_apart_in_tensorboard(tmp_path: Path) ->
 
 def test_the_hyper_parameters_are_what_was_typed(tmp_path: Path) -> None:
     typed = ["optimizer.lr=1e-1", "+model.depth=3", "model=mlp", "~metrics.tensorboard", "hydra.run.dir=x", "name=null", "experiment=mine"]
-    tree = {"optimizer": {"lr": 0.1, "eps": 1e-8}, "model": {"depth": 3}, "name": None, "seed": 1}
-    config = RunConfig(tree=tree, batch=BatchSizes(global_batch_size=1, micro_batch_size=1, grad_accum_steps=1, world_size=1))
+    tree: Any = {"optimizer": {"lr": 0.1, "eps": 1e-8}, "model": {"depth": 3}, "name": None, "seed": 1}
+    config: Any = SimpleNamespace(tree=tree)
     job = Job(config=config, run_folder=RunFolder(tmp_path), command=[], overrides=typed)
     expected = {"optimizer.lr": 0.1, "model.depth": 3, "model": "mlp", "name": "null", "experiment": "mine"}
     assert job.hyper_parameters() == expected

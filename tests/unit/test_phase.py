@@ -7,7 +7,7 @@ from tests.unit.parts import components, trainer
 
 
 def test_the_loop_says_every_phase_of_every_step() -> None:
-    parts = components("trainer.max_steps=2", "data.eval_batch_size=16")
+    parts = components("trainer.max_steps=2", "evaluation.batch_size=16")
     assert parts.eval_loader is not None
     tracker, heard = PhaseTracker(), []
     tracker.listen(lambda phase, step: heard.append((phase, step)))

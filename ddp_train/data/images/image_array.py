@@ -86,7 +86,7 @@ class ImageArray:
         """Keep the images and labels on a device from now on: batches are gathered, normalised and augmented there."""
         if not isinstance(self._images, torch.Tensor):
             raise ConfigError(
-                key="data.on_device", happened="the images are read from files", expected="images in memory", fix="data.in_memory=true"
+                key="loader.on_device", happened="the images are read from files", expected="images in memory", fix="data.in_memory=true"
             )
         self._device_images, self._device_labels = self._images.to(device), torch.tensor(self._labels, device=device)
         self._scale_C11, self._black_C11 = self._scale_C11.to(device), self._black_C11.to(device)

@@ -88,7 +88,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
     records: dict[str, list[dict[str, Any]]] = {"whole": [], "parts": []}
 
     def train_to(last: int, name: str, state: TrainState, *, load: Path | None = None) -> Components:
-        parts = components(*noisy, f"trainer.max_steps={last}", "trainer.evaluate_every_steps=5", base=[*TINY[:1], *FEW])
+        parts = components(*noisy, f"trainer.max_steps={last}", "evaluation.every_steps=5", base=[*TINY[:1], *FEW])
         if load:
             assert saved_state.load(load, parts, state, alone())
         trainer(parts, state, evaluate_every_steps=5, write=records[name].append).train()

@@ -42,7 +42,7 @@ def resume(run: Path, *overrides: str, checkpoint: str | None = None) -> Job:
         (),
         ("cluster.walltime=60",),  # a script that starts it again until it is done
         ("optimizer.lr=0.1", "trainer.max_steps=20"),
-        ("evaluate.save_predictions=true", "data.eval_batch_size=7"),
+        ("evaluation.save_predictions=true", "evaluation.batch_size=7"),
         ("trainer.max_steps=10", "model.num_classes=auto"),  # which it has by now
         ("model.num_classes=10",),
     ],
@@ -56,8 +56,8 @@ def test_what_has_an_effect_on_a_run_that_is_done_is_accepted(run: Path, overrid
     [
         (("optimizer.lr=0.1",), "optimizer.lr=0.1 would change nothing"),
         (("trainer.max_steps=9",), "trainer.max_steps=9 would change nothing"),
-        (("data.eval_batch_size=7",), "data.eval_batch_size=7 would"),
-        (("cluster.walltime=60", "evaluate.save_predictions=true", "seed=2"), "taken: seed=2 would"),
+        (("evaluation.batch_size=7",), "evaluation.batch_size=7 would"),
+        (("cluster.walltime=60", "evaluation.save_predictions=true", "seed=2"), "taken: seed=2 would"),
     ],
 )
 def test_what_would_have_none_is_refused_with_what_to_type(run: Path, overrides: tuple[str, ...], named: str) -> None:
@@ -75,8 +75,8 @@ def test_from_an_earlier_checkpoint_a_run_that_is_done_goes_on_with_anything(run
 
 
 def test_predictions_that_are_asked_for_afterwards_are_saved_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = resume(run, "evaluate.save_predictions=true")
-    parts, state = components("evaluate.save_predictions=true"), TrainState(step=10)
+    job = resume(run, "evaluation.save_predictions=true")
+    parts, state = components("evaluation.save_predictions=true"), TrainState(step=10)
     for _ in range(2):
         _make_up_for_predictions(job, parts, state, alone(), PhaseTracker())
     assert len(np.load(run / "predictions/step_00000010/prediction.npy")) == 101

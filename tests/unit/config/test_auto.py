@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ddp_train.cli import saved_run
 from ddp_train.config import auto
-from ddp_train.config.check import ConfigErrors, RunConfig
+from ddp_train.config.check import ConfigErrors
+from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes, record_answers
 from ddp_train.errors import ConfigError
 from ddp_train.run_folder.paths import RunFolder

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
-from ddp_train.cli.main import CONF
-from ddp_train.config.cluster import (
-    ALONE,
-    Meeting,
-    environment_of,
-    max_restarts,
-    meeting,
-    node_range,
-    processes_given,
-    seconds_of,
-    stops_at,
-)
+from ddp_train.config.check import CONF
+from ddp_train.config.cluster import ALONE, Meeting, environment_of, max_restarts, meeting, processes_given, stops_at
+from ddp_train.config.schema import ClusterConfig, node_range, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.launch.torchrun import rendezvous_options
 
-NOTHING: dict[str, Any] = dict.fromkeys(
-    ("nodes", "node_rank", "rendezvous_endpoint", "rendezvous_id", "rendezvous_backend", "max_restarts", "processes_per_node", "env")
-)
+SILENT = ClusterConfig(**{**yaml.safe_load((CONF / "cluster/local.yaml").read_text()), "nodes": None, "max_restarts": None})
+"""A section that leaves to the environment what it can."""
 
 
 def found(environment: dict[str, str], **cluster: Any) -> Meeting:
-    return meeting({**NOTHING, **cluster}, environment)
+    return meeting(replace(SILENT, **cluster), environment)
 
 
 @pytest.mark.parametrize(
@@ -84,20 +75,20 @@ def test_a_range_of_nodes() -> None:
 
 def test_an_operators_restarts_and_processes_are_taken_where_the_config_has_none() -> None:
     environment = {"PET_MAX_RESTARTS": "7", "PET_NPROC_PER_NODE": "4"}
-    assert (max_restarts(NOTHING, environment), processes_given(NOTHING, environment)) == (7, 4)
-    ours = {**NOTHING, "max_restarts": 0, "processes_per_node": 2}
+    assert (max_restarts(SILENT, environment), processes_given(SILENT, environment)) == (7, 4)
+    ours = replace(SILENT, max_restarts=0, processes_per_node=2)
     assert (max_restarts(ours, environment), processes_given(ours, environment)) == (0, 2)
-    assert processes_given(NOTHING, {"PET_NPROC_PER_NODE": "auto"}) is None
+    assert processes_given(SILENT, {"PET_NPROC_PER_NODE": "auto"}) is None
 
 
 def test_values_of_the_environment_become_text() -> None:
-    cluster = {"env": {"A": 1, "B": True, "C": False, "D": "x", "E": None, "F": 0.5}}
-    assert environment_of(cluster) == {"A": "1", "B": "1", "C": "0", "D": "x", "F": "0.5"}
+    env = {"A": 1, "B": True, "C": False, "D": "x", "E": None, "F": 0.5}
+    assert environment_of(env) == {"A": "1", "B": "1", "C": "0", "D": "x", "F": "0.5"}
 
 
 @pytest.mark.parametrize("preset", ["aws_p4d_efa", "aws_p5_efa"])
 def test_the_presets_for_efa_fit_pods_and_older_installers(preset: str) -> None:
-    found = environment_of(yaml.safe_load((CONF / f"cluster/{preset}.yaml").read_text()))
+    found = environment_of(yaml.safe_load((CONF / f"cluster/{preset}.yaml").read_text())["env"])
     assert found["NCCL_SOCKET_IFNAME"] == "^docker,lo,veth"
     assert found["FI_EFA_SET_CUDA_SYNC_MEMOPS"] == "0"
 
@@ -126,10 +117,10 @@ def test_a_walltime_is_read_as_slurm_writes_it() -> None:
 
 
 def test_a_run_stops_so_long_before_its_time_is_up_as_saving_may_take() -> None:
-    cluster = {"walltime": "00:10:00", "grace_s": 30}
+    cluster = replace(SILENT, walltime="00:10:00", grace_s=30)
     slurm = {"SLURM_JOB_END_TIME": "5000"}
     assert stops_at(cluster, slurm, started=1000.0, now=1001.0) == 1570.0
-    cluster["walltime"] = None  # type: ignore[assignment]
+    cluster = replace(cluster, walltime=None)
     assert stops_at(cluster, slurm, started=1000.0, now=1001.0) == 4970.0
     assert stops_at(cluster, slurm, started=1000.0, now=5001.0) is None  # of an allocation that is over
     assert stops_at(cluster, {}, started=1000.0, now=1001.0) is None

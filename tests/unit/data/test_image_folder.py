@@ -149,7 +149,7 @@ def test_a_senseless_argument_is_named(tmp_path, changes):
 
 def test_a_split_that_is_not_there_is_told_with_those_that_are(tmp_path):
     write_image_tree(tmp_path, splits=("train", "val"))
-    typed = ["data=image_folder", f"data.root={tmp_path}", "data.num_workers=0", "model=mlp", "~metrics.tensorboard"]
+    typed = ["data=image_folder", f"data.root={tmp_path}", "loader.num_workers=0", "model=mlp", "~metrics.tensorboard"]
     with pytest.raises(DataError) as raised:
         components(*typed, base=[])
     assert raised.value.key == "data.eval.split"

@@ -73,7 +73,7 @@ class Weighing(Classification):
 def test_few_micro_batches_are_on_the_device_at_a_time(
     copies: list[weakref.ref[Tensor]], monkeypatch: pytest.MonkeyPatch, objective: Classification, most: int
 ) -> None:
-    parts = components("data.micro_batch_size=4", "trainer.grad_accum_steps=8", "trainer.max_steps=2", "trainer.evaluate_every_steps=9")
+    parts = components("loader.micro_batch_size=4", "trainer.grad_accum_steps=8", "trainer.max_steps=2", "evaluation.every_steps=9")
     parts.objective, parts.eval_loader = objective, None
     monkeypatch.setattr(loop, "copied_ahead", lambda stream, world_device: device_copy.copied_ahead(stream, CUDA))
     alive: list[int] = []

@@ -158,7 +158,7 @@ def read(source: Numbers, *, workers: int, skips: bool = False, world_size: int 
 def test_an_error_of_one_sample_names_it_and_its_file(workers: int) -> None:
     with pytest.raises(ValueError, match="this is no number") as caught:
         read(Damaged(32, bad=[7]), workers=workers)
-    assert caught.value.__notes__[0].startswith("sample 7 (file_7.txt); data.on_bad_sample=skip ")
+    assert caught.value.__notes__[0].startswith("sample 7 (file_7.txt); loader.on_bad_sample=skip ")
     assert workers == 0 or "in batch" in caught.value.__notes__[1]  # the traceback there
 
 

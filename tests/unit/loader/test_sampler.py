@@ -207,7 +207,7 @@ def test_weights_that_cannot_be_drawn_by_are_refused(tmp_path: Path, weights: ND
     np.save(tmp_path / "weights.npy", weights)
     with pytest.raises(DataError, match=message) as caught:
         read_weights(str(tmp_path / "weights.npy"), 100)
-    assert caught.value.key == "data.sample_weights"
+    assert caught.value.key == "loader.sample_weights"
 
 
 def test_weights_are_whole_numbers_too_and_a_missing_or_foreign_file_is_named(tmp_path: Path) -> None:
@@ -223,10 +223,10 @@ def test_weights_are_whole_numbers_too_and_a_missing_or_foreign_file_is_named(tm
 @pytest.mark.parametrize(
     ("source", "changes", "message"),
     [
-        (Sentences(), {"sampling": "balanced"}, "data.sampling: is balanced, but Sentences does not tell the classes"),
+        (Sentences(), {"sampling": "balanced"}, "loader.sampling: is balanced, but Sentences does not tell the classes"),
         (Sentences(labels=np.zeros(99, int)), {"sampling": "balanced"}, r"Sentences.labels is int64 \(99,\)"),
         (Sentences(labels=np.zeros(100)), {"sampling": "balanced"}, "Sentences.labels is float64"),
-        (Sentences(), {"bucket_batches": 4}, "data.bucket_batches: is given, but Sentences does not tell the lengths"),
+        (Sentences(), {"bucket_batches": 4}, "loader.bucket_batches: is given, but Sentences does not tell the lengths"),
         (Sentences(lengths=np.zeros(99)), {"bucket_batches": 4}, r"Sentences.lengths is float64 \(99,\)"),
         (
             Sentences(labels=np.arange(100) % 60),
@@ -263,22 +263,22 @@ def test_images_tell_their_labels() -> None:
 
 def test_the_keys_of_the_config_choose_the_draw(tmp_path: Path) -> None:
     np.save(tmp_path / "weights.npy", np.r_[np.ones(3), np.zeros(637)])
-    order = components("data.sampling=weighted", f"data.sample_weights={tmp_path}/weights.npy").train_loader.order
+    order = components("loader.sampling=weighted", f"loader.sample_weights={tmp_path}/weights.npy").train_loader.order
     assert set(order.indices(0, 0, 640).tolist()) == {0, 1, 2}
-    order = components("data.sampling=balanced", "data.drop_last=true").train_loader.order
+    order = components("loader.sampling=balanced", "loader.drop_last=true").train_loader.order
     assert np.bincount(order.indices(0, 0, 30) % 10).tolist() == [3] * 10
-    with pytest.raises(ConfigError, match=r"data\.bucket_batches: is given, but SyntheticImages"):
-        components("data.bucket_batches=4")
+    with pytest.raises(ConfigError, match=r"loader\.bucket_batches: is given, but SyntheticImages"):
+        components("loader.bucket_batches=4")
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.sampling=weighted"], "data.sample_weights: is not given"),
-        (["data.sample_weights=w.npy"], "data.sample_weights: is given, but data.sampling is shuffled"),
-        (["data.sampling=balanced", "data.sample_weights=w.npy"], "is given, but data.sampling is balanced"),
-        (["data.sampling=wieghted"], "fix: data.sampling=weighted"),
-        (["data.bucket_batches=0"], "data.bucket_batches: is 0"),
+        (["loader.sampling=weighted"], "loader.sample_weights: is not given"),
+        (["loader.sample_weights=w.npy"], "loader.sample_weights: is given, but loader.sampling is shuffled"),
+        (["loader.sampling=balanced", "loader.sample_weights=w.npy"], "is given, but loader.sampling is balanced"),
+        (["loader.sampling=wieghted"], "fix: loader.sampling=weighted"),
+        (["loader.bucket_batches=0"], "loader.bucket_batches: is 0"),
     ],
 )
 def test_keys_that_do_not_fit_are_refused_before_anything_starts(overrides: list[str], message: str) -> None:

@@ -231,11 +231,11 @@ def test_a_run_over_a_stream_of_unknown_length_needs_a_number_of_steps() -> None
     base += ["~data.eval.split", "~data.eval.num_samples", "+data.eval.length=10", "model.image_shape=[1,1,1]", "model.num_classes=2"]
     with pytest.raises(ConfigError, match=r"trainer.max_steps: is null, and Counting does not say how many samples it has"):
         components(base=base)
-    with pytest.raises(ConfigError, match=r"trainer.evaluate_every_steps: is null"):
+    with pytest.raises(ConfigError, match=r"evaluation.every_steps: is null"):
         components("trainer.max_steps=5", base=base)
-    with pytest.raises(ConfigError, match=r"data.on_bad_sample: is skip, and the data is a stream"):
-        components("data.on_bad_sample=skip", base=base)
-    built = components("trainer.max_steps=5", "trainer.evaluate_every_steps=5", base=base)
+    with pytest.raises(ConfigError, match=r"loader.on_bad_sample: is skip, and the data is a stream"):
+        components("loader.on_bad_sample=skip", base=base)
+    built = components("trainer.max_steps=5", "evaluation.every_steps=5", base=base)
     assert (built.total_steps, built.train_loader.order.epoch_size) == (5, None)
 
 
@@ -261,9 +261,9 @@ def test_hugging_face_samples_are_tensors_and_fields_choose_among_them(tmp_path:
 
 
 def test_fields_that_are_not_there_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"data.fields: a sample has image, label\n.*a dict with image, target"):
+    with pytest.raises(ConfigError, match=r"loader.fields: a sample has image, label\n.*a dict with image, target"):
         collate([{"image": 1, "label": 2}], ["image", "target"])
-    with pytest.raises(ConfigError, match=r"data.fields: a sample is a int"):
+    with pytest.raises(ConfigError, match=r"loader.fields: a sample is a int"):
         collate([1], ["image"])
 
 

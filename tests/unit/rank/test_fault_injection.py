@@ -22,7 +22,7 @@ def injected(tmp_path: Path, **fault: Any) -> tuple[PhaseTracker, torch.nn.Modul
     """Return the tracker of a run of one rank with one fault, and the model."""
     text = ",".join(f"{name}:{value}" for name, value in fault.items())
     parts, tracker = components(), PhaseTracker()
-    inject(checked("debug=faults", f"debug.faults=[{{{text}}}]").tree["debug"]["faults"], tracker, parts, alone(), RunFolder(tmp_path))
+    inject(checked("debug=faults", f"debug.faults=[{{{text}}}]").debug.faults, tracker, parts, alone(), RunFolder(tmp_path))
     return tracker, parts.model
 
 

@@ -26,7 +26,7 @@ def test_the_default_device_is_put_back_and_torch_is_not_slower_for_it() -> None
 def test_a_deterministic_job_refuses_what_is_not_and_leaves_the_next_one_as_it_was() -> None:
     baseline = Baseline()
     torch.backends.cudnn.benchmark = True
-    os.environ.update(environment_of({"env": {}}, deterministic=True))
+    os.environ.update(environment_of({}, deterministic=True))
     be_deterministic()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert not torch.backends.cudnn.benchmark
@@ -90,9 +90,9 @@ def test_a_precision_that_was_there_before_the_first_job_stays() -> None:
 
 
 def test_what_the_user_says_of_cublas_and_nccl_wins() -> None:
-    assert environment_of({"env": {}}, deterministic=True) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS"}
-    environment = environment_of({"env": {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}}, deterministic=True)
+    assert environment_of({}, deterministic=True) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS"}
+    environment = environment_of({"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}, deterministic=True)
     assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}
-    environment = environment_of({"env": {}}, deterministic=True, given={"NCCL_ALGO": "Tree", "CUBLAS_WORKSPACE_CONFIG": ":0:0"})
+    environment = environment_of({}, deterministic=True, given={"NCCL_ALGO": "Tree", "CUBLAS_WORKSPACE_CONFIG": ":0:0"})
     assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert environment_of({"env": {}}) == {}
+    assert environment_of({}) == {}

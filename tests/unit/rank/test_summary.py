@@ -16,7 +16,7 @@ from tests.unit.parts import checked
 
 def plan(*overrides: str, frozen: bool = False) -> str:
     run = checked(*overrides)
-    parts = build(run.tree, run.batch, alone())
+    parts = build(run, alone())
     if frozen:
         next(parts.model.parameters()).requires_grad_(False)
     return summary.plan(Job(config=run, run_folder=RunFolder(Path()), command=[], overrides=[]), parts, TrainState())

@@ -44,7 +44,7 @@ def test_a_stack_is_described_by_what_goes_on_and_the_innermost_line_that_is_no_
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "data.micro_batch_size"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "loader.micro_batch_size"),
         (RuntimeError("something else"), ""),
     ],
 )

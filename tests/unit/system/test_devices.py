@@ -182,10 +182,11 @@ def test_a_driver_without_a_usable_gpu_is_told(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert devices.resolve_device("auto") == "cpu"
     assert devices.why_none() == why
-    tree = {"cluster": {"device": "auto"}}
-    job: Any = SimpleNamespace(run_folder=SimpleNamespace(shown=lambda: "there"), config=SimpleNamespace(tree=tree, batch="8"))
+    job: Any = SimpleNamespace(
+        run_folder=SimpleNamespace(shown=lambda: "there"), config=SimpleNamespace(cluster=SimpleNamespace(device="auto"), batch="8")
+    )
     assert (f"warning  no GPU is used: {why} (cluster=cpu: on purpose)\n" in opening(job, alone())) == bool(why)
-    tree["cluster"]["device"] = "cpu"
+    job.config.cluster.device = "cpu"
     assert "warning" not in opening(job, alone())
 
 

@@ -27,7 +27,7 @@ from tests.unit.parts import checked, components, saved
 def checkpoints(run_folder: RunFolder, parts: Components, state: TrainState, **changes: Any) -> Checkpoints:
     """Return those of a run on one rank, which records its events and no numbers."""
     config = checked()
-    settings: dict[str, Any] = {"keep": retention(config.tree["checkpoint"], parts), "records": Records(run_folder, alone(), list)}
+    settings: dict[str, Any] = {"keep": retention(config.checkpoint, parts), "records": Records(run_folder, alone(), list)}
     settings |= {"tracker": PhaseTracker(), "agree": lambda is_due: is_due} | changes
     return Checkpoints(config=config, run_folder=run_folder, components=parts, state=state, world=alone(), **settings)
 

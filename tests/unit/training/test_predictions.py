@@ -31,7 +31,7 @@ def evaluated(parts: Components, folder: Path, **changes: Any) -> dict[str, floa
 
 
 def test_each_sample_has_its_row_and_they_say_what_the_metrics_say(tmp_path: Path) -> None:
-    parts = components("data.eval_batch_size=8")  # 101 = 12 x 8 + 5
+    parts = components("evaluation.batch_size=8")  # 101 = 12 x 8 + 5
     assert parts.eval_loader is not None
     metrics = evaluated(parts, tmp_path / "step_00000003")
     found = {path.stem: np.load(path, mmap_mode="r") for path in (tmp_path / "step_00000003").iterdir()}
@@ -99,8 +99,8 @@ def test_a_full_disk_is_an_error_and_nothing_half_is_left(tmp_path: Path, monkey
         return plain(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", fills_up)
-    with pytest.raises(OSError, match=r"step_00000003 was not saved \(evaluate.save_predictions\).*rank 0.*No space left"):
-        evaluated(components("data.eval_batch_size=8"), tmp_path / "step_00000003")
+    with pytest.raises(OSError, match=r"step_00000003 was not saved \(evaluation.save_predictions\).*rank 0.*No space left"):
+        evaluated(components("evaluation.batch_size=8"), tmp_path / "step_00000003")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -143,10 +143,10 @@ class Mute:
 def test_an_objective_that_cannot_predict_is_refused_when_it_should() -> None:
     mute = ["objective._target_=tests.unit.training.test_predictions.Mute", "~objective.label_smoothing"]
     with pytest.raises(ConfigError, match="objective Mute cannot say what it found for each sample"):
-        components(*mute, "evaluate.save_predictions=true")
+        components(*mute, "evaluation.save_predictions=true")
     components(*mute)
 
 
 def test_predictions_of_no_evaluation_are_refused() -> None:
-    with pytest.raises(Exception, match=r"evaluate.save_predictions: is true, but data.eval is null"):
-        components("evaluate.save_predictions=true", "data.eval=null", base=["model=mlp"])
+    with pytest.raises(Exception, match=r"evaluation.save_predictions: is true, but data.eval is null"):
+        components("evaluation.save_predictions=true", "data.eval=null", base=["model=mlp"])

@@ -103,7 +103,7 @@ def test_a_stream_goes_on_as_if_nothing_had_been_read() -> None:
         "~data.noise",
         "~data.seed",
     ]
-    sizes = ["~data.num_samples", "~data.eval.num_samples", "trainer.max_steps=5", "trainer.evaluate_every_steps=2"]
+    sizes = ["~data.num_samples", "~data.eval.num_samples", "trainer.max_steps=5", "evaluation.every_steps=2"]
     model = ["model.image_shape=[3,16,16]", "model.num_classes=10"]
 
     def trained(sanity_check: bool) -> list[Record]:
@@ -171,7 +171,7 @@ def test_samples_that_the_objective_does_not_understand_are_shown_with_the_way_o
     said = refusal(parts)
     assert said.startswith("data, objective: the first training batch fails: ValueError: too many values to unpack (expected 2")
     assert "{image: float32 [32, 3], mask: float32 [1], label: float32 [1]}" in said
-    assert "was not called yet" in said and "fix: data.fields=[image,mask,label]" in said
+    assert "was not called yet" in said and "fix: loader.fields=[image,mask,label]" in said
 
 
 class Score(Classification):
@@ -225,7 +225,7 @@ def test_a_label_out_of_range_anywhere_in_the_data_is_named_before_the_first_ste
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_a_label_out_of_range_that_training_meets_later_is_named_with_its_sample(split: str) -> None:
-    parts = components("trainer.max_steps=20", "data.eval_batch_size=32")
+    parts = components("trainer.max_steps=20", "evaluation.batch_size=32")
     loader: Any = parts.train_loader if split == "train" else parts.eval_loader
     wrong = int(loader.sample_ids(64, 0)[5] if split == "train" else loader.sample_ids(2)[5])
     read = loader.source.batch
@@ -265,7 +265,7 @@ class Mine(Classification):
 @pytest.mark.parametrize("micro_batch_size", [1, 7, 32])
 def test_a_loss_that_is_a_mean_is_refused(micro_batch_size: int) -> None:
     model = Moody() if micro_batch_size > 1 else Outputs()
-    parts = with_model(model, f"data.micro_batch_size={micro_batch_size}")
+    parts = with_model(model, f"loader.micro_batch_size={micro_batch_size}")
     parts.objective = Mine(F.cross_entropy)
     assert "objective: Mine.loss gives a mean" in refusal(parts)
 
@@ -293,14 +293,14 @@ def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
     ],
 )
 def test_sums_and_what_is_neither_are_trained_on(objective: Any) -> None:
-    parts = components("data.micro_batch_size=7", "trainer.max_steps=1", "data.eval=null")
+    parts = components("loader.micro_batch_size=7", "trainer.max_steps=1", "data.eval=null")
     parts.objective = objective
     assert len(run(parts)) == 1
 
 
 def test_masked_tokens_are_trained_on_also_where_a_batch_has_none_that_count() -> None:
     for size in (1, 5):
-        run(ragged_components("trainer.global_batch_size=5", f"data.micro_batch_size={size}", "trainer.max_steps=1"))
+        run(ragged_components("trainer.global_batch_size=5", f"loader.micro_batch_size={size}", "trainer.max_steps=1"))
 
 
 def test_no_tensor_of_the_check_is_kept() -> None:

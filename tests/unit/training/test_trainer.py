@@ -40,7 +40,7 @@ def gradient_of_one_step(parts: Components) -> Tensor:
     return torch.cat(noted)
 
 
-@pytest.mark.parametrize("accumulation", ["trainer.grad_accum_steps=null", "data.micro_batch_size=8", "data.micro_batch_size=7"])
+@pytest.mark.parametrize("accumulation", ["trainer.grad_accum_steps=null", "loader.micro_batch_size=8", "loader.micro_batch_size=7"])
 def test_the_gradient_is_the_mean_over_the_global_batch_whatever_the_micro_batches(accumulation: str) -> None:
     parts = components("trainer.global_batch_size=30", accumulation)
     inputs, labels = parts.train_loader.source.batch(parts.train_loader.order.indices(0, 0, 30))
@@ -84,7 +84,7 @@ def ragged_components(*overrides: str) -> Components:
 
 
 def test_masked_tokens_are_weighted_exactly_over_uneven_micro_batches() -> None:
-    parts = ragged_components("trainer.global_batch_size=12", "data.micro_batch_size=5")
+    parts = ragged_components("trainer.global_batch_size=12", "loader.micro_batch_size=5")
     tokens, targets = parts.train_loader.source.batch(parts.train_loader.order.indices(0, 0, 12))
     mean = nn.functional.cross_entropy(parts.model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
     expected = torch.autograd.grad(mean, list(parts.model.parameters()))
@@ -128,7 +128,7 @@ def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_o
     group_of_one: None, settings: dict[str, bool], is_kept: bool
 ) -> None:
     """The one of two ranks: what a forward finds from the micro-batch before it."""
-    parts = components("data.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3", "trainer.evaluate_every_steps=9")
+    parts = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3", "evaluation.every_steps=9")
     parts.eval_loader = None
     parts.module = nn.parallel.DistributedDataParallel(parts.model, **({"gradient_as_bucket_view": True} | settings))
     found: list[tuple[int, bool]] = []
@@ -153,7 +153,7 @@ def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_o
 
 def test_that_gradients_stay_in_place_changes_no_step(group_of_one: None) -> None:
     def losses(**settings: bool) -> list[float]:
-        parts, records = components("data.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3"), list[Record]()
+        parts, records = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3"), list[Record]()
         parts.module = nn.parallel.DistributedDataParallel(parts.model, gradient_as_bucket_view=True, **settings)
         torch.manual_seed(0)
         world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
@@ -186,9 +186,9 @@ class Counting(World):
 @pytest.mark.parametrize("is_known", [True, False])
 def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_known(is_known: bool) -> None:
     parts = (
-        components("trainer.global_batch_size=12", "data.micro_batch_size=5")
+        components("trainer.global_batch_size=12", "loader.micro_batch_size=5")
         if is_known
-        else ragged_components("trainer.global_batch_size=12", "data.micro_batch_size=5")
+        else ragged_components("trainer.global_batch_size=12", "loader.micro_batch_size=5")
     )
     world = Counting(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"))
     parts.module.register_forward_hook(lambda module, inputs, outputs: world.events.append("forward"))
@@ -241,7 +241,7 @@ def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None) -
 
 
 def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ragged_components("trainer.max_steps=8", "trainer.global_batch_size=2", "data.on_bad_sample=skip")  # with weights to be read
+    parts = ragged_components("trainer.max_steps=8", "trainer.global_batch_size=2", "loader.on_bad_sample=skip")  # with weights to be read
     reads, reads_of_log_steps, records = list[str](), list[int](), list[Record]()
     for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
         read = getattr(Tensor, name)

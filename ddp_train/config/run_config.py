@@ -1,0 +1,91 @@
+"""One run's configuration, checked and typed: what every rank receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ddp_train.config import auto
+from ddp_train.config.batch_sizes import BatchSizes
+from ddp_train.config.schema import (
+    ROOT_KEYS,
+    SECTIONS,
+    TARGETS,
+    CheckpointConfig,
+    ClusterConfig,
+    DebugConfig,
+    EvaluationConfig,
+    FaultConfig,
+    HealthConfig,
+    LoaderConfig,
+    RootConfig,
+    SweepConfig,
+    TrainerConfig,
+)
+from ddp_train.config.tree import sha256
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(RootConfig):
+    """One run's configuration: everything resolved, our own sections typed, the nodes of components as plain containers."""
+
+    loader: LoaderConfig
+    trainer: TrainerConfig
+    evaluation: EvaluationConfig
+    health: HealthConfig
+    checkpoint: CheckpointConfig
+    cluster: ClusterConfig
+    sweep: SweepConfig
+    debug: DebugConfig
+
+    data: dict[str, Any]  # the data set's arguments, and `eval`: those that differ for evaluation, or None
+    model: dict[str, Any]
+    objective: dict[str, Any]
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any]
+    amp: dict[str, Any]
+    strategy: dict[str, Any]
+    metrics: dict[str, dict[str, Any] | None]
+
+    tree: dict[str, Any]  # all of it as it is written to config.yaml, hashed and compared
+    batch: BatchSizes
+
+    @classmethod
+    def of(cls, tree: dict[str, Any], batch: BatchSizes) -> RunConfig:
+        """Return the typed form of a tree that was checked."""
+        root = {key: tree[key] for key in ROOT_KEYS}
+        parts = {name: tree[name] for name in (*TARGETS, "metrics")}
+        return cls(**root, **typed_sections({name: tree[name] for name in SECTIONS}), **parts, tree=tree, batch=batch)
+
+    def yaml(self, answers: Mapping[str, Any] | None = None) -> str:
+        """Return config.yaml.
+
+        Args:
+            answers: what its `auto`s have come to, by their keys; the file has them in their places, and lists the keys under `auto`.
+        """
+        if not answers:
+            return self._yaml
+        return OmegaConf.to_yaml(OmegaConf.create({**auto.put(self.tree, "", answers), ANSWERED: list(answers)}))
+
+    @cached_property
+    def _yaml(self) -> str:
+        return OmegaConf.to_yaml(OmegaConf.create(self.tree))
+
+    def hash(self) -> str:
+        """Return the sha256 of what was composed: the same on all ranks and in all attempts, whatever the `auto`s come to."""
+        return sha256(self.yaml())
+
+
+ANSWERED = "auto"
+"""Where config.yaml lists the keys that were `auto`."""
+
+
+def typed_sections(sections: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
+    """Return our own sections as their dataclasses, by name, without those that are None."""
+    made = {name: SECTIONS[name](**values) for name, values in sections.items() if values is not None and name != "debug"}
+    debug = sections.get("debug")
+    return made if debug is None else {**made, "debug": DebugConfig(faults=[FaultConfig(**fault) for fault in debug["faults"]])}
