@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train.distributed import attempt as rendezvous
+from ddp_train.distributed import attempt
 from ddp_train.distributed.store import join_store, join_store_again, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, UserError
 from ddp_train.job import Job
@@ -79,7 +79,7 @@ class Group:
         recalled = self._recalled = restart_note.recall()
         if recalled and self._rank == 0 and handover.JOB in os.environ:  # before any rank of this attempt can fail
             self._clear(recalled.folder)
-        self._attempt = rendezvous.meet(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
+        self._attempt = attempt.meet(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
         if self._attempt.remembered and self._rank == 0 and handover.JOB not in os.environ:
             self._clear(self._attempt.remembered)
 
@@ -105,7 +105,7 @@ class Group:
 
     def leave(self) -> None:
         """Leave when all processes have ended well."""
-        rendezvous.leave(self._attempt.store, self._rank, self._size)
+        attempt.leave(self._attempt.store, self._rank, self._size)
 
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""

@@ -70,14 +70,15 @@ class Failure:
     def record(self, run_folder: RunFolder, *, seconds: float = 0.0) -> bool:
         """Write failure.json and result.json unless another rank was earlier; tell whether this one was first.
 
-        Never raises: on a full disk, say, which may be the very failure, nothing is written, and this one counts as the first.
+        Never raises. On a full disk, say, which may be the very failure, nothing is written, and it is the first where no report is there.
         """
+        is_first = not os.path.exists(run_folder.failure)  # unlike Path.exists it never raises
         with suppress(OSError):
-            if not create_json(run_folder.failure, asdict(self)):
-                return False
-            result = Result(status=Status.FAILED, step=self.step, seconds=round(seconds, 3), error=f"{self.error}: {self.message}")
-            result.write(run_folder.result)
-        return True
+            is_first = create_json(run_folder.failure, asdict(self))
+            if is_first:
+                result = Result(status=Status.FAILED, step=self.step, seconds=round(seconds, 3), error=f"{self.error}: {self.message}")
+                result.write(run_folder.result)
+        return is_first
 
     def line(self, most: int) -> str:
         """Return the error and its message as one line, cut after so many characters."""

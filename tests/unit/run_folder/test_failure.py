@@ -110,7 +110,9 @@ def test_a_rank_that_the_watchdog_of_nccl_ended_is_shown_with_the_reason(tmp_pat
     assert failure.native_words(run_folder, 1, 8) == failure.native_words(run_folder, 2, 9) == ""
 
 
-def test_a_failure_that_cannot_be_written_counts_as_the_first_and_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_cannot_be_written_raises_nothing_and_is_the_first_where_no_report_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*given: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -121,5 +123,7 @@ def test_a_failure_that_cannot_be_written_counts_as_the_first_and_raises_nothing
     assert not list(tmp_path.iterdir())
     assert found.record(run_folder, seconds=1.0)
     assert not found.record(run_folder, seconds=2.0)
+    monkeypatch.setattr(os, "fsync", full)
+    assert not found.record(run_folder, seconds=3.0)
     result = run_folder.read_result()
     assert result is not None and (result.status, result.seconds) == (Status.FAILED, 1.0)

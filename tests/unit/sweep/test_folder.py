@@ -1,0 +1,65 @@
+"""sweep.json, and what is taken over from the result.json of each job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddp_train.errors import ConfigError
+from ddp_train.run_folder.result import Result, Status
+from ddp_train.sweep.folder import Sweep, SweepJob
+
+
+def a_sweep(root: Path) -> Sweep:
+    jobs = [SweepJob(number=number, folder=f"{number}", overrides=[f"seed={number}"], identity=f"{number}") for number in range(3)]
+    return Sweep(root=root, command=["-m", "seed=0,1,2"], keys=["seed"], jobs=jobs)
+
+
+def completed(accuracy: float) -> Result:
+    headline = {"metric": "eval/accuracy", "goal": "max"}
+    return Result(status=Status.COMPLETED, step=10, metrics={"last": {"eval/accuracy": accuracy}}, headline=headline, seconds=2.0)
+
+
+def test_a_sweep_is_read_back_with_the_status_of_each_job(tmp_path: Path) -> None:
+    sweep = a_sweep(tmp_path)
+    for job, status in zip(sweep.jobs, (Status.RUNNING, Status.PREEMPTED, Status.QUEUED), strict=True):
+        job.status = status
+    sweep.save()
+    assert [job["status"] for job in json.loads((tmp_path / "sweep.json").read_text())["jobs"]] == ["running", "preempted", "queued"]
+    assert Sweep.load(tmp_path) == sweep
+    assert (tmp_path / "sweep.csv").read_text().splitlines() == [
+        "job,seed,status,metric,seconds",
+        "0,0,running,,",
+        "1,1,preempted,,",
+        "2,2,queued,,",
+    ]
+
+
+def test_a_status_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    a_sweep(tmp_path).save()
+    file = tmp_path / "sweep.json"
+    file.write_text(file.read_text().replace('"queued"', '"lost"'))
+    with pytest.raises(ConfigError, match="'lost' is not a valid Status"):
+        Sweep.load(tmp_path)
+
+
+def test_a_job_without_a_result_was_interrupted_when_it_had_begun(tmp_path: Path) -> None:
+    sweep = a_sweep(tmp_path)
+    sweep.jobs[1].attempts, sweep.jobs[1].status = 1, Status.RUNNING
+    for job in sweep.jobs[:2]:
+        sweep.read_result(job, None)
+    assert [job.status for job in sweep.jobs] == [Status.QUEUED, Status.INTERRUPTED, Status.QUEUED]
+
+
+def test_the_metric_that_the_objective_names_first_ranks_the_jobs(tmp_path: Path) -> None:
+    sweep = a_sweep(tmp_path)
+    for job, accuracy in zip(sweep.jobs, (0.5, float("nan"), 0.9), strict=True):
+        completed(accuracy).write(sweep.run_folder(job).result)
+        sweep.read_result(job, None)
+    assert (sweep.metric, sweep.goal) == ("eval/accuracy", "max")
+    assert [(job.number, job.metric) for job in sweep.ranked()] == [(2, 0.9), (0, 0.5), (1, None)]
+    Result(status=Status.FAILED, seconds=1.0, error="ValueError: too large").write(sweep.run_folder(sweep.jobs[2]).result)
+    sweep.read_result(sweep.jobs[2], None)
+    assert (sweep.jobs[2].status, sweep.jobs[2].metric, sweep.jobs[2].seconds) == (Status.FAILED, None, 1.0)
