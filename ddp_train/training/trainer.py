@@ -49,11 +49,12 @@ class Trainer:
         step      forward and backward of each, the gradients' all-reduce in the last backward, clipping, optimizer, schedule
         log       every `log_every_steps`: one reduction, one read from the device, the losses are judged, one record
         evaluate  at the end of a period: every sample of the evaluation data once, one record
-        save      when it is due, after the evaluation, which may be one of the best; never losses that nobody has judged
+        save      when it is due: after the evaluation, which may be one of the best, and after the losses were judged
         stop      if it was asked for, with everything saved that continuing needs
 
-    Who watches is called, and is an object that does nothing where nobody wants it: `monitor` judges the losses of a window, `guard` says
-    whether the optimizer steps, `replicas` compares the ranks' weights. A `Rewind` that the monitor raises leads back to a checkpoint.
+    Who watches is called: `monitor` judges the losses of a window, `guard` decides whether the optimizer steps, `replicas` compares the
+    ranks' weights. Where nobody wants it, `guard` takes every step and `replicas` compares nothing. A `Rewind` that the monitor raises
+    leads back to a checkpoint.
     """
 
     # What is trained, from where on, and on which rank.
@@ -61,7 +62,7 @@ class Trainer:
     state: TrainState  # advanced in place
     world: World
 
-    # How.
+    # How it is trained.
     log_every_steps: int
     evaluate_every_steps: int | None  # None: at the end of every epoch
     clip_grad_norm: float | None
