@@ -1,4 +1,4 @@
-"""Where jobs run: what a launcher and the slots of a sweep offer to those who have jobs. Imports no torch."""
+"""Where jobs run: what a launcher and the slots of a sweep offer to those who have jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_train.job import Job
 
 
 class Slot(Protocol):
-    """A place that runs one job of a sweep at a time: a worker group that an agent of ours started, or the one that torchrun did.
+    """A place that runs one job of a sweep at a time: the ranks that an agent of ours started, or those that torchrun did.
 
     Nothing here waits longer than it is told to, so that many slots share one loop.
     """

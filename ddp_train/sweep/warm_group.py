@@ -1,4 +1,4 @@
-"""The launcher's end of a worker group that serves one job after another on this machine.
+"""The launcher's end of a group of ranks that runs one job after another on this machine.
 
     this process --(Unix socket)--> member of rank 0 --(rendezvous store)--> members of the other ranks --(pipes)--> the ranks themselves
 

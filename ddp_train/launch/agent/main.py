@@ -31,7 +31,7 @@ from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
 
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 _OPTIONS = ("--grace-s=", "--run-dir=", "--group=", "--log=")
-"""Ours: cluster.grace_s; the folder of the run; the folder of a worker group, in which a file names that of the job at hand; where torch's
+"""Ours: cluster.grace_s; the folder of the run; the folder of a sweep's ranks, in which a file names that of the job at hand; where torch's
 own lines go."""
 
 

@@ -1,4 +1,4 @@
-"""The launcher's end of a worker group."""
+"""The launcher's end of a group of ranks."""
 
 from __future__ import annotations
 
