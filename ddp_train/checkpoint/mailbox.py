@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from threading import Thread
 
-from torch.distributed import DistStoreError, PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
+from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World
 
 POLL_S = 0.002
-_PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out in milliseconds can hold
 
 
 class Mailbox:
@@ -47,14 +46,7 @@ class Mailbox:
         """
         if self._store is None:
             return self._messages[key]
-        while True:
-            started = time.monotonic()
-            try:
-                self._store.wait([key], _PATIENCE)
-                return self._store.get(key).decode()
-            except DistStoreError:
-                if time.monotonic() - started < _PATIENCE.total_seconds() / 2:
-                    raise  # not the time-out
+        return wait_for(self._store, key)
 
     def wait_for(self, thread: Thread) -> None:
         """Wait, in the main thread, for the threads of the other ranks, through the one of this rank that hears from them."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed import DistError, PrefixStore, Store
 
+from ddp_train.distributed.store import wait_for
 from ddp_train.errors import UserError
+from ddp_train.system.deadline import wait_until
 
 MEET_WITHIN_S = 300.0
 _LEAVE_WITHIN_S = 30.0
@@ -48,10 +48,10 @@ def meet(store: Store, rank: int, size: int, *, remembered: Path | None, within_
         return _welcome(store, size, within_s)
     deadline = time.monotonic() + within_s
     try:
-        prefix = _wait(store, f"answer/{name}", deadline)
+        prefix = wait_for(store, f"answer/{name}", within_s=within_s)
         place = PrefixStore(prefix, store)
         place.set(f"here/{rank}", "")
-        folder = _wait(place, "begin", deadline)
+        folder = wait_for(place, "begin", within_s=deadline - time.monotonic())
     except DistError:  # the store's own time-out, or the store is gone
         raise _missing(rank, "rank 0 did not answer", within_s) from None
     return Attempt(store=PrefixStore("attempt", place), prefix=f"ddp_train/{prefix}/attempt", remembered=Path(folder) if folder else None)
@@ -68,12 +68,13 @@ def leave(store: Store, rank: int, size: int, *, within_s: float = _LEAVE_WITHIN
     deadline = time.monotonic() + within_s
     try:
         if rank == 0:
-            _poll(lambda: all(store.check([f"done/{other}"]) for other in range(1, size)), deadline)
+            wait_until(lambda: all(store.check([f"done/{other}"]) for other in range(1, size)), within_s=within_s, every_s=_POLL_S)
             store.set("over", "")
-            _poll(lambda: all(store.check([f"left/{other}"]) for other in range(1, size)), deadline)
+            left_s = deadline - time.monotonic()
+            wait_until(lambda: all(store.check([f"left/{other}"]) for other in range(1, size)), within_s=left_s, every_s=_POLL_S)
         else:
             store.set(f"done/{rank}", "")
-            _wait(store, "over", deadline)
+            wait_for(store, "over", within_s=within_s)
             store.set(f"left/{rank}", "")
     except (DistError, RuntimeError):  # the others are gone, and the store with them
         return
@@ -97,24 +98,11 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
                 absent.discard(rank)
         return not absent
 
-    if not _poll(is_complete, time.monotonic() + within_s):
+    if not wait_until(is_complete, within_s=within_s, every_s=_POLL_S):
         raise _missing(0, f"of {size} ranks these did not come: {', '.join(map(str, sorted(absent)))}", within_s)
     folder = next((heard[rank]["remembered"] for rank in range(size) if heard[rank]["remembered"]), "")
     place.set("begin", folder)
     return Attempt(store=PrefixStore("attempt", place), prefix=f"ddp_train/{prefix}/attempt", remembered=Path(folder) if folder else None)
-
-
-def _wait(store: Store, key: str, deadline: float) -> str:
-    store.wait([key], timedelta(seconds=max(1.0, deadline - time.monotonic())))
-    return store.get(key).decode()
-
-
-def _poll(is_so: Callable[[], bool], deadline: float) -> bool:
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
 
 
 def _missing(rank: int, happened: str, within_s: float) -> UserError:

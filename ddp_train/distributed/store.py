@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from contextlib import suppress
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from ddp_train.system import torchrun_env
 from ddp_train.system.network import is_address
 
 _TIMEOUT = timedelta(minutes=10)
+_PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out in milliseconds can hold
 
 
 def join_store() -> dist.Store:
@@ -31,18 +33,24 @@ def join_store_again(prefix: str) -> dist.Store:
     return dist.PrefixStore(prefix, dist.TCPStore(address, port, is_master=False, timeout=_TIMEOUT))
 
 
-def wait_for(store: dist.Store, key: str) -> str:
-    """Return the value of a key as soon as it is there, however long that takes.
+def wait_for(store: dist.Store, key: str, *, within_s: float | None = None) -> str:
+    """Return the value of a key as soon as it is there.
+
+    Args:
+        within_s: how long that may take; less than a second counts as one. None: for ever.
 
     Raises:
-        DistError: the store is gone.
+        DistError: the store is gone, or the time is over.
     """
+    patience = _PATIENCE if within_s is None else timedelta(seconds=max(1.0, within_s))
     while True:
+        started = time.monotonic()
         try:
+            store.wait([key], patience)
             return str(store.get(key).decode())
-        except dist.DistError as error:
-            if "timeout" not in str(error).lower():
-                raise
+        except dist.DistStoreError:
+            if within_s is not None or time.monotonic() - started < _PATIENCE.total_seconds() / 2:
+                raise  # not the end of one read's patience
 
 
 def serve_store(address: str, port: int) -> TCPStore:

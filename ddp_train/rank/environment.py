@@ -21,6 +21,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.job import Job
 from ddp_train.redaction import redact_code
+from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import write_atomic, write_json
 
 _GIT_TIMEOUT_S = 10
@@ -88,12 +89,7 @@ def _packages() -> dict[str, str]:
 
 def _sees(path: Path) -> bool:
     """Tell whether a file is there; a network file system may need a while to show what another machine wrote."""
-    deadline = time.monotonic() + _SHARED_WITHIN_S
-    while not path.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True
+    return wait_until(path.exists, within_s=_SHARED_WITHIN_S, every_s=0.2)
 
 
 def _this_rank(job: Job, world: World) -> dict[str, Any]:

@@ -10,17 +10,17 @@ import logging
 import os
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from itertools import count
 from threading import main_thread
 
-from torch.distributed import DistError, DistStoreError, PrefixStore, Store
+from torch.distributed import DistError, PrefixStore, Store
 
+from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World
 from ddp_train.run_folder import failure
+from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import is_alive, pid_namespace
 from ddp_train.system.torchrun_env import node_rank
 
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 ANSWERS_S = 1.0
 """How long a rank waits for the answers of the others: some may be gone."""
 
-_PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out in milliseconds can hold
 _POLL_S = 0.02
 
 
@@ -64,7 +63,7 @@ class Peers:
             DistError: the store is gone.
         """
         for number in count(1):
-            message = _wait_for(self._line, f"message/{number}")
+            message = wait_for(self._line, f"message/{number}")
             if message == "closed":
                 return
             if message == "ask":
@@ -99,11 +98,7 @@ class Peers:
         others = [rank for rank in range(self._world.size) if rank not in (self._world.rank, *gone)]
         try:
             self.send("ask")
-            deadline = time.monotonic() + ANSWERS_S
-            while len(answers) < len(others) and time.monotonic() < deadline:
-                missing = [rank for rank in others if rank not in answers]
-                answers |= {rank: self.store.get(f"doing/{rank}").decode() for rank in missing if self.store.check([f"doing/{rank}"])}
-                time.sleep(_POLL_S)
+            wait_until(lambda: self._have_answered(others, answers), within_s=ANSWERS_S, every_s=_POLL_S)
         except DistError:
             logger.info("the other ranks cannot be asked: the store is gone")
         return {rank: answers.get(rank, "gave no answer") for rank in others}
@@ -120,9 +115,14 @@ class Peers:
             self.store.set(f"left/{self._world.rank}", "")
             return
         others = [f"left/{rank}" for rank in range(1, self._world.size)]
-        deadline = time.monotonic() + ANSWERS_S
-        while not self.store.check(others) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        wait_until(lambda: self.store.check(others), within_s=ANSWERS_S, every_s=_POLL_S)
+
+    def _have_answered(self, others: list[int], answers: dict[int, str]) -> bool:
+        """Take the answers that are there, and tell whether these are all."""
+        for rank in others:
+            if rank not in answers and self.store.check([f"doing/{rank}"]):
+                answers[rank] = self.store.get(f"doing/{rank}").decode()
+        return len(answers) == len(others)
 
 
 def _what_the_main_thread_does() -> str:
@@ -132,14 +132,3 @@ def _what_the_main_thread_does() -> str:
 def _connect(world: World, prefix: str) -> Store:
     assert world.store is not None
     return PrefixStore(prefix, world.store.clone())  # type: ignore[attr-defined]  # torch's stubs lack it
-
-
-def _wait_for(store: Store, key: str) -> str:
-    while True:
-        started = time.monotonic()
-        try:
-            store.wait([key], _PATIENCE)
-            return store.get(key).decode()
-        except DistStoreError:
-            if time.monotonic() - started < _PATIENCE.total_seconds() / 2:
-                raise  # not the time-out

@@ -11,13 +11,13 @@ import re
 import signal
 import sys
 import time
-from datetime import timedelta
 from typing import NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
 from ddp_train.config import cluster
 from ddp_train.config.schema import ClusterConfig
+from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL
 from ddp_train.job import Job
@@ -45,7 +45,7 @@ from ddp_train.watchdog.request import WatchRequest
 
 logger = logging.getLogger(__name__)
 
-_MEET_WITHIN = timedelta(minutes=5)
+_MEET_WITHIN_S = 300.0
 _PEER_REPORTS_S = 3.0  # below what the agents of other machines take to notice that one is gone
 _PEER_IS_GONE = re.compile(  # in the words of gloo, of torch's store, of NCCL and of the sockets below them
     "|".join(
@@ -157,8 +157,7 @@ def _pids_of_node(store: Store, rank: int) -> dict[int, int]:
     if torchrun_env.local_rank() != 0 or not shared_memory.IS_SUPPORTED:
         return {}
     ranks = range(rank, rank + torchrun_env.local_world_size())  # torchrun counts a node's ranks one after another
-    store.wait([f"watch/{each}" for each in ranks], _MEET_WITHIN)
-    return {each: int(store.get(f"watch/{each}")) for each in ranks}
+    return {each: int(wait_for(store, f"watch/{each}", within_s=_MEET_WITHIN_S)) for each in ranks}
 
 
 def _watch_request(job: Job, *, uses_device: bool) -> WatchRequest:

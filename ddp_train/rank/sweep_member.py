@@ -34,6 +34,7 @@ from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
 from ddp_train.system import handover
+from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, fork, oom_kills, ran_out
 
 RunJobs = Callable[[str, Callable[[], Job | None], Callable[[int], None], str], None]
@@ -174,12 +175,13 @@ class Member:
 
     def _stopped_before_training(self, run_folder: RunFolder) -> int | None:
         """Return the exit code of a job that a signal ended before its first step: its ranks leave, and rank 0 writes it down."""
-        deadline = time.monotonic() + _LAST_WORDS_S
-        while time.monotonic() < deadline:
-            if (result := run_folder.read_result()) is not None and result.status in STOPPED:
-                return STOPPED[result.status]
-            time.sleep(0.02)
-        return None
+
+        def exit_code() -> int | None:
+            result = run_folder.read_result()
+            return None if result is None else STOPPED.get(result.status)
+
+        wait_until(lambda: exit_code() is not None, within_s=_LAST_WORDS_S, every_s=0.02)
+        return exit_code()
 
     def note_stop(self, number: int, frame: FrameType | None = None) -> None:
         """Take a stop signal: the rank saves and ends, and this member with it."""
@@ -330,9 +332,7 @@ class _Child:
 
     def end(self, *, at_once: bool) -> None:
         self._ours.close()  # an idle rank leaves by itself
-        deadline = time.monotonic() + (0.0 if at_once else _DIES_WITHIN_S)
-        while not self.is_dead() and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(self.is_dead, within_s=0.0 if at_once else _DIES_WITHIN_S, every_s=0.005)
         self.signal(signal.SIGKILL)
         self.wait()
 

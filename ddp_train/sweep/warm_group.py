@@ -25,6 +25,7 @@ from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
 from ddp_train.run_folder import failure
 from ddp_train.system import devices, handover
+from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import is_alive
 
 _ENDS_WITHIN_S = 10.0
@@ -180,12 +181,8 @@ class _Group:
             self._unsent = b""
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + _ENDS_WITHIN_S
-        while self.is_alive():
-            if time.monotonic() > deadline:
-                self.signal(signal.SIGKILL)
-                deadline += _ENDS_WITHIN_S
-            time.sleep(0.01)
+        while not wait_until(lambda: not self.is_alive(), within_s=_ENDS_WITHIN_S, every_s=0.01):
+            self.signal(signal.SIGKILL)
 
     def _lost(self) -> int:
         """The group ended while it had a job: its agent says why, unless it is the one that was killed."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from ddp_train.errors import ConfigError
 from ddp_train.redaction import redact
 from ddp_train.system import folder_lease
+from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import boot_id, is_alive
 
 REFRESH_S = 10.0
@@ -72,12 +73,7 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
         ConfigError: another run holds it; the message says who.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # the folder itself is locked: no file that could be left behind
-    deadline = time.monotonic() + within_s
-    while is_taken := not _lock(descriptor, folder) or _is_leased(folder):
-        if time.monotonic() >= deadline:
-            break
-        time.sleep(0.1)
-    if is_taken:
+    if not wait_until(lambda: _lock(descriptor, folder) and not _is_leased(folder), within_s=within_s, every_s=0.1):
         os.close(descriptor)
         holder, is_ours = _read(folder), _is_on_this_machine(_read(folder))
         lease = f", or {_STALE_AFTER * REFRESH_S:.0f} s when that machine is gone" if not is_ours else ""

@@ -10,11 +10,11 @@ import faulthandler
 import os
 import re
 import signal
-import time
 from collections.abc import Iterable
 from traceback import FrameSummary
 
 from ddp_train.system import shared_memory
+from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import handles_signal
 
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
@@ -64,11 +64,13 @@ def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
         if handles_signal(pid, _SIGNAL) and (descriptor := shared_memory.open_of(pid, _STACKS)) is not None:
             files[pid], sizes[pid] = descriptor, [os.fstat(descriptor).st_size]
             os.kill(pid, _SIGNAL)
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline and not all(len(each) > 2 and each[0] < each[-1] == each[-2] for each in sizes.values()):
-        time.sleep(_POLL_S)
+
+    def are_written() -> bool:
         for pid, descriptor in files.items():
             sizes[pid].append(os.fstat(descriptor).st_size)
+        return all(len(each) > 2 and each[0] < each[-1] == each[-2] for each in sizes.values())
+
+    wait_until(are_written, within_s=within_s, every_s=_POLL_S)
     found = {}
     for pid, descriptor in files.items():
         before, now = sizes[pid][0], os.fstat(descriptor).st_size
@@ -90,14 +92,15 @@ def in_native_code(pids: Iterable[int], *, within_s: float = 0.5) -> set[int]:
     sizes = {pid: os.fstat(file).st_size for pid, file in files.items()}
     for pid in files:
         os.kill(pid, _SIGNAL_TO_PYTHON)
-    deadline = time.monotonic() + within_s
-    silent = set(files)
-    while silent and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        silent = {pid for pid in silent if os.fstat(files[pid]).st_size == sizes[pid]}
+
+    def silent() -> set[int]:
+        return {pid for pid, file in files.items() if os.fstat(file).st_size == sizes[pid]}
+
+    wait_until(lambda: not silent(), within_s=within_s, every_s=_POLL_S)
+    found = silent()
     for file in files.values():
         os.close(file)
-    return silent
+    return found
 
 
 def main_thread(text: str) -> list[FrameSummary]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import stack_dump
+from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, parent_of, state_of
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.watchdog.diagnosis import (
@@ -156,9 +157,7 @@ class _Job:
         records.wait()
         _kill([each.snapshot.pid for each in culprits])
         pids = [each.pid for each in ranks]
-        deadline = time.monotonic() + _ENDS_WITHIN_S
-        while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: not any(map(is_alive, pids)), within_s=_ENDS_WITHIN_S, every_s=0.02)
         _kill(pids)
 
     def _report(self, culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], texts: dict[int, str], *, has_records: bool) -> None:

@@ -26,6 +26,7 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
 )
 _READS = tuple(map(source_path, ("ddp_train.data", "ddp_train.loader")))  # in the stack of a rank that reads samples itself, but for:
 _HANDS_ON = tuple(map(source_path, ("ddp_train.loader.loader", "ddp_train.loader.device_copy")))
+_PASSES_ON = source_path("ddp_train.system.deadline")  # who waits there is told by the frame before
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
 ERROR = "Hang"
@@ -222,7 +223,8 @@ def _with_stuck_device(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) ->
 
 def _waits(snapshot: RankSnapshot) -> bool:
     """Tell whether a rank waits for others, as far as its stack shows."""
-    return len(snapshot.frames) > 0 and any(part in snapshot.frames[-1].filename for part in _WAITS)
+    innermost = next((frame.filename for frame in reversed(snapshot.frames) if not frame.filename.endswith(_PASSES_ON)), "")
+    return any(part in innermost for part in _WAITS)
 
 
 def _waits_for_device(snapshot: RankSnapshot) -> bool:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import descriptor_path, open_files
 
 _FILE = "flight_recorder_rank_"  # torch adds the rank, here and to the pipe
@@ -66,11 +66,10 @@ class FlightRecorder:
         Args:
             is_expected: there is a process group, so torch makes one.
         """
-        deadline = time.monotonic() + _OPENS_WITHIN_S
-        while is_expected and _pipe(os.getpid(), self._rank) is None:
-            if time.monotonic() > deadline:
-                return  # the name stays: torch ends a process that cannot make its pipe
-            time.sleep(_POLL_S / 5)
+        if is_expected and not wait_until(
+            lambda: _pipe(os.getpid(), self._rank) is not None, within_s=_OPENS_WITHIN_S, every_s=_POLL_S / 5
+        ):
+            return  # the name stays: torch ends a process that cannot make its pipe
         shutil.rmtree(self._pipes, ignore_errors=True)
 
 
@@ -99,12 +98,15 @@ class Request:
 
     def wait(self, *, within_s: float = WRITES_WITHIN_S) -> None:
         """Wait until all have been written, or as long as it may take."""
-        deadline = time.monotonic() + within_s
         seen = dict.fromkeys(self._before, (0, 0))
-        while seen and time.monotonic() < deadline:
-            time.sleep(2 * _POLL_S)
+
+        def is_written() -> bool:
+            nonlocal seen
             now = {file: _written(file) for file in seen}
             seen = {file: now[file] for file in seen if now[file][0] == 0 or now[file] == self._before[file] or now[file] != seen[file]}
+            return not seen
+
+        wait_until(is_written, within_s=within_s, every_s=2 * _POLL_S)
 
 
 def _written(file: Path) -> tuple[int, int]:

@@ -23,6 +23,9 @@ WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch
 BACKWARD = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/autograd/graph.py", 9, "_engine_run_backward")]
 SAVES = [FrameSummary("/site-packages/ddp_train/checkpoint/save.py", 7, "finish")]
 WAITS_FOR_SAVES = [*SAVES, FrameSummary("/site-packages/ddp_train/checkpoint/mailbox.py", 9, "wait_for")]
+POLLS = FrameSummary("/site-packages/ddp_train/system/deadline.py", 20, "wait_until")
+ASKS_OTHERS = [FrameSummary("/site-packages/ddp_train/rank/peers.py", 7, "ask_others"), POLLS]
+LOOKS_FOR_A_FILE = [FrameSummary("/site-packages/ddp_train/rank/environment.py", 7, "_sees"), POLLS]
 OWN = [FrameSummary("/home/me/model.py", 7, "forward")]
 
 
@@ -42,6 +45,7 @@ def test_a_rank_in_a_collective_is_innocent() -> None:
     assert guilty(snapshot(0, WAITS), snapshot(1, OWN), snapshot(2, BACKWARD)) == [1]
     assert guilty(snapshot(0, WAITS), snapshot(1, WAITS), snapshot(2, BACKWARD)) == []
     assert guilty(snapshot(0, WAITS_FOR_SAVES), snapshot(1, SAVES), snapshot(2, WAITS_FOR_SAVES)) == [1]
+    assert guilty(snapshot(0, ASKS_OTHERS), snapshot(1, LOOKS_FOR_A_FILE), snapshot(2, ASKS_OTHERS)) == [1]
 
 
 def test_what_the_kernel_knows_comes_before_stacks() -> None:
