@@ -123,10 +123,8 @@ class _Worker:
     """One worker, as the rank sees it."""
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
-        self._slots = [
-            SharedBatch() for _ in range(AHEAD)
-        ]  # the result of request n is in slot n mod AHEAD: taken before n + AHEAD is asked
-        self._turn = 0
+        self._slots = [SharedBatch() for _ in range(AHEAD)]
+        self._next_slot = cycle(self._slots)  # the result of request n is in slot n mod AHEAD: taken before n + AHEAD is asked
         self._connection, its_end = multiprocessing.Pipe()
         output = Connection(os.dup(2), readable=False)  # the rank's log; the server may have been started by another job
         slots = [Connection(os.dup(slot.descriptor)) for slot in self._slots]  # the one kind of descriptor that can be pickled
@@ -161,9 +159,7 @@ class _Worker:
             if not isinstance(answer.error, UserError):
                 answer.error.add_note(f"in a loader worker (pid {self._process.pid}):\n{answer.traceback}")
             raise answer.error
-        slot = self._slots[self._turn % AHEAD]
-        self._turn += 1
-        return slot.take(answer, pin_memory=pin_memory)
+        return next(self._next_slot).take(answer, pin_memory=pin_memory)
 
     def hang_up(self) -> None:
         self._connection.close()
