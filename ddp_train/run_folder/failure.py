@@ -27,8 +27,9 @@ _FRAMES_KEPT = 8  # of a traceback, in failure.json
 _LINES_SHOWN = 8
 _SCREEN_LINES = 15  # without blank ones; frames of the traceback are left out for it, all but the last two
 _PASSING_ON = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
-_WAITING = tuple(
-    map(source_path, ("ddp_train.distributed.world", "ddp_train.rank.stop", "ddp_train.rank.peers", "ddp_train.system.deadline"))
+_WAITING = (
+    *map(source_path, ("ddp_train.distributed.world", "ddp_train.distributed.store")),
+    *map(source_path, ("ddp_train.rank.stop", "ddp_train.rank.peers", "ddp_train.system.deadline")),
 )
 _NATIVE_WORDS = re.compile(r"(?:CUDA error|NCCL error|NCCL WARN|ncclRemoteError|Watchdog caught).*")
 _SAID_CHARACTERS = 300

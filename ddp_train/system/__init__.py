@@ -1,1 +1,1 @@
-"""Only the operating system: processes, files, locks, devices, the network, the terminal. Imports no torch."""
+"""Only the operating system: processes, files, locks, devices, the network, the terminal, the environment. Imports no torch."""
