@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from ddp_train.config import auto
 from ddp_train.config.run_config import ANSWERED, RunConfig
+from ddp_train.config.schema import SECTIONS
 from ddp_train.config.target import AUTO
 from ddp_train.config.tree import differences, nodes
 from ddp_train.errors import ConfigError
@@ -62,5 +63,12 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[str]]:
         raise ConfigError(key="resume", happened=f"{folder}/config.yaml cannot be read: {error}") from None
     if not isinstance(saved, dict) or not saved:
         raise ConfigError(key="resume", happened=f"{folder}/config.yaml holds no configuration")
+    if missing := [name for name in SECTIONS if name not in saved]:
+        raise ConfigError(
+            key="resume",
+            happened=f"{folder}/config.yaml has no section {', '.join(missing)}: another version of ddp_train wrote it",
+            expected="a run of this version",
+            fix=f"the version that started it (environment.json has its packages); or a new run with its weights: init_from={folder}",
+        )
     answered = saved.pop(ANSWERED, None)
     return {str(name): value for name, value in saved.items()}, answered if isinstance(answered, list) else []

@@ -195,4 +195,6 @@ SECTIONS: dict[str, type] = {
     "debug": DebugConfig,
 }
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
+OWN_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}
+"""Where a key of ours stands that is easily taken for an argument of a data set or of the trainer."""
 ROOT_KEYS = tuple(item.name for item in dataclasses.fields(RootConfig))

@@ -24,6 +24,30 @@ CALLED_HERE = {
 }
 """What other frameworks have at the top of a configuration, and where ours has it."""
 
+KEY_CALLED_HERE = {
+    "accumulate_grad_batches": "trainer.grad_accum_steps",
+    "gradient_accumulation_steps": "trainer.grad_accum_steps",
+    "gradient_clip_val": "trainer.clip_grad_norm",
+    "max_grad_norm": "trainer.clip_grad_norm",
+    "log_every_n_steps": "trainer.log_every_steps",
+    "logging_steps": "trainer.log_every_steps",
+    "num_train_epochs": "trainer.max_epochs",
+    "batch_size": "loader.micro_batch_size",
+    "train_batch_size": "loader.micro_batch_size",
+    "per_device_train_batch_size": "loader.micro_batch_size",
+    "dataloader_num_workers": "loader.num_workers",
+    "eval_batch_size": "evaluation.batch_size",
+    "per_device_eval_batch_size": "evaluation.batch_size",
+    "evaluate_every_steps": "evaluation.every_steps",
+    "eval_steps": "evaluation.every_steps",
+    "val_check_interval": "evaluation.every_steps",
+    "save_steps": "checkpoint.every_steps",
+    "save_top_k": "checkpoint.keep_best",
+    "devices": "cluster.processes_per_node",
+    "num_nodes": "cluster.nodes",
+}
+"""What other frameworks, or we before, call a key, and what it is here."""
+
 _WORDS = ("null", "true", "false", "nan", "inf")
 
 
@@ -34,6 +58,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """
     names = list(dict.fromkeys(names))
     section, _, last = name.rpartition(".")
+    if KEY_CALLED_HERE.get(last) in names:
+        return KEY_CALLED_HERE[last]
+    same = [other for other in names if section and "." in other and other.rpartition(".")[2] == last and not other.startswith("hydra.")]
+    if len(same) == 1:  # in another section
+        return same[0]
     beside = {_last(other): other for other in reversed(names) if other.rpartition(".")[0] == section}
     meant = [part for part in reversed(beside) if part.endswith(f"_{last}")] or get_close_matches(last, beside, n=1, cutoff=0.6)
     if meant:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddp_train.config import allowed_targets
-from ddp_train.config.spelling import override, removal, without_secrets
+from ddp_train.config.schema import OWN_KEYS
+from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
 from ddp_train.errors import ConfigError
 
 AUTO = "auto"
@@ -110,14 +111,16 @@ def _check_arguments(
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
     for name in given:
         if name not in named and not takes_any and not takes(target, name):
-            close = difflib.get_close_matches(name, named, n=1)
-            sign = "" if close and close[0] in given else "+"
+            close = [f"{key}.{other}" for other in difflib.get_close_matches(name, named, n=1)]
+            sign = "" if close and close[0].rpartition(".")[2] in given else "+"
+            if ours := OWN_KEYS.get(name) or KEY_CALLED_HERE.get(name):
+                close, sign = [ours], ""
             errors.append(
                 ConfigError(
                     key=f"{key}.{name}",
                     happened=f"{path} has no argument {name!r}",
                     expected=f"{', '.join(named)}" if named else "no argument",
-                    fix=f"did you mean {override(f'{key}.{close[0]}', given[name], sign=sign, was=f'{key}.{name}')}?"
+                    fix=f"did you mean {override(close[0], given[name], sign=sign, was=f'{key}.{name}')}?"
                     if close
                     else f"remove it: {removal(f'{key}.{name}', given[name])}",
                 )

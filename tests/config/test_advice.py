@@ -360,3 +360,42 @@ def test_what_to_try_next_finds_a_whole_configuration_of_ones_own(
 def test_a_sweeper_that_is_not_installed_is_named_with_its_package() -> None:
     (error,) = hydra_errors._wrong_options(OverridesParser.create().parse_override("hydra/sweeper=optuna"), ["basic"])
     assert (error.happened, error.fix) == ("has no option 'optuna'", "pip install 'ddp-train[optuna]'")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("data.num_workers=2", "loader.num_workers=2"),
+        ("data.micro_batch_size=8", "loader.micro_batch_size=8"),
+        ("data.eval_batch_size=8", "evaluation.batch_size=8"),
+        ("trainer.evaluate_every_steps=5", "evaluation.every_steps=5"),
+        ("trainer.on_nonfinite=skip", "health.on_nonfinite=skip"),
+        ("evaluate.save_predictions=true", "evaluation.save_predictions=true"),
+        ("trainer.accumulate_grad_batches=4", "trainer.grad_accum_steps=4"),
+        ("data.batch_size=8", "loader.micro_batch_size=8"),
+        ("trainer.devices=4", "cluster.processes_per_node=4"),
+    ],
+)
+def test_an_old_or_a_neighbours_name_is_answered_with_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, meant: str
+) -> None:
+    assert command_line(monkeypatch, tmp_path, typed) == (2, [])
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+    assert command_line(monkeypatch, tmp_path, meant)[0] == 0
+
+
+def test_a_key_of_ours_among_a_data_sets_arguments_is_sent_to_its_section(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line(monkeypatch, tmp_path, "+data.num_workers=2") == (2, [])
+    assert "did you mean loader.num_workers=2?" in capsys.readouterr().err
+
+
+def test_a_run_of_an_earlier_version_is_refused_with_a_way_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/config.yaml").write_text("trainer: {max_steps: 3}\ndata: {micro_batch_size: 8}\nevaluate: {save_predictions: false}\n")
+    assert command_line(monkeypatch, tmp_path, "resume", "old") == (2, [])
+    assert "another version of ddp_train wrote it" in (said := capsys.readouterr().err)
+    assert f"init_from={tmp_path}/old" in said
