@@ -27,16 +27,16 @@ from ddp_train.distributed.world import alone
 from ddp_train.training.components import Components
 from ddp_train.training.saved_state import content, load
 from ddp_train.training.state import TrainState, WindowSums
-from tests.unit.checkpoint.test_read import assert_same_state, train_to_the_end
+from tests.unit.checkpoint.test_read import assert_same_state
 from tests.unit.checkpoint_ranks import Ranks
-from tests.unit.parts import components
+from tests.unit.parts import components, trainer
 
 
 @pytest.fixture(scope="module")
 def trained() -> Components:
     """Give components with optimizer state and BatchNorm's buffers."""
     parts = components("model=mini_resnet", "model.width=4", "optimizer=adamw", "trainer.max_steps=1", base=_FEW)
-    train_to_the_end(parts)
+    trainer(parts).train()
     return parts
 
 

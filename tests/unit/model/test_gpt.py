@@ -1,4 +1,4 @@
-"""Models: shapes, initialisation and the properties that training relies on."""
+"""A GPT: shapes, initialisation and the properties that training relies on."""
 
 from __future__ import annotations
 
@@ -8,66 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.model.convnet import ConvNet
 from ddp_train.model.gpt import GPT
-from ddp_train.model.mini_resnet import MiniResNet
-from ddp_train.model.mlp import MLP
 
 
 def small_gpt(**kwargs: Any) -> GPT:
     torch.manual_seed(0)
     return GPT(**({"vocab_size": 97, "context_length": 16, "num_layers": 2, "num_heads": 4, "width": 64} | kwargs))
-
-
-@pytest.mark.parametrize("image_shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 9, 13)])
-@pytest.mark.parametrize("model_class", [MLP, ConvNet, MiniResNet])
-def test_image_models_give_one_logit_per_class_and_a_gradient_for_every_parameter(
-    model_class: type[nn.Module], image_shape: tuple[int, int, int]
-) -> None:
-    torch.manual_seed(0)
-    model = model_class(image_shape, 7, width=8)
-    logits_BK = model(torch.randn(3, *image_shape))
-    assert logits_BK.shape == (3, 7)
-    F.cross_entropy(logits_BK, torch.tensor([0, 3, 6])).backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-def test_mlp_has_as_many_hidden_layers_as_asked_for() -> None:
-    assert len(MLP((1, 2, 2), 3, depth=5).hidden) == 5
-    assert MLP((1, 2, 2), 3, depth=0)(torch.zeros(1, 1, 2, 2)).shape == (1, 3)
-
-
-@pytest.mark.parametrize("model_class", [MLP, ConvNet])
-def test_a_sample_is_computed_alone_so_that_the_split_into_batches_does_not_matter(model_class: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    model = model_class((1, 12, 12), 5).double()
-    images_BCHW = torch.randn(6, 1, 12, 12, dtype=torch.float64)
-    torch.testing.assert_close(torch.cat([model(images_BCHW[:1]), model(images_BCHW[1:])]), model(images_BCHW), rtol=1e-12, atol=1e-12)
-
-
-def test_convnet_drops_units_only_in_training() -> None:
-    torch.manual_seed(0)
-    model = ConvNet((1, 8, 8), 5, dropout=0.5)
-    images_BCHW = torch.randn(2, 1, 8, 8)
-    assert not model(images_BCHW).equal(model(images_BCHW))
-    model.eval()
-    assert model(images_BCHW).equal(model(images_BCHW))
-
-
-def test_mini_resnet_blocks_start_as_the_identity() -> None:
-    torch.manual_seed(0)
-    model = MiniResNet((3, 16, 16), 10, width=8)
-    features_BCHW = torch.randn(4, 8, 16, 16).relu()
-    torch.testing.assert_close(model.blocks[0](features_BCHW), features_BCHW)
-
-
-def test_mini_resnet_has_the_parameters_that_its_config_says() -> None:
-    with torch.device("meta"):
-        sizes = [sum(p.numel() for p in MiniResNet((3, 32, 32), 10, blocks_per_stage=blocks).parameters()) for blocks in (2, 3)]
-    assert [round(size / 1e6, 1) for size in sizes] == [2.8, 4.3]
 
 
 def test_gpt2_small_has_124_million_parameters() -> None:

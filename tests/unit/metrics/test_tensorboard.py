@@ -1,0 +1,39 @@
+"""TensorBoard: scalars, the config, and the jobs of a sweep told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from ddp_train.metrics.tensorboard import TensorBoard
+from ddp_train.sweep.folder import Sweep, SweepJob
+from tests.unit.metrics.records import record
+
+
+def test_tensorboard_has_scalars_config_and_hyper_parameters(tmp_path: Path) -> None:
+    writer = TensorBoard(str(tmp_path), {"optimizer": {"lr": 0.1}, "name": "x", "trainer": {"max_steps": None}}, {"optimizer.lr": 0.1})
+    writer.write(record(5, loss=1.5))
+    writer.write(record(5, "eval", accuracy=0.75))
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Scalars("train/loss")[0].step == 5
+    assert events.Scalars("eval/accuracy")[0].value == 0.75
+    assert b"optimizer" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+    started = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert set(HParamsPluginData.FromString(started).session_start_info.hparams) == {"optimizer.lr"}
+
+
+def test_the_jobs_of_a_sweep_can_be_told_apart_in_tensorboard(tmp_path: Path) -> None:
+    sweep = Sweep(root=tmp_path, command=[], keys=["optimizer.lr", "model"])
+    for number, lr in enumerate(("0.1", "0.2")):
+        overrides = ["seed=3", f"optimizer.lr={lr}", "model=mlp"]
+        sweep.jobs.append(SweepJob(number=number, folder=str(number), overrides=overrides, identity=lr))
+        run = tmp_path / str(number)
+        TensorBoard(str(run), {}, run_name=sweep.name(run)).close()
+    names = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("events.*")}
+    assert names == {"0/tensorboard/optimizer.lr=0.1,model=mlp", "1/tensorboard/optimizer.lr=0.2,model=mlp"}
+    TensorBoard(str(tmp_path), {}, run_name="data.root=/a/b").close()
+    TensorBoard(str(tmp_path), {}, run_name="é" * 200).close()
+    assert (tmp_path / "tensorboard/data.root=_a_b").is_dir()
