@@ -39,7 +39,7 @@ class OneUse:
 
 
 def test_each_batch_has_a_context_of_its_own_in_training_and_in_evaluation() -> None:
-    parts = components("data.eval_batch_size=32", "data.micro_batch_size=16", "trainer.grad_accum_steps=2", "trainer.max_steps=3")
+    parts = components("evaluation.batch_size=32", "loader.micro_batch_size=16", "trainer.grad_accum_steps=2", "trainer.max_steps=3")
     parts.amp = OneUse()
     trainer(parts).train()
     assert parts.amp.entered == 3 * 2 + 4  # 101 samples are four batches
