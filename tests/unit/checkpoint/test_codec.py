@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import OrderedDict
 from typing import Any
 
@@ -14,24 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ddp_train.checkpoint import codec
-from ddp_train.checkpoint.partition import divide
+from tests.unit.checkpoint.tensors import TENSORS
 
-_TENSORS = st.builds(
-    lambda name, shape, seed: (
-        torch.randint(
-            0, 256, (math.prod(shape) * codec.DTYPES[name].itemsize,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8
-        )
-        .clamp(max=1 if name == "bool" else 255)
-        .view(codec.DTYPES[name])
-        .view(shape)
-    ),
-    st.sampled_from(sorted(codec.DTYPES)),
-    st.lists(st.integers(0, 4), max_size=3).map(tuple),
-    st.integers(0, 2**32),
-)
 _KEYS = st.one_of(st.text(), st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False), st.tuples(st.integers(), st.text()))
 _STATES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), _TENSORS),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), TENSORS),
     lambda inner: st.one_of(st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(st.text(), inner), st.dictionaries(_KEYS, inner)),
 )
 
@@ -58,19 +44,6 @@ def test_any_state_comes_back_bit_for_bit(state: Any) -> None:
     text = json.dumps(plain, allow_nan=False)
     assert same(codec.decode(json.loads(text), tensors), {"a": state})
     assert {name: leaf.shape for name, leaf in codec.leaves(plain).items()} == {name: each.shape for name, each in tensors.items()}
-
-
-@settings(max_examples=50, deadline=None)
-@given(tensors=st.lists(_TENSORS), size=st.integers(1, 7))
-def test_every_byte_is_written_by_one_rank_and_the_shares_are_even(tensors: list[Tensor], size: int) -> None:
-    leaves = [codec.leaf_of(f"t{number}", tensor) for number, tensor in enumerate(tensors)]
-    shares = divide(leaves, size)
-    for leaf in leaves:
-        pieces = [piece for share in shares for piece in share if piece.leaf == leaf]
-        assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
-        assert pieces[-1].stop == leaf.numel
-    total = sum(leaf.num_bytes for leaf in leaves)
-    assert all(abs(sum(piece.num_bytes for piece in share) - total / size) <= 32 for share in shares)
 
 
 def test_tied_tensors_are_written_once_and_are_one_again() -> None:

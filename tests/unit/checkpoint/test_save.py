@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,12 @@ from ddp_train.checkpoint.folder import newest_good
 from ddp_train.checkpoint.mailbox import Mailbox
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
 from ddp_train.training.components import Components
 from ddp_train.training.saved_state import content, load
 from ddp_train.training.state import TrainState, WindowSums
-from tests.unit.checkpoint.test_read import assert_same_state
+from tests.unit.checkpoint.states import assert_same_state
 from tests.unit.checkpoint_ranks import Ranks
 from tests.unit.parts import components, trainer
 
@@ -116,59 +113,6 @@ def test_ranks_whose_shares_do_not_fit_together_are_named_and_nothing_is_publish
     each[2].optimizer.state[next(each[2].model.parameters())]["extra"] = torch.zeros(5)
     assert "rank 2: it has other tensors than rank 0 in optimizer" in Ranks(tmp_path, each).save(1)
     assert list(tmp_path.iterdir()) == []
-
-
-class FakeCuda:
-    """Stands for CUDA's runtime and a stream, and notes what memory is registered."""
-
-    def __init__(self, *, error: int = 0) -> None:
-        self.error, self.sizes, self.now, self.were_there = error, list[int](), dict[int, int](), list[bool]()
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        assert address % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
-        self.sizes.append(size)
-        if not self.error:
-            self.now[address] = size
-        return self.error
-
-    def cudaHostUnregister(self, address: int) -> int:
-        del self.now[address]
-        maps = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
-        self.were_there.append(any(int(start, 16) <= address < int(stop, 16) for start, stop in maps))
-        return 0
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self  # of a stream
-
-
-def buffer_on_a_gpu(monkeypatch: pytest.MonkeyPatch, fake: FakeCuda) -> Buffer:
-    for name in ("cudart", "Stream", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda *arguments: fake)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    return Buffer(torch.device("cuda"))
-
-
-def test_pinned_memory_is_as_large_as_the_share_and_given_back_before_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeCuda()
-    buffer = buffer_on_a_gpu(monkeypatch, fake)
-    for numel in (1_200_000, 1_100_000, 3_000_000):  # times four bytes; a power of two would be 8 and 16 MiB
-        weights = torch.arange(float(numel))
-        snapshot = buffer.take({"model": {"weights": weights}}, {}, rank=0, size=1)
-        assert next(values for piece, values in snapshot.places if piece.dtype is torch.float32).equal(weights)
-        assert list(fake.now.values()) == fake.sizes[-1:]
-        assert 0 <= fake.sizes[-1] - 4 * max(numel, 1_200_000) < 4 * max(numel, 1_200_000) / 64 + (1 << 17)
-        del snapshot
-    assert len(fake.sizes) == 2  # a smaller state takes what there is
-    del buffer
-    assert not fake.now
-    assert fake.were_there == [True, True]  # the pages, when CUDA forgot them
-
-
-def test_memory_that_cannot_be_pinned_serves_as_well(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    buffer = buffer_on_a_gpu(monkeypatch, FakeCuda(error=2))
-    snapshot = buffer.take({"model": {"weights": torch.ones(9)}}, {}, rank=0, size=1)
-    assert sum(float(values.sum()) for piece, values in snapshot.places if piece.dtype is torch.float32) == 9
-    assert "not pinned (CUDA error 2)" in caplog.text
 
 
 def test_a_second_save_waits_for_the_first(tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch) -> None:
