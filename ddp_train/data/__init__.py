@@ -1,5 +1,4 @@
-"""Data sources, and what reads them.
+"""Data sets, one class per kind of data: one instance per split, a whole batch per read. They know nothing of ranks.
 
-A source is one class per kind of data, one instance per split, a whole batch per read. `order` and `draw` say what comes when, `loader`,
-`reader` and `workers` read it, `stream` does so for data without positions, `device` copies it.
+`images`, `tars` and `tokens` hold what several of them share. Which sample comes when, and who reads it, is said in `ddp_train/loader`.
 """

@@ -292,7 +292,7 @@ def test_advice_about_a_class_is_no_circle(
     assert advised(shown) == meant
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/components.md"])
 def test_the_commands_that_put_a_class_of_ones_own_into_a_group_are_right(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: str
 ) -> None:

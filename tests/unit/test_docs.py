@@ -55,7 +55,7 @@ def test_config_keys_exist() -> None:
 
 
 def test_the_table_of_options_is_that_of_conf() -> None:
-    table = (ROOT / "docs/architecture.md").read_text().partition("| group | options |\n|---|---|\n")[2].partition("\n\n")[0]
+    table = (ROOT / "docs/components.md").read_text().partition("| group | options |\n|---|---|\n")[2].partition("\n\n")[0]
     listed = {}
     for row in table.splitlines():
         groups, options = row.strip("| ").split(" | ")
