@@ -7,7 +7,6 @@ import json
 import pytest
 
 from ddp_train import redaction
-from ddp_train.errors import printable
 
 SECRET = "s3cr3t'\"value\\1"
 
@@ -84,7 +83,3 @@ def test_a_reference_is_no_secret_and_is_revealed_where_it_is_needed() -> None:
     assert redaction.reveal({"a": ["${oc.env:UNIT_API_KEY}"]}) == {"a": [SECRET]}
     assert redaction.spelled_out("note", f"see {SECRET}") == "UNIT_API_KEY"
     assert redaction.spelled_out("data.url", "https://me:plain@host") == "URL_PASSWORD"
-
-
-def test_control_characters_are_shown_and_not_obeyed() -> None:
-    assert printable("a\x1b[2J\nb\r\x07") == "a\\x1b[2J\nb\\r\\x07"

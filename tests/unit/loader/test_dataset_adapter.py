@@ -7,8 +7,9 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from ddp_train.data.synthetic_images import SyntheticImages
+from ddp_train.errors import ConfigError
 from ddp_train.interfaces import DataSource
-from ddp_train.loader.dataset_adapter import DatasetSource, as_source
+from ddp_train.loader.dataset_adapter import DatasetSource, as_source, collate
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
@@ -148,3 +149,10 @@ def test_other_things_are_refused_clearly():
         as_source(Endless())
     with pytest.raises(TypeError, match=r"set has no __getitem__"):
         DatasetSource({1, 2})
+
+
+def test_fields_that_are_not_there_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"loader.fields: a sample has image, label\n.*a dict with image, target"):
+        collate([{"image": 1, "label": 2}], ["image", "target"])
+    with pytest.raises(ConfigError, match=r"loader.fields: a sample is a int"):
+        collate([1], ["image"])

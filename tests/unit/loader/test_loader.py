@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Mapping, Sequence
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,29 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_train.errors import DataError, RunError, UserError
-from ddp_train.interfaces import Indices
 from ddp_train.loader.loader import EvalLoader, TrainLoader
 from ddp_train.loader.order import SampleOrder
-from ddp_train.loader.reader import MicroBatch
 from ddp_train.loader.sampler import Shuffled
-
-
-class Numbers:
-    """Sample i is the number i."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {}
-
-    def __len__(self) -> int:
-        return self._length
-
-    def batch(self, indices: Indices) -> Tensor:
-        return torch.from_numpy(indices.copy())
+from tests.unit.loader.numbers import Damaged, Numbers
 
 
 class Marked(Numbers):
@@ -124,79 +100,6 @@ def test_evaluation_reads_every_sample_once(world_size: int) -> None:
     assert found == list(range(10))
 
 
-class Damaged(Numbers):
-    """Numbers, of which some cannot be read, or end the process that reads them."""
-
-    def __init__(self, length: int, *, bad: Sequence[int] = (), deadly: Sequence[int] = ()) -> None:
-        super().__init__(length)
-        self._bad, self._deadly = bad, deadly
-
-    def where(self, index: int) -> str:
-        return f"file_{index}.txt"
-
-    def batch(self, indices: Indices) -> Tensor:
-        if np.isin(indices, self._deadly).any():
-            os.kill(os.getpid(), signal.SIGKILL)
-        if np.isin(indices, self._bad).any():
-            raise ValueError("this is no number")
-        return super().batch(indices)
-
-
-def read(source: Numbers, *, workers: int, skips: bool = False, world_size: int = 1, parts: int = 1, epochs: int = 1) -> list[MicroBatch]:
-    """Return the micro-batches of all ranks, of whole epochs."""
-    found = []
-    for rank in range(world_size):
-        order = SampleOrder(Shuffled(len(source), seed=0), global_batch_size=8, drop_last=False)
-        loader = TrainLoader(
-            source, order, rank=rank, world_size=world_size, grad_accum_steps=parts, num_workers=workers, pin_memory=False, skips=skips
-        )
-        found += list(islice(loader.micro_batches(0), order.steps_per_epoch * epochs * parts))
-    return found
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_one_sample_names_it_and_its_file(workers: int) -> None:
-    with pytest.raises(ValueError, match="this is no number") as caught:
-        read(Damaged(32, bad=[7]), workers=workers)
-    assert caught.value.__notes__[0].startswith("sample 7 (file_7.txt); loader.on_bad_sample=skip ")
-    assert workers == 0 or "in batch" in caught.value.__notes__[1]  # the traceback there
-
-
-def test_a_sample_that_kills_a_worker_is_found() -> None:
-    with pytest.raises(DataError, match=r"sample 7 \(file_7.txt\) ends the process that reads it: it was ended by SIGKILL"):
-        read(Damaged(32, deadly=[7]), workers=2)
-
-
-def test_a_worker_that_is_killed_from_outside_is_named_with_what_it_read() -> None:
-    order = SampleOrder(Shuffled(32, seed=0), global_batch_size=8, drop_last=False)
-    loader = TrainLoader(Numbers(32), order, rank=0, world_size=1, grad_accum_steps=1, num_workers=1, pin_memory=False)
-    stream = loader.micro_batches(0)
-    next(stream)
-    for worker in multiprocessing.active_children():
-        os.kill(worker.pid or 0, signal.SIGKILL)
-    with pytest.raises(RunError, match=r"was ended by SIGKILL while it read the samples \[.*\]; they can be read"):
-        list(islice(stream, 8))
-
-
-def test_bad_samples_are_replaced_alike_whatever_the_split() -> None:
-    source = Damaged(40, bad=[3, 11, 12])
-
-    def ids(**how: int) -> list[int]:
-        found = read(source, skips=True, epochs=2, **how)
-        assert sum(len(micro_batch.skipped) for micro_batch in found) == 2 * 3
-        return sorted(chain.from_iterable(micro_batch.batch.tolist() for micro_batch in found if micro_batch.counts))
-
-    alone = ids(workers=0)
-    assert ids(workers=2) == ids(workers=0, world_size=3) == ids(workers=0, world_size=2, parts=3) == alone
-    assert len(alone) == 80
-    assert not {3, 11, 12} & set(alone)
-
-
-def test_nothing_is_skipped_for_ever() -> None:
-    with pytest.raises(DataError, match="nor can the 100 that were tried in its place"):
-        read(Damaged(200, bad=range(200)), workers=0, skips=True)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_evaluation_leaves_bad_samples_out(workers: int, world_size: int) -> None:
@@ -207,10 +110,3 @@ def test_evaluation_leaves_bad_samples_out(workers: int, world_size: int) -> Non
             found += micro_batch.batch.tolist() if micro_batch.counts else []
             skipped += [bad.sample for bad in micro_batch.skipped]
     assert (found, skipped) == ([3, 4, 5, 6, 8, 9], [0, 1, 2, 7])
-
-
-def test_a_data_set_that_cannot_be_pickled_is_refused() -> None:
-    source = Numbers(32)
-    source.batch = lambda indices: torch.zeros(1)  # type: ignore[method-assign]
-    with pytest.raises(UserError, match=r"cannot be sent to loader workers: .*lambda"):
-        read(source, workers=1)

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddp_train.config.check import ConfigErrors
-from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.interfaces import Indices, Labelled, Sampler
+from ddp_train.interfaces import Indices, Sampler
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
@@ -253,12 +252,6 @@ def test_a_plain_dataset_may_have_labels_and_lengths() -> None:
 
     drawn = draw_of(as_source(Plain()), sampling="balanced", bucket_batches=2)(0, np.arange(100))
     assert np.bincount(drawn % 2).tolist() == [50, 50]
-
-
-def test_images_tell_their_labels() -> None:
-    source = ImageArray(np.zeros((3, 1, 2, 2), np.uint8), np.asarray([2, 0, 2], np.uint8), num_classes=3, mean=[0.0], std=[1.0])
-    assert isinstance(source, Labelled)
-    assert source.labels.tolist() == [2, 0, 2]
 
 
 def test_the_keys_of_the_config_choose_the_draw(tmp_path: Path) -> None:

@@ -3,123 +3,18 @@
 from __future__ import annotations
 
 import copy
-import io
-import json
-import tarfile
-from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
 
 from ddp_train.errors import ConfigError, DataError
-from ddp_train.loader.dataset_adapter import collate
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
-from ddp_train.loader.stream_shard import cut
+from tests.unit.loader.streams import Counting, Sharding, Stateful, hugging_face, make
 from tests.unit.parts import components
-
-
-class Counting(IterableDataset):
-    """The numbers 0 to length - 1, and those after them in the next pass."""
-
-    def __init__(self, length: int) -> None:
-        self._length, self._epoch = length, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        for number in range(self._length):
-            yield self._epoch * self._length + number
-
-
-class Stateful(Counting):
-    """The same, and it can say where it is."""
-
-    def __init__(self, length: int, extra: Any = None) -> None:
-        super().__init__(length)
-        self._next, self._extra = 0, extra
-
-    def __iter__(self) -> Iterator[int]:
-        while self._next < self._length:
-            self._next += 1
-            yield self._epoch * self._length + self._next - 1
-        self._next = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"next": self._next, "extra": [self._extra]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._next = state["next"]
-
-
-class Sharding(Counting):
-    """One that cuts itself."""
-
-    def shard(self, num_shards: int, index: int) -> list[int]:
-        return list(range(self._length))[index::num_shards]
-
-
-def hugging_face(folder: Path, length: int, files: int) -> Any:
-    datasets = pytest.importorskip("datasets", reason="needs Hugging Face datasets")
-    datasets.disable_progress_bars()
-    paths = [folder / f"{number}.jsonl" for number in range(files)]
-    for number, path in enumerate(paths):
-        path.write_text("".join(json.dumps({"number": value, "pair": [value, 0]}) + "\n" for value in range(number, length, files)))
-    return datasets.load_dataset(
-        "json", data_files=[str(path) for path in paths], split="train", streaming=True, cache_dir=str(folder / "cache")
-    )
-
-
-def number_of(sample: dict[str, Any]) -> tuple[int, str]:
-    return int(sample["number"]), sample["__key__"]
-
-
-def web(folder: Path, length: int, files: int, **arguments: Any) -> Any:
-    webdataset = pytest.importorskip("webdataset", reason="needs webdataset")
-    for file in range(files):
-        with tarfile.open(folder / f"{file}.tar", "w") as tar:
-            for value in range(file, length, files):
-                content = str(value).encode()
-                entry = tarfile.TarInfo(f"sample{value:03d}.number")
-                entry.size = len(content)
-                tar.addfile(entry, io.BytesIO(content))
-    return webdataset.WebDataset(f"{folder}/{{0..{files - 1}}}.tar", shardshuffle=False, **arguments).map(number_of)
-
-
-def value_of(sample: Any) -> int:
-    return int(sample["number"]) if isinstance(sample, dict) else int(sample[0]) if isinstance(sample, (tuple, list)) else int(sample)
-
-
-def make(kind: str, folder: Path, length: int = 24) -> Any:
-    if kind == "counting":
-        return Counting(length)
-    if kind == "stateful":
-        return Stateful(length)
-    if kind == "sharding":
-        return Sharding(length)
-    if kind == "web":
-        return web(folder, length, files=8)
-    return hugging_face(folder, length, files=8 if kind == "hugging face, many files" else 1)
-
-
-KINDS = ["counting", "stateful", "sharding", "web", "hugging face, one file", "hugging face, many files"]
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # WebDataset leaves its files to the garbage collector
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_the_shards_together_have_every_sample_once(kind: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": str(count), "WORKER": "0", "NUM_WORKERS": "2" if count > 1 else "1"}.items():
-        monkeypatch.setenv(name, value)  # what WebDataset's own splitters would look at
-    dataset = make(kind, tmp_path)
-    found = [[value_of(sample) for sample in cut(dataset, index, count).samples()] for index in range(count)]
-    assert sorted(chain.from_iterable(found)) == list(range(24))
-    assert kind == "web" or {len(part) for part in found} == {24 // count}  # that one gives whole tar files
 
 
 def loader(
@@ -226,7 +121,7 @@ def test_what_is_not_guaranteed_is_said(tmp_path: Path) -> None:
 
 
 def test_a_run_over_a_stream_of_unknown_length_needs_a_number_of_steps() -> None:
-    base = ["data._target_=tests.unit.loader.test_stream.Counting", "+data.length=640", "model=mlp", "~metrics.tensorboard"]
+    base = ["data._target_=tests.unit.loader.streams.Counting", "+data.length=640", "model=mlp", "~metrics.tensorboard"]
     base += [f"~data.{name}" for name in ("split", "num_samples", "image_size", "channels", "num_classes", "noise", "seed")]
     base += ["~data.eval.split", "~data.eval.num_samples", "+data.eval.length=10", "model.image_shape=[1,1,1]", "model.num_classes=2"]
     with pytest.raises(ConfigError, match=r"trainer.max_steps: is null, and Counting does not say how many samples it has"):
@@ -258,13 +153,6 @@ def test_hugging_face_samples_are_tensors_and_fields_choose_among_them(tmp_path:
     pairs, numbers = next(loader(dataset, batch=4, fields=["pair", "number"]).micro_batches(0)).batch
     assert pairs.tolist() == [[0, 0], [1, 0], [2, 0], [3, 0]]
     assert numbers.tolist() == [0, 1, 2, 3]
-
-
-def test_fields_that_are_not_there_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"loader.fields: a sample has image, label\n.*a dict with image, target"):
-        collate([{"image": 1, "label": 2}], ["image", "target"])
-    with pytest.raises(ConfigError, match=r"loader.fields: a sample is a int"):
-        collate([1], ["image"])
 
 
 def test_epochs_are_those_of_a_length_in_whole_batches(tmp_path: Path) -> None:

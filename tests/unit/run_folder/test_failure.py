@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import traceback
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_train.errors import DataError
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
@@ -127,3 +129,16 @@ def test_a_failure_that_cannot_be_written_raises_nothing_and_is_the_first_where_
     assert not found.record(run_folder, seconds=3.0)
     result = run_folder.read_result()
     assert result is not None and (result.status, result.seconds) == (Status.FAILED, 1.0)
+
+
+def test_the_first_failure_is_kept_and_an_error_for_the_user_has_no_traceback(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    error = DataError(key="data.root", happened="files are missing", expected="four files", fix="put them there")
+    first, second = (failure.from_exception(error, rank=rank, step=None) for rank in (3, 1))
+    assert first.record(folder)
+    assert not second.record(folder)
+    assert json.loads(folder.failure.read_text())["rank"] == 3
+    shown = first.screen(folder)
+    assert "rank 3" in shown
+    assert "data.root: files are missing\n  expected: four files\n  fix: put them there" in shown
+    assert "Traceback" not in shown

@@ -23,7 +23,7 @@ from ddp_train.training.components import Components
 from ddp_train.training.evaluation import evaluate
 from ddp_train.training.predictions import PredictionFiles, forget_after
 from tests.unit.parts import components
-from tests.unit.training.test_trainer import Ragged
+from tests.unit.training.ragged import Ragged
 
 
 def evaluated(parts: Components, folder: Path, **changes: Any) -> dict[str, float] | None:

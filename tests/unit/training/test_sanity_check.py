@@ -22,7 +22,7 @@ from ddp_train.training.components import Components
 from ddp_train.training.records import Record
 from ddp_train.training.sanity_check import check
 from tests.unit.parts import components, trainer
-from tests.unit.training.test_trainer import ragged_components
+from tests.unit.training.ragged import ragged_components
 
 
 def run(parts: Components, *, sanity_check: bool = True) -> list[Record]:

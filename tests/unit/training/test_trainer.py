@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -10,21 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import NonFiniteLossError
-from ddp_train.interfaces import Indices
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.components import Components
-from ddp_train.training.loss_monitor import LossMonitor
 from ddp_train.training.records import Record
-from ddp_train.training.skip_nonfinite import SkippingGuard
 from ddp_train.training.state import TrainState, WindowSums
-from ddp_train.training.trainer import Trainer
 from tests.unit.parts import components, trainer
+from tests.unit.training.ragged import Ragged, ragged_components
 
 
 def gradient_of_one_step(parts: Components) -> Tensor:
@@ -47,40 +43,6 @@ def test_the_gradient_is_the_mean_over_the_global_batch_whatever_the_micro_batch
     expected = torch.autograd.grad(nn.functional.cross_entropy(parts.model(inputs), labels), list(parts.model.parameters()))
     found = gradient_of_one_step(parts)
     assert torch.allclose(found, torch.cat([gradient.flatten() for gradient in expected]), rtol=1e-5, atol=1e-7)
-
-
-class Ragged:
-    """Token sequences of which some targets do not count."""
-
-    facts: Mapping[str, Any] = {"vocab_size": 11, "context_length": 6}
-
-    def __init__(self, num_samples: int = 12) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.tokens = torch.randint(11, (num_samples, 6), generator=generator)
-        self.targets = torch.randint(11, (num_samples, 6), generator=generator)
-        for sample in range(num_samples):
-            self.targets[sample, sample % 6 :] = -100  # sample 0 counts nothing, sample 5 counts five
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        return self.tokens[indices], self.targets[indices]
-
-
-def ragged_components(*overrides: str) -> Components:
-    small_gpt = ["model=gpt", "model.num_layers=1", "model.num_heads=2", "model.width=16", "objective=language_modeling"]
-    return components(
-        *[
-            "data._target_=tests.unit.training.test_trainer.Ragged",
-            "~data.split",
-            "~data.image_size",
-            "~data.channels",
-            "~data.num_classes",
-        ],
-        *["~data.noise", "~data.seed", "~data.eval", "+data.num_samples=12", "objective.ignore_index=-100", *overrides],
-        base=[*small_gpt, "~data.num_samples", "~metrics.tensorboard"],
-    )
 
 
 def test_masked_tokens_are_weighted_exactly_over_uneven_micro_batches() -> None:
@@ -111,56 +73,6 @@ def test_weights_need_not_be_whole_numbers() -> None:
         return gradient_of_one_step(parts)
 
     assert torch.allclose(gradient(2**-10), gradient(1.0), rtol=1e-5, atol=1e-7)  # all 30 targets together weigh less than 1
-
-
-@pytest.fixture
-def group_of_one() -> Iterator[None]:
-    """Open a process group that has this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_kept"), [({}, True), ({"find_unused_parameters": True}, False), ({"gradient_as_bucket_view": False}, False)]
-)
-def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_on(
-    group_of_one: None, settings: dict[str, bool], is_kept: bool
-) -> None:
-    """The one of two ranks: what a forward finds from the micro-batch before it."""
-    parts = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3", "evaluation.every_steps=9")
-    parts.eval_loader = None
-    parts.module = nn.parallel.DistributedDataParallel(parts.model, **({"gradient_as_bucket_view": True} | settings))
-    found: list[tuple[int, bool]] = []
-
-    def look(*_: object) -> None:
-        gradients = [parameter.grad for parameter in parts.model.parameters()]
-        places = {gradient.untyped_storage().data_ptr() for gradient in gradients if gradient is not None}
-        found.append((len(places), None in gradients))
-
-    world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
-    parts.model.register_forward_pre_hook(look)
-    trainer(parts, world=world).train()
-    steps = found[-12:]
-    if is_kept:
-        assert len(found) == 2 + 12  # once more than the steps need, to move the gradients into the buckets that stay
-        assert set(steps) == {(1, False)}  # all of them in one bucket
-    else:
-        assert len(found) == 12
-        assert steps[0] == steps[4] == (0, True)  # a parameter that is not used has none
-        assert steps[1][0] > 1
-
-
-def test_that_gradients_stay_in_place_changes_no_step(group_of_one: None) -> None:
-    def losses(**settings: bool) -> list[float]:
-        parts, records = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3"), list[Record]()
-        parts.module = nn.parallel.DistributedDataParallel(parts.model, gradient_as_bucket_view=True, **settings)
-        torch.manual_seed(0)
-        world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
-        trainer(parts, world=world, write=records.append).train()
-        return [record["loss"] for record in records]
-
-    assert losses() == losses(find_unused_parameters=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,17 +110,6 @@ def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_
     assert world.events == (forwards if is_known else ["begin", "forward", "wait", "forward", "forward"])
 
 
-def test_the_recorded_loss_is_the_mean_over_the_steps_of_the_window() -> None:
-    every: list[Record] = []
-    third: list[Record] = []
-    trainer(components("trainer.max_steps=6"), write=every.append).train()
-    trainer(components("trainer.max_steps=6"), write=third.append, log_every_steps=3).train()
-    losses = [record["loss"] for record in every if record["split"] == "train"]
-    assert [record["loss"] for record in third if record["split"] == "train"] == pytest.approx([sum(losses[:3]) / 3, sum(losses[3:]) / 3])
-    assert [record["step"] for record in third] == [3, 6, 6]
-    assert {"loss", "lr", "grad_norm", "samples_per_s", "step_ms", "data_wait_ms", "epoch", "samples", "time"} <= third[0].keys()
-
-
 class CountsHostReads(TorchDispatchMode):
     """Counts what would make the host wait for a GPU."""
 
@@ -238,26 +139,6 @@ def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None) -
     with CountsHostReads() as counter:
         one_run.window.loss_sum.item()
     assert counter.reads  # the counter can count
-
-
-def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ragged_components("trainer.max_steps=8", "trainer.global_batch_size=2", "loader.on_bad_sample=skip")  # with weights to be read
-    reads, reads_of_log_steps, records = list[str](), list[int](), list[Record]()
-    for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
-        read = getattr(Tensor, name)
-        monkeypatch.setattr(Tensor, name, lambda tensor, name=name, read=read: reads.append(name) or read(tensor))
-    log = Trainer._log
-
-    def counted(*arguments: Any) -> None:
-        reads.clear()
-        log(*arguments)
-        reads_of_log_steps.append(len(reads))
-
-    monkeypatch.setattr(Trainer, "_log", counted)
-    skipping = {"guard": SkippingGuard(parts.model, parts.optimizer), "monitor": LossMonitor(on_nonfinite="skip")}  # with norms to be read
-    trainer(parts, write=records.append, log_every_steps=4, **skipping).train()
-    assert reads_of_log_steps == [1, 1]
-    assert {"loss", "grad_norm", "skipped_samples", "skipped_steps"} <= records[0].keys()
 
 
 def test_lost_weights_are_never_saved() -> None:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
-from datetime import timedelta
 from traceback import FrameSummary
 
 import pytest
 
-from ddp_train.phase import Phase, PhaseTracker
-from ddp_train.system import stack_dump
-from ddp_train.system.process import exit_code_of, state_of
-from ddp_train.watchdog.client import patience
+from ddp_train.phase import Phase
 from ddp_train.watchdog.diagnosis import LoaderWorker, RankSnapshot, find_any_culprit, find_culprits, to_failure
-from ddp_train.watchdog.heartbeat import Heartbeat, HeartbeatReader, HeartbeatWriter
+from ddp_train.watchdog.heartbeat import Heartbeat
 
 WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
 BACKWARD = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/autograd/graph.py", 9, "_engine_run_backward")]
@@ -208,81 +200,3 @@ def test_a_stuck_loader_worker_is_blamed_with_what_it_reads() -> None:
 
 def test_where_all_wait_the_one_in_another_place_is_named() -> None:
     assert find_any_culprit([snapshot(0, WAITS), snapshot(1, BACKWARD), snapshot(2, WAITS)]).snapshot.rank == 1
-
-
-def test_beats_and_stacks_are_read_from_another_process() -> None:
-    code = """
-import time
-from ddp_train.system import stack_dump as stacks
-from ddp_train.watchdog.heartbeat import HeartbeatWriter
-from ddp_train.phase import Phase, PhaseTracker
-writer, tracker = HeartbeatWriter(), PhaseTracker()
-stacks.answer()
-stacks.Note().write("the samples 3 to 5")
-writer.follow(tracker)
-tracker.enter(Phase.DATA, 4)
-tracker.enter(Phase.SAVE, 5)
-tracker.see_device(3, is_awaited=True)
-def linger():
-    print("ready", flush=True) or time.sleep(60)
-linger()
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        heartbeat = HeartbeatReader(process.pid).last(since=0.0)
-        assert (heartbeat.phase, heartbeat.step, heartbeat.first_step, heartbeat.has_taken_a_step) == (Phase.SAVE, 5, 4, True)
-        assert (heartbeat.device_step, heartbeat.waits_for_device) == (3, True)
-        assert HeartbeatReader(process.pid).last(since=time.monotonic()).phase is Phase.START  # of a job before
-        frames = stack_dump.main_thread(stack_dump.ask([process.pid])[process.pid])
-        assert [frame.name for frame in frames] == ["<module>", "linger"]
-        assert stack_dump.note_of(process.pid) == "the samples 3 to 5"
-        assert stack_dump.in_native_code([process.pid]) == set()  # a sleep is Python's own
-        process.send_signal(signal.SIGKILL)
-        while state_of(process.pid) != "Z":
-            time.sleep(0.01)
-        assert exit_code_of(process.pid) == -9
-    assert state_of(process.pid) == ""
-
-
-def test_a_main_thread_inside_native_code_is_told_from_one_that_runs_python() -> None:
-    code = """
-import ctypes
-from ddp_train.system import stack_dump as stacks
-stacks.answer()
-lock = ctypes.create_string_buffer(64)
-print("ready", flush=True)
-for _ in range(2):
-    ctypes.CDLL(None).pthread_mutex_lock(lock)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            answers = [stack_dump.in_native_code([process.pid], within_s=0.3) for _ in range(3)]  # at first it may be on its way there
-            assert answers[-1] == {process.pid}
-            assert process.poll() is None
-        finally:
-            process.kill()
-
-
-def test_a_process_that_has_not_registered_is_not_asked() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        assert stack_dump.ask([process.pid], within_s=0.1) == {}
-        assert stack_dump.in_native_code([process.pid], within_s=0.1) == set()
-        assert process.poll() is None  # the signal would have ended it
-        process.kill()
-
-
-def test_a_beat_costs_little() -> None:
-    heartbeat, tracker = HeartbeatWriter(), PhaseTracker()
-    heartbeat.follow(tracker)
-    started = time.perf_counter()
-    for step in range(10_000):
-        tracker.enter(Phase.STEP, step)
-    assert (time.perf_counter() - started) / 10_000 < 50e-6  # it takes 1 us; the limit is for a busy machine
-
-
-def test_collectives_are_more_patient_than_the_watch() -> None:
-    assert patience(1800, 300) > timedelta(seconds=2 * 1800)
-    assert patience(None, 300) >= timedelta(days=1)

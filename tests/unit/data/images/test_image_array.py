@@ -4,7 +4,7 @@ import torch
 
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Augmenting, DataSource
+from ddp_train.interfaces import Augmenting, DataSource, Labelled
 from tests.unit.data_files import random_images
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
@@ -86,3 +86,9 @@ def test_without_crop_and_flip_a_batch_is_left_alone():
 def test_a_senseless_argument_is_named(changes):
     with pytest.raises(ConfigError, match=f"data.{next(iter(changes))}"):
         source(**changes)
+
+
+def test_images_tell_their_labels() -> None:
+    source = ImageArray(np.zeros((3, 1, 2, 2), np.uint8), np.asarray([2, 0, 2], np.uint8), num_classes=3, mean=[0.0], std=[1.0])
+    assert isinstance(source, Labelled)
+    assert source.labels.tolist() == [2, 0, 2]

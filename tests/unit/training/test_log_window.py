@@ -1,0 +1,46 @@
+"""A window of steps: its means, read from the device once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from ddp_train.training.loss_monitor import LossMonitor
+from ddp_train.training.records import Record
+from ddp_train.training.skip_nonfinite import SkippingGuard
+from ddp_train.training.trainer import Trainer
+from tests.unit.parts import components, trainer
+from tests.unit.training.ragged import ragged_components
+
+
+def test_the_recorded_loss_is_the_mean_over_the_steps_of_the_window() -> None:
+    every: list[Record] = []
+    third: list[Record] = []
+    trainer(components("trainer.max_steps=6"), write=every.append).train()
+    trainer(components("trainer.max_steps=6"), write=third.append, log_every_steps=3).train()
+    losses = [record["loss"] for record in every if record["split"] == "train"]
+    assert [record["loss"] for record in third if record["split"] == "train"] == pytest.approx([sum(losses[:3]) / 3, sum(losses[3:]) / 3])
+    assert [record["step"] for record in third] == [3, 6, 6]
+    assert {"loss", "lr", "grad_norm", "samples_per_s", "step_ms", "data_wait_ms", "epoch", "samples", "time"} <= third[0].keys()
+
+
+def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = ragged_components("trainer.max_steps=8", "trainer.global_batch_size=2", "loader.on_bad_sample=skip")  # with weights to be read
+    reads, reads_of_log_steps, records = list[str](), list[int](), list[Record]()
+    for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
+        read = getattr(Tensor, name)
+        monkeypatch.setattr(Tensor, name, lambda tensor, name=name, read=read: reads.append(name) or read(tensor))
+    log = Trainer._log
+
+    def counted(*arguments: Any) -> None:
+        reads.clear()
+        log(*arguments)
+        reads_of_log_steps.append(len(reads))
+
+    monkeypatch.setattr(Trainer, "_log", counted)
+    skipping = {"guard": SkippingGuard(parts.model, parts.optimizer), "monitor": LossMonitor(on_nonfinite="skip")}  # with norms to be read
+    trainer(parts, write=records.append, log_every_steps=4, **skipping).train()
+    assert reads_of_log_steps == [1, 1]
+    assert {"loss", "grad_norm", "skipped_samples", "skipped_steps"} <= records[0].keys()
