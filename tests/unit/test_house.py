@@ -56,3 +56,10 @@ def test_modules_that_are_named_in_texts_exist() -> None:
                 assert (ROOT / path).exists(), f"{file}: {path}"
             for name in re.findall(r"(?<![\w./])ddp_train\.[a-z_]+(?:\.[a-z_]+)*\b(?!\.py)", text):
                 assert importlib.util.find_spec(name), f"{file}: {name}"
+
+
+def test_the_config_is_read_by_its_types() -> None:
+    """`config.trainer.max_steps`, so that a key that is renamed is missed by the type checker."""
+    for file in FOLDER.rglob("*.py"):
+        if file.parent.name != "config":
+            assert re.findall(r"""\.tree\[|\btree\[["']""", file.read_text()) == [], file
