@@ -90,7 +90,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     errors += unknown_root_names(tree, hydra)
     errors += targets_in_extra(tree)
     errors += [_spelled_out(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
-    sections = {name: _typed(schema, tree.get(name, {}), name, errors) for name, schema in SECTIONS.items()}
+    sections = {name: _typed(schema, tree[name], name, errors) for name, schema in SECTIONS.items() if name in tree}
     root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(tree.get("name", ""))
     allowed = (root or {}).get("allowed_targets") or []
@@ -100,7 +100,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         found = check_target(node, key, allowed=allowed)
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
     errors += auto.check(tree, _MADE)
-    errors += [_missing_section(name) for name in TARGETS if name not in tree]
+    errors += [_missing_section(name) for name in (*SECTIONS, *TARGETS) if name not in tree]
     batch, found = _check_rules(sections, tree)
     errors += found
     if errors or batch is None or root is None:
