@@ -13,10 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from ddp_train import __version__
-from ddp_train.config import hydra_errors
 from ddp_train.config.check import CONF
 from ddp_train.rank import summary
 from ddp_train.run_folder.result import Result, Status
@@ -355,11 +353,6 @@ def test_what_to_try_next_finds_a_whole_configuration_of_ones_own(
     assert job.options == [option]
     assert command_line(monkeypatch, tmp_path, option, "model=mime") == (2, [])
     assert advised(capsys.readouterr().err) == ["model=mine"]
-
-
-def test_a_sweeper_that_is_not_installed_is_named_with_its_package() -> None:
-    (error,) = hydra_errors._wrong_options(OverridesParser.create().parse_override("hydra/sweeper=optuna"), ["basic"])
-    assert (error.happened, error.fix) == ("has no option 'optuna'", "pip install 'ddp-train[optuna]'")
 
 
 @pytest.mark.parametrize(

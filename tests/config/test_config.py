@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 
 from ddp_train.cli import compose as cli_compose
 from ddp_train.cli import main as app
-from ddp_train.config import target
 from ddp_train.config.check import ConfigErrors, check, load
 from ddp_train.config.cluster import environment_of, meeting
 from ddp_train.config.run_config import RunConfig
@@ -447,7 +446,3 @@ def test_asking_hydra_imports_no_torch(tmp_path: Path, arguments: list[str]) -> 
     assert done.returncode == 0, done.stderr
     assert "model" in done.stdout
     assert not list(tmp_path.iterdir())
-
-
-def test_a_class_without_a_readable_signature_is_left_to_itself() -> None:
-    assert target.check_target({"_target_": "builtins.dict", "anything": 1}, "model") == []

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from ddp_train.cli import main
-from ddp_train.config import command_line
 from ddp_train.launch.launcher import Launcher
 
 
@@ -18,10 +17,6 @@ def must_not_run(*given: object) -> int:
 @pytest.fixture
 def launcher() -> Launcher:
     return Launcher(run=must_not_run, slots=must_not_run)  # type: ignore[arg-type]
-
-
-def test_what_is_advised_as_a_command_is_one() -> None:
-    assert tuple(main._COMMANDS) == command_line.COMMANDS
 
 
 @pytest.mark.parametrize("name", main._COMMANDS)

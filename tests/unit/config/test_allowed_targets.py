@@ -54,8 +54,3 @@ def test_installed_packages_are_allowed_in_one_place() -> None:
     assert problem.key == "data.grid._target_" and "allowed_targets=[numpy]" in problem.fix
     assert check_target(node, "data.grid", allowed=["numpy"]) == []
     assert [error.key for error in check_allowed(["os", "numpy", "not a name"])] == ["allowed_targets"] * 2
-
-
-def test_code_from_a_hub_is_refused() -> None:
-    (problem,) = check_target({"_target_": "torch.nn.Linear", "_partial_": True, "trust_remote_code": True}, "model")
-    assert problem.key == "model.trust_remote_code"

@@ -9,17 +9,9 @@ import pytest
 import yaml
 
 from ddp_train.config.check import CONF
-from ddp_train.config.cluster import ALONE, Meeting, environment_of, max_restarts, meeting, processes_given, stops_at
-from ddp_train.config.schema import ClusterConfig, node_range, seconds_of
+from ddp_train.config.cluster import environment_of, max_restarts, processes_given, stops_at
 from ddp_train.errors import ConfigError
-from ddp_train.launch.torchrun import rendezvous_options
-
-SILENT = ClusterConfig(**{**yaml.safe_load((CONF / "cluster/local.yaml").read_text()), "nodes": None, "max_restarts": None})
-"""A section that leaves to the environment what it can."""
-
-
-def found(environment: dict[str, str], **cluster: Any) -> Meeting:
-    return meeting(replace(SILENT, **cluster), environment)
+from tests.unit.config.clusters import SILENT, found
 
 
 @pytest.mark.parametrize(
@@ -66,13 +58,6 @@ def test_what_is_missing_or_wrong_is_named(environment: dict[str, str], cluster:
     assert said in str(raised.value)
 
 
-def test_a_range_of_nodes() -> None:
-    assert [node_range(value) for value in (1, "3", "1:4")] == [(1, 1), (3, 3), (1, 4)]
-    for wrong in (0, -1, "4:2", "1:", "a", "0:2", True, 1.5, "1:2:3"):
-        with pytest.raises(ValueError, match="MIN:MAX"):
-            node_range(wrong)
-
-
 def test_an_operators_restarts_and_processes_are_taken_where_the_config_has_none() -> None:
     environment = {"PET_MAX_RESTARTS": "7", "PET_NPROC_PER_NODE": "4"}
     assert (max_restarts(SILENT, environment), processes_given(SILENT, environment)) == (7, 4)
@@ -93,29 +78,6 @@ def test_the_presets_for_efa_fit_pods_and_older_installers(preset: str) -> None:
     assert found["FI_EFA_SET_CUDA_SYNC_MEMOPS"] == "0"
 
 
-def test_one_machine_takes_no_fixed_port() -> None:
-    assert rendezvous_options(found({"MASTER_PORT": "29500", "MASTER_ADDR": "m"}, nodes=1), join_timeout_s=5) == [*ALONE]
-
-
-def test_the_options_of_each_rendezvous() -> None:
-    elastic = rendezvous_options(found({}, nodes="1:2", rendezvous_endpoint="a:1", node_rank=0), join_timeout_s=5, conf="close_timeout=3")
-    assert "--nnodes=1:2" in elastic
-    assert elastic[-1].startswith("--rdzv-conf=join_timeout=5,read_timeout=5,last_call_timeout=2,keep_alive_interval=1,")
-    assert elastic[-1].endswith(",is_host=1,close_timeout=3")
-    static = rendezvous_options(found({}, nodes=2, rendezvous_endpoint="a:1", rendezvous_backend="static", node_rank=1), join_timeout_s=5)
-    assert static[-2:] == ["--node-rank=1", "--rdzv-conf=timeout=5"]
-
-
-def test_a_walltime_is_read_as_slurm_writes_it() -> None:
-    given = {"00:01:30": 90, "12:00:00": 43_200, "2-01:00:00": 176_400, 90: 5_400, "90": 5_400}
-    assert {value: seconds_of(value) for value in given} == given
-    for wrong in ("1:30", "12h", "1-12", -5, True, 1.5):
-        with pytest.raises(ValueError, match="HH:MM:SS"):
-            seconds_of(wrong)
-    with pytest.raises(ValueError, match='in quotes: "12:00:00"'):
-        seconds_of(43_200)  # what YAML makes of 12:00:00
-
-
 def test_a_run_stops_so_long_before_its_time_is_up_as_saving_may_take() -> None:
     cluster = replace(SILENT, walltime="00:10:00", grace_s=30)
     slurm = {"SLURM_JOB_END_TIME": "5000"}
@@ -124,3 +86,12 @@ def test_a_run_stops_so_long_before_its_time_is_up_as_saving_may_take() -> None:
     assert stops_at(cluster, slurm, started=1000.0, now=1001.0) == 4970.0
     assert stops_at(cluster, slurm, started=1000.0, now=5001.0) is None  # of an allocation that is over
     assert stops_at(cluster, {}, started=1000.0, now=1001.0) is None
+
+
+def test_what_the_user_says_of_cublas_and_nccl_wins() -> None:
+    assert environment_of({}, deterministic=True) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS"}
+    environment = environment_of({"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}, deterministic=True)
+    assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}
+    environment = environment_of({}, deterministic=True, given={"NCCL_ALGO": "Tree", "CUBLAS_WORKSPACE_CONFIG": ":0:0"})
+    assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert environment_of({}) == {}

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ddp_train.config.schema import FAULTS, PHASES
-from ddp_train.config.tree import differences, identity
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.phase import Phase, PhaseTracker
@@ -90,10 +89,3 @@ def test_damage_is_done_to_the_largest_file_of_the_newest_checkpoint(tmp_path: P
     assert file == tmp_path / "step_00000004" / "weights"
     found = file.read_bytes() if file.exists() else None
     assert found == {"truncate": bytes(500), "bit_flip": bytes(500) + b"\x01" + bytes(499), "missing_file": None}[kind]
-
-
-def test_faults_do_not_change_what_a_run_is() -> None:
-    """So that it can be continued without them."""
-    with_faults = checked("debug=faults", "debug.faults=[{kind:kill}]").tree
-    assert identity(with_faults) == identity(checked().tree)
-    assert not differences(with_faults, checked().tree)

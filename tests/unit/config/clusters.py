@@ -1,0 +1,19 @@
+"""Clusters whose environment is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from ddp_train.config.check import CONF
+from ddp_train.config.cluster import Meeting, meeting
+from ddp_train.config.schema import ClusterConfig
+
+SILENT = ClusterConfig(**{**yaml.safe_load((CONF / "cluster/local.yaml").read_text()), "nodes": None, "max_restarts": None})
+"""A section that leaves to the environment what it can."""
+
+
+def found(environment: dict[str, str], **cluster: Any) -> Meeting:
+    return meeting(replace(SILENT, **cluster), environment)
