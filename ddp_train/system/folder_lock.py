@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ddp_train.errors import ConfigError
-from ddp_train.redaction import redact
 from ddp_train.system import folder_lease
 from ddp_train.system.deadline import wait_until
+from ddp_train.system.files import write_json
 from ddp_train.system.process import boot_id, is_alive
 
 REFRESH_S = 10.0
@@ -183,15 +183,12 @@ def _write(folder: Path) -> None:
     holder = Holder(
         host=socket.gethostname(),
         pid=os.getpid(),
-        command=redact(shlex.join(sys.argv)),
+        command=shlex.join(sys.argv),
         started=time.strftime("%Y-%m-%d %H:%M:%S"),
         boot=_boot(),
     )
-    temporary = folder / f"{HOLDER}.{os.getpid()}"
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640), "w") as file:
-            json.dump(asdict(holder), file)
-        temporary.replace(folder / HOLDER)
+        write_json(folder / HOLDER, asdict(holder))
     except OSError as error:  # a full disk, say: the lock holds without it
         print(f"{folder}/{HOLDER} cannot be written: {error.strerror}", file=sys.stderr)
 
