@@ -33,15 +33,14 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import Notes, begin, end
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, status_of
-from ddp_train.system import handover, shared_memory, stack_dump, torchrun_env
+from ddp_train.system import handover, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
-from ddp_train.system.process import exit_code_of
+from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.state import TrainState
-from ddp_train.watchdog.client import WatchdogClient, patience
+from ddp_train.watchdog.client import WatchdogClient, WatchRequest, patience
 from ddp_train.watchdog.flight_recorder import FlightRecorder
-from ddp_train.watchdog.request import WatchRequest
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +153,7 @@ def _pids_of_node(store: Store, rank: int) -> dict[int, int]:
     """Return rank -> pid of this node's ranks on local rank 0; {} on the others, and where a process cannot see what another one does."""
     stack_dump.answer()  # before anybody knows this process: whoever does may ask for its stacks
     store.set(f"watch/{rank}", str(os.getpid()))
-    if torchrun_env.local_rank() != 0 or not shared_memory.IS_SUPPORTED:
+    if torchrun_env.local_rank() != 0 or not HAS_SHARED_MEMORY:
         return {}
     ranks = range(rank, rank + torchrun_env.local_world_size())  # torchrun counts a node's ranks one after another
     return {each: int(wait_for(store, f"watch/{each}", within_s=_MEET_WITHIN_S)) for each in ranks}

@@ -24,6 +24,8 @@ EARLY_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 _PR_SET_PDEATHSIG = 1
 _HAS_PROC = Path("/proc/self/stat").exists()
+HAS_SHARED_MEMORY = _HAS_PROC and hasattr(os, "memfd_create")
+"""Whether a process finds another one's files in memory (`os.memfd_create`). They are in no folder, so nothing is left behind."""
 
 
 def be_private() -> None:
@@ -89,32 +91,26 @@ def is_alive(pid: int) -> bool:
 def exit_code_of(pid: int) -> int | None:
     """Return the exit code (negative: the signal) of a process that has ended and that its parent has not asked yet; else None."""
     stat = _stat(pid)
-    return os.waitstatus_to_exitcode(int(stat[49])) if stat[0] in ("Z", "X") and len(stat) > 49 else None
+    return os.waitstatus_to_exitcode(int(stat[49])) if stat[0] in ("Z", "X") else None
 
 
 def parent_of(pid: int) -> int:
     """Return the pid of a process's parent; 0 when the process is gone."""
-    stat = _stat(pid)
-    return int(stat[1]) if len(stat) > 1 else 0
+    return int(_stat(pid)[1] or 0)
 
 
 def start_of(pid: int) -> str:
     """Return when a process began, so that a number given out again is not mistaken for it; "" when it is gone."""
-    stat = _stat(pid)
-    if len(stat) > 19:
-        return stat[19]  # in clock ticks since the machine started
-    return "0" if not _HAS_PROC and _has_number(pid) else ""
+    if not _HAS_PROC:
+        return "0" if _has_number(pid) else ""
+    return _stat(pid)[19]  # in clock ticks since the machine started
 
 
 def descendants(pid: int) -> list[int]:
     """Return the pids of a process's children, of their children, and so on."""
     found = []
     for task in Path("/proc").glob(f"{pid}/task/*/children"):
-        try:
-            children = [int(child) for child in task.read_text().split()]
-        except OSError:  # the thread has just ended
-            continue
-        found += [each for child in children for each in (child, *descendants(child))]
+        found += [each for child in map(int, _read(task).split()) for each in (child, *descendants(child))]
     return found
 
 
@@ -131,12 +127,18 @@ def descriptor_path(number: int, pid: int | str = "self") -> str:
     return f"/proc/{pid}/fd/{number}"
 
 
+def open_memory(pid: int, name: str) -> int | None:
+    """Return a descriptor to read another process's file in memory with; None: it has none of that name, or has ended."""
+    for path, file in open_files(pid):
+        if file.startswith(f"/memfd:{name} "):
+            with suppress(OSError):  # closed meanwhile
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return None
+
+
 def handles_signal(pid: int, number: int) -> bool:
     """Tell whether a process has a handler for a signal, which would end it otherwise."""
-    try:
-        handled = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    except OSError:
-        return False
+    handled = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(f"/proc/{pid}/status"), re.MULTILINE)
     return handled is not None and bool(int(handled[1], 16) >> (number - 1) & 1)
 
 
@@ -150,18 +152,20 @@ def pid_namespace() -> int:
 
 def boot_id() -> str:
     """Return the name of this machine's life since it was started; "" where the kernel gives none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return _read("/proc/sys/kernel/random/boot_id").strip()
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on."""
+    """Return the fields of /proc/PID/stat from the state on, all empty when the process is gone."""
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""] * 50
+
+
+def _read(path: str | Path) -> str:
+    """Return what the kernel writes there; "" for nothing, or nothing any more."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # also when it ends while we read
-        return [""]
+        return Path(path).read_text()
+    except OSError:  # also when a process ends while we read
+        return ""
 
 
 def _has_number(pid: int) -> bool:
@@ -192,16 +196,12 @@ def _become(work: Callable[[], int], parent: int) -> NoReturn:
 
 def oom_kills() -> int | None:
     """Return how many processes of this machine's share (control group) the out-of-memory killer has ended; None where nobody counts."""
-    try:
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
-                counter = f"/sys/fs/cgroup{path}/memory.events" if not controllers else f"/sys/fs/cgroup/memory{path}/memory.oom_control"
-                found = re.search(r"^oom_kill (\d+)$", Path(counter).read_text(), re.MULTILINE) if Path(counter).exists() else None
-                if found:
-                    return int(found[1])
-    except (OSError, ValueError):
-        pass
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            counter = f"/sys/fs/cgroup{path}/memory.events" if not controllers else f"/sys/fs/cgroup/memory{path}/memory.oom_control"
+            if found := re.search(r"^oom_kill (\d+)$", _read(counter), re.MULTILINE):
+                return int(found[1])
     return None
 
 

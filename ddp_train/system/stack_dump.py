@@ -13,24 +13,23 @@ import signal
 from collections.abc import Iterable
 from traceback import FrameSummary
 
-from ddp_train.system import shared_memory
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.process import handles_signal
+from ddp_train.system.process import HAS_SHARED_MEMORY, handles_signal, open_memory
 
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
 _SIGNAL_TO_PYTHON = _SIGNAL + 1
 _STACKS, _NOTE, _ANSWERS = "ddp_train_stacks", "ddp_train_note", "ddp_train_answers"
 _NOTE_BYTES = 200
 _POLL_S = 0.05
-_THREAD = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
+_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def answer() -> None:
     """Let others ask for this process's stacks, and whether its main thread runs Python. Called once, in that thread."""
-    if shared_memory.IS_SUPPORTED:
-        faulthandler.register(_SIGNAL, file=shared_memory.create(_STACKS), all_threads=True)
-        answers = shared_memory.create(_ANSWERS)
+    if HAS_SHARED_MEMORY:
+        faulthandler.register(_SIGNAL, file=os.memfd_create(_STACKS), all_threads=True)
+        answers = os.memfd_create(_ANSWERS)
         signal.signal(_SIGNAL_TO_PYTHON, lambda number, frame: os.write(answers, b"."))
 
 
@@ -38,7 +37,7 @@ class Note:
     """What this process is doing, for others to read; about a microsecond each time."""
 
     def __init__(self) -> None:
-        self._descriptor = shared_memory.create(_NOTE) if shared_memory.IS_SUPPORTED else None
+        self._descriptor = os.memfd_create(_NOTE) if HAS_SHARED_MEMORY else None
 
     def write(self, text: str) -> None:
         """Replace the note; it may have 200 bytes."""
@@ -48,7 +47,7 @@ class Note:
 
 def note_of(pid: int) -> str:
     """Return the note of a process; "" where it has none."""
-    descriptor = shared_memory.open_of(pid, _NOTE)
+    descriptor = open_memory(pid, _NOTE)
     if descriptor is None:
         return ""
     try:
@@ -61,7 +60,7 @@ def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
     """Return the stacks of all threads as faulthandler writes them, by pid; processes that cannot answer are left out."""
     files, sizes = {}, {}
     for pid in pids:
-        if handles_signal(pid, _SIGNAL) and (descriptor := shared_memory.open_of(pid, _STACKS)) is not None:
+        if handles_signal(pid, _SIGNAL) and (descriptor := open_memory(pid, _STACKS)) is not None:
             files[pid], sizes[pid] = descriptor, [os.fstat(descriptor).st_size]
             os.kill(pid, _SIGNAL)
 
@@ -86,9 +85,7 @@ def in_native_code(pids: Iterable[int], *, within_s: float = 0.5) -> set[int]:
     Python runs its signal handlers between bytecodes, and where it waits itself: for a lock, a socket, the end of a sleep. Who can tell
     nothing of this is left out.
     """
-    files = {
-        pid: file for pid in pids if handles_signal(pid, _SIGNAL_TO_PYTHON) and (file := shared_memory.open_of(pid, _ANSWERS)) is not None
-    }
+    files = {pid: file for pid in pids if handles_signal(pid, _SIGNAL_TO_PYTHON) and (file := open_memory(pid, _ANSWERS)) is not None}
     sizes = {pid: os.fstat(file).st_size for pid, file in files.items()}
     for pid in files:
         os.kill(pid, _SIGNAL_TO_PYTHON)
@@ -105,7 +102,7 @@ def in_native_code(pids: Iterable[int], *, within_s: float = 0.5) -> set[int]:
 
 def main_thread(text: str) -> list[FrameSummary]:
     """Return the frames of the main thread, outermost first."""
-    threads = [part for part in re.split(r"(?m)^(?=(?:Current thread|Thread) 0x)", text) if _THREAD.match(part)]
+    _, *threads = _THREAD.split(text)
     if not threads:
         return []
     # The kernel gives a signal to the main thread unless that blocks it; and faulthandler writes the oldest thread last.

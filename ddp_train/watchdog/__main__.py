@@ -3,7 +3,7 @@
     python -m ddp_train.watchdog PID_OF_LOCAL_RANK_0
 
 Jobs come as lines on its standard input (`WatchRequest`; an empty line: the job is over). It imports no torch and needs nothing of the
-ranks: their heartbeats and stacks lie in memory that it can see (`system/shared_memory.py`).
+ranks: their heartbeats and stacks lie in memory that it can see (`system/process.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ddp_train.system import stack_dump
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, parent_of, state_of
 from ddp_train.system.torchrun_env import is_last_attempt
+from ddp_train.watchdog.client import OTHER_NODES, WatchRequest
 from ddp_train.watchdog.diagnosis import (
     ERROR,
     IN_KERNEL,
@@ -38,7 +39,6 @@ from ddp_train.watchdog.diagnosis import (
 )
 from ddp_train.watchdog.flight_recorder import Request
 from ddp_train.watchdog.heartbeat import Heartbeat, HeartbeatReader
-from ddp_train.watchdog.request import OTHER_NODES, WatchRequest
 
 _POLL_S = 0.2
 _GAP_S = 2.0  # between two polls: this process was suspended itself, and probably the ranks too
@@ -161,9 +161,7 @@ class _Job:
         _kill(pids)
 
     def _report(self, culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], texts: dict[int, str], *, has_records: bool) -> None:
-        has_taken_a_step = culprits[0].snapshot.heartbeat.has_taken_a_step
-        key = "cluster.step_timeout_s" if has_taken_a_step else "cluster.start_timeout_s"
-        found = to_failure(culprits, ranks, key=key, limit_s=self._limit(culprits[0].snapshot.heartbeat))
+        found = to_failure(culprits, ranks, limit_s=self._limit(culprits[0].snapshot.heartbeat))
         with suppress(OSError):  # a full disk, say, which may be the very reason
             self._run_dir.logs.mkdir(parents=True, exist_ok=True)
             for each in ranks:

@@ -5,21 +5,45 @@ That process is `python -m ddp_train.watchdog`. It imports no torch, lives as lo
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from typing import TextIO
+from typing import Any, TextIO
 
 from ddp_train.phase import PhaseTracker
 from ddp_train.system.module_names import module_name
 from ddp_train.watchdog.heartbeat import HeartbeatWriter
-from ddp_train.watchdog.request import OTHER_NODES, WatchRequest
+
+OTHER_NODES = 2
+"""Where nobody on this node is to blame, another node has this many time-outs to name somebody."""
 
 _REPORTS_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchRequest:
+    """What to watch; a line on the standard input of that process."""
+
+    run_folder: str
+    start_timeout_s: float | None  # without a beat, until a rank has taken its first step; None: as long as it takes
+    step_timeout_s: float | None  # the same, after it
+    uses_device: bool  # a GPU
+    shows: bool  # a report goes to the terminal too
+    pids: dict[int, int] = field(default_factory=dict)  # rank -> pid, of this node
+    world_size: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WatchRequest:
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**{**fields, "pids": {int(rank): pid for rank, pid in fields["pids"].items()}})
 
 
 class WatchdogClient:

@@ -67,14 +67,19 @@ class RankSnapshot:
         return failure.describe(self.frames) or ("in the kernel" if self.state == IN_KERNEL else "gave no answer")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Culprit:
     """A rank, and what it is to blame for."""
 
     snapshot: RankSnapshot
     why: str
-    fix: str
-    frames: Sequence[FrameSummary] = ()  # what shows it
+    fix: str = ""  # "": what any hang may want
+    frames_of_worker: Sequence[FrameSummary] = ()  # what shows it, in place of the rank's own
+
+    @property
+    def key(self) -> str:
+        """The key of the config that has the time-out."""
+        return "cluster.step_timeout_s" if self.snapshot.heartbeat.has_taken_a_step else "cluster.start_timeout_s"
 
 
 def find_culprits(ranks: Sequence[RankSnapshot], overdue: Sequence[int]) -> list[Culprit]:
@@ -90,56 +95,40 @@ def find_any_culprit(ranks: Sequence[RankSnapshot]) -> Culprit:
     """Pick a rank where all seem to wait: one of the few that wait in another place than most, or the first that stood still."""
     if all(_waits_for_device(snapshot) for snapshot in ranks):  # in whatever line: each has given its device what it could
         last = min(ranks, key=lambda snapshot: snapshot.heartbeat.progress)
-        return Culprit(
-            snapshot=last,
-            why="waits for its GPU, as all ranks do; no host is to blame",
-            fix="torchfrtrace on logs/flight_recorder_rank_*: who has not begun the others' collective; nvidia-smi and dmesg (Xid) there",
-            frames=last.frames,
-        )
+        fix = "torchfrtrace on logs/flight_recorder_rank_*: who has not begun the others' collective; nvidia-smi and dmesg (Xid) there"
+        return Culprit(last, "waits for its GPU, as all ranks do; no host is to blame", fix)
     places: dict[object, list[RankSnapshot]] = {}
     for snapshot in ranks:
         places.setdefault((snapshot.heartbeat.progress, snapshot.doing()), []).append(snapshot)
     groups = sorted(places.values(), key=len)
     if len(groups) > 1 and len(groups[0]) < len(groups[1]):
-        return Culprit(
-            snapshot=groups[0][0],
-            why="waits in another place than the other ranks",
-            fix="look for a collective that not all ranks take part in",
-            frames=groups[0][0].frames,
-        )
+        fix = "look for a collective that not all ranks take part in"
+        return Culprit(groups[0][0], "waits in another place than the other ranks", fix)
     first = min(ranks, key=lambda snapshot: snapshot.heartbeat.time)
-    return Culprit(
-        snapshot=first,
-        why="stood still first; all ranks wait for each other",
-        fix="look for collectives that the ranks call in different orders",
-        frames=first.frames,
-    )
+    fix = "look for collectives that the ranks call in different orders"
+    return Culprit(first, "stood still first; all ranks wait for each other", fix)
 
 
 def suspect_other_node(ranks: Sequence[RankSnapshot]) -> Culprit:
     """Say that nobody here is to blame: all wait for ranks of another node, which has not reported."""
     first = min(ranks, key=lambda snapshot: snapshot.rank)
-    return Culprit(
-        snapshot=first,
-        why="waits, as all ranks of this node do, for another node, which has not said why",
-        fix="look at the other nodes and the network between them",
-        frames=first.frames,
-    )
+    why = "waits, as all ranks of this node do, for another node, which has not said why"
+    return Culprit(first, why, "look at the other nodes and the network between them")
 
 
-def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, key: str, limit_s: float) -> failure.Failure:
+def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, limit_s: float) -> failure.Failure:
     """Describe a hang, for failure.json and the screen.
 
     Args:
-        key: of the config, which has the time-out.
-        limit_s: its value, in seconds.
+        limit_s: the time-out of the first of them.
     """
     first, snapshot = culprits[0], culprits[0].snapshot
+    key, frames = first.key, first.frames_of_worker or snapshot.frames
     also = f" (so do ranks {', '.join(str(each.snapshot.rank) for each in culprits[1:])})" if len(culprits) > 1 else ""
-    where = f": {text}" if (text := failure.describe(first.frames)) else ""
+    where = f": {text}" if (text := failure.describe(frames)) else ""
     message = f"rank {snapshot.rank} {first.why}{also}{where}; it has not moved for {snapshot.still_s:.1f} s ({key} is {limit_s:g}),"
     message += f" in the phase {snapshot.heartbeat.phase}"
-    stack = failure.shorten(first.frames) if first.frames else ""
+    stack = failure.shorten(frames) if frames else ""
     found = failure.Failure(
         rank=snapshot.rank,
         host=socket.gethostname(),
@@ -150,7 +139,7 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, ke
         key=key,
         traceback=f"{stack}{ERROR}: {message}" if stack else "",
         time=time.time(),
-        fix=first.fix,
+        fix=first.fix or f"that line; a larger {key} if it was only slow, null to wait for ever",
     )
     guilty = {each.snapshot.rank for each in culprits}
     return found.with_others({each.rank: f"{each.doing()} (phase {each.heartbeat.phase})" for each in ranks if each.rank not in guilty})
@@ -159,14 +148,9 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, ke
 def _in_kernel(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
     if snapshot.state in STOPPED:
         why = "is stopped" if snapshot.state == "T" else "is stopped by a debugger"
-        return Culprit(snapshot=snapshot, why=why, fix=f"nothing in the code: somebody sent SIGSTOP to process {snapshot.pid}")
+        return Culprit(snapshot, why, f"nothing in the code: somebody sent SIGSTOP to process {snapshot.pid}")
     if snapshot.state == IN_KERNEL:
-        return Culprit(
-            snapshot=snapshot,
-            why="waits inside the kernel",
-            fix="look at this machine's disks, network file systems and GPUs",
-            frames=snapshot.frames,
-        )
+        return Culprit(snapshot, "waits inside the kernel", "look at this machine's disks, network file systems and GPUs")
     return None
 
 
@@ -181,7 +165,7 @@ def _with_stuck_worker(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) ->
     state = "stopped" if worker.state in STOPPED else "waiting inside the kernel" if worker.state == IN_KERNEL else "stuck"
     reading = f" while it reads {worker.reads}" if worker.reads else ""
     why = f"waits for its loader worker (pid {worker.pid}), which is {state}{reading}"
-    return Culprit(snapshot=snapshot, why=why, fix=_fix(snapshot), frames=worker.frames or snapshot.frames)
+    return Culprit(snapshot, why, frames_of_worker=worker.frames)
 
 
 def _behind(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
@@ -189,13 +173,13 @@ def _behind(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | 
     furthest = max(each.heartbeat.progress for each in ranks)
     if snapshot.heartbeat.progress == furthest or _waits(snapshot) or _waits_for_device(snapshot):
         return None
-    return Culprit(snapshot=snapshot, why="is behind the others", fix=_fix(snapshot), frames=snapshot.frames)
+    return Culprit(snapshot, "is behind the others")
 
 
 def _elsewhere(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
     if _waits(snapshot) or _waits_for_device(snapshot):
         return None
-    return Culprit(snapshot=snapshot, why="hangs", fix=_fix(snapshot), frames=snapshot.frames)
+    return Culprit(snapshot, "hangs")
 
 
 def _owes_its_device_work(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
@@ -204,8 +188,7 @@ def _owes_its_device_work(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot])
     is_in_backward = len(snapshot.frames) > 0 and _BACKWARD in snapshot.frames[-1].filename  # perhaps in Python code of autograd's thread
     if (_waits(snapshot) and not is_in_backward) or snapshot.heartbeat.step > stand_in:
         return None
-    why = f"has not given its GPU all of step {stand_in + 1}, in which the others' wait"
-    return Culprit(snapshot=snapshot, why=why, fix=_fix(snapshot), frames=snapshot.frames)
+    return Culprit(snapshot, f"has not given its GPU all of step {stand_in + 1}, in which the others' wait")
 
 
 def _with_stuck_device(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
@@ -213,12 +196,8 @@ def _with_stuck_device(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) ->
     heartbeat = snapshot.heartbeat
     if not heartbeat.waits_for_device or heartbeat.device_step >= max(each.heartbeat.device_step for each in ranks):
         return None
-    return Culprit(
-        snapshot=snapshot,
-        why=f"waits for its GPU, which stands still in step {heartbeat.device_step + 1}; others have finished that step",
-        fix="a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine",
-        frames=snapshot.frames,
-    )
+    why = f"waits for its GPU, which stands still in step {heartbeat.device_step + 1}; others have finished that step"
+    return Culprit(snapshot, why, "a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine")
 
 
 def _waits(snapshot: RankSnapshot) -> bool:
@@ -242,8 +221,3 @@ def _reads(snapshot: RankSnapshot) -> bool:
     """Tell whether a rank reads samples itself: what it waits for in a native library then is no device."""
     files = [frame.filename for frame in snapshot.frames if not frame.filename.endswith(_HANDS_ON)]
     return any(part in file for file in files for part in _READS)
-
-
-def _fix(snapshot: RankSnapshot) -> str:
-    key = "cluster.step_timeout_s" if snapshot.heartbeat.has_taken_a_step else "cluster.start_timeout_s"
-    return f"that line; a larger {key} if it was only slow, null to wait for ever"

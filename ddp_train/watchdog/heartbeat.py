@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from ddp_train.phase import Phase, PhaseTracker
-from ddp_train.system import shared_memory
+from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
 
 _NAME = "ddp_train_beat"
 _LAYOUT = struct.Struct("=dqqq")
@@ -49,11 +49,11 @@ class HeartbeatWriter:
     """Beats with each phase of one job after another (in a rank)."""
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
-        if shared_memory.IS_SUPPORTED:
-            descriptor = shared_memory.create(_NAME)  # stays open: the watch opens it by its name
+        descriptor = -1  # memory of its own, where nobody can watch
+        if HAS_SHARED_MEMORY:
+            descriptor = os.memfd_create(_NAME)  # stays open: the watch opens it by its name
             os.ftruncate(descriptor, mmap.PAGESIZE)
-            self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
+        self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
         self._first_step = -1
 
     def follow(self, tracker: PhaseTracker) -> None:
@@ -66,12 +66,10 @@ class HeartbeatWriter:
     def _beat(self, phase: Phase, step: int) -> None:
         if self._first_step < 0 and phase is Phase.DATA:
             self._first_step = step
-        if self._memory is not None:
-            _LAYOUT.pack_into(self._memory, 0, time.monotonic(), step, self._first_step, _NUMBERS[phase])
+        _LAYOUT.pack_into(self._memory, 0, time.monotonic(), step, self._first_step, _NUMBERS[phase])
 
     def _see_device(self, step: int, is_awaited: bool) -> None:
-        if self._memory is not None:
-            _DEVICE.pack_into(self._memory, _LAYOUT.size, step, is_awaited)
+        _DEVICE.pack_into(self._memory, _LAYOUT.size, step, is_awaited)
 
 
 class HeartbeatReader:
@@ -79,8 +77,7 @@ class HeartbeatReader:
 
     def __init__(self, pid: int) -> None:
         self._memory: mmap.mmap | None = None
-        descriptor = shared_memory.open_of(pid, _NAME)
-        if descriptor is not None:
+        if (descriptor := open_memory(pid, _NAME)) is not None:
             self._memory = mmap.mmap(descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
             os.close(descriptor)
 

@@ -62,8 +62,13 @@ def test_the_kernels_count_is_read_in_both_versions_of_control_groups(tmp_path: 
         "/sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
         "/sys/fs/cgroup/other/memory.events": "low 0\noom 2\noom_kill 5\noom_group_kill 0\n",
     }
-    monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) in files)
+
+    def read_text(path: Path) -> str:
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
+
+    monkeypatch.setattr(Path, "read_text", read_text)
     assert oom_kills() == 3
     del files["/sys/fs/cgroup/memory/job/memory.oom_control"]
     assert oom_kills() == 5

@@ -195,7 +195,7 @@ def test_a_stuck_loader_worker_is_blamed_with_what_it_reads() -> None:
     (found,) = find_culprits([snapshot(0, WAITS), snapshot(1, OWN, phase=Phase.DATA, workers=[worker])], [0, 1])
     assert found.snapshot.rank == 1
     assert found.why == "waits for its loader worker (pid 7), which is stopped while it reads samples 3 to 5"
-    assert "phase data" in to_failure([found], [found.snapshot], key="cluster.step_timeout_s", limit_s=3).message
+    assert "phase data" in to_failure([found], [found.snapshot], limit_s=3).message
 
 
 def test_where_all_wait_the_one_in_another_place_is_named() -> None:

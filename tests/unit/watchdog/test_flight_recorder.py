@@ -13,8 +13,8 @@ import pytest
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.watchdog.__main__ import _Job
+from ddp_train.watchdog.client import WatchRequest
 from ddp_train.watchdog.flight_recorder import FlightRecorder, Request
-from ddp_train.watchdog.request import WatchRequest
 
 RANK = """
 import os, sys, threading, time
