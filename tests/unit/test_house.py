@@ -1,4 +1,4 @@
-"""What is said once in the house is said in one place, and every module that a text names is there."""
+"""What is said once in the house is said in one place, every module that a text names is there, and every module has its tests."""
 
 from __future__ import annotations
 
@@ -15,6 +15,53 @@ from ddp_train.system import torchrun_env
 
 ROOT = FOLDER.parent
 TORCHRUN = "|".join((*torchrun_env.VARIABLES, "GROUP_WORLD_SIZE", r"TORCHELASTIC_\w+"))
+
+SHOWN_BY = {
+    "__main__.py": "tests/distributed/test_run.py",
+    "checkpoint/foreign_files.py": "tests/unit/training/test_initial_weights.py, tests/faults/test_malicious_checkpoints.py",
+    "checkpoint/host_memory.py": "tests/unit/checkpoint/test_snapshot.py",
+    "checkpoint/joint_save.py": "tests/unit/checkpoint/test_save.py",
+    "checkpoint/mailbox.py": "tests/unit/checkpoint/test_save.py",
+    "checkpoint/publish.py": "tests/unit/checkpoint/test_save.py",
+    "cli/compose.py": "tests/config/test_config.py",
+    "cli/resume.py": "tests/config/test_config.py",
+    "cli/runs.py": "tests/distributed/test_sweep.py",
+    "config/check.py": "tests/config/test_config.py",
+    "config/limits.py": "tests/config/test_security.py",
+    "config/rules.py": "tests/config/test_config.py",
+    "config/run_config.py": "tests/config/test_config.py",
+    "config/unknown_names.py": "tests/config/test_advice.py",
+    "data/images/encoded_images.py": "tests/unit/data/test_image_folder.py, tests/unit/data/test_tar_shards.py",
+    "data/images/image_decoder.py": "tests/unit/data/test_image_folder.py",
+    "data/tokens/token_writer.py": "tests/unit/cli/test_prepare_tokens.py",
+    "data/tokens/tokenizer.py": "tests/unit/cli/test_prepare_tokens.py",
+    "distributed/world.py": "tests/unit/system/test_network.py; between processes: tests/distributed/test_cluster.py",
+    "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
+    "launch/agent/rendezvous.py": "tests/distributed/test_cluster.py",
+    "launch/agent_process.py": "tests/unit/sweep/test_warm_group.py",
+    "launch/launcher.py": "two protocols, and who has begun: tests/config/test_config.py",
+    "launch/local.py": "tests/distributed/test_run.py",
+    "launch/signals.py": "tests/distributed/test_stop.py, tests/distributed/test_sweep.py",
+    "loader/fork_server.py": "what it sets holds for a process of its own: tests/unit/loader/test_worker_pool.py",
+    "rank/environment.py": "tests/distributed/test_run.py",
+    "rank/main.py": "tests/distributed/test_run.py",
+    "rank/run_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",
+    "run_folder/trust.py": "tests/config/test_security.py",
+    "sweep/hydra_jobs.py": "tests/config/test_config.py",
+    "sweep/optuna.py": "tests/distributed/test_sweep.py",
+    "sweep/schedule.py": "tests/config/test_config.py",
+    "sweep/table.py": "tests/distributed/test_sweep.py",
+    "system/folder_lease.py": "tests/unit/system/test_folder_lock.py",
+    "system/handover.py": "names of variables and nothing else",
+    "training/build.py": "tests/unit/config/test_auto.py, tests/unit/training/test_joint.py",
+    "training/compare_state.py": "tests/unit/training/test_saved_state.py",
+    "training/components.py": "tests/unit/training/test_joint.py",
+    "training/instantiate.py": "tests/unit/config/test_auto.py",
+    "training/restore.py": "tests/distributed/test_exactness.py, tests/distributed/test_restart.py",
+    "training/seeding.py": "tests/unit/rank/test_isolation.py, tests/unit/loader/test_dataset_adapter.py",
+    "watchdog/__main__.py": "tests/unit/watchdog/test_flight_recorder.py, tests/faults/test_hang.py",
+}
+"""What shows the modules that have no test file of their own."""
 
 
 def texts(file: Path, *, with_docstrings: bool) -> Iterator[str]:
@@ -63,3 +110,12 @@ def test_the_config_is_read_by_its_types() -> None:
     for file in FOLDER.rglob("*.py"):
         if file.parent.name != "config":
             assert re.findall(r"""\.tree\[|\btree\[["']""", file.read_text()) == [], file
+
+
+def test_every_module_has_its_test_file_or_a_line_that_says_what_shows_it() -> None:
+    modules = {file.relative_to(FOLDER) for file in FOLDER.rglob("*.py") if file.name != "__init__.py"}
+    without = {str(module) for module in modules if not (ROOT / "tests/unit" / module.with_name(f"test_{module.name}")).exists()}
+    assert without == set(SHOWN_BY)
+    for module, line in SHOWN_BY.items():
+        for path in re.findall(r"tests/[\w/]+\.py", line):
+            assert (ROOT / path).exists(), f"{module}: {path}"
