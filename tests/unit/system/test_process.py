@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from ddp_train.system.process import (
+    HAS_SHARED_MEMORY,
     descriptor_path,
     handles_signal,
     is_alive,
     oom_kills,
     open_files,
+    open_memory,
     parent_of,
     pid_namespace,
     start_of,
@@ -54,6 +56,18 @@ def test_an_open_file_is_found_by_its_name_and_can_be_opened(tmp_path: Path) -> 
         (path,) = [path for path, name in open_files(os.getpid()) if name == f"{file} (deleted)"]
         assert path == descriptor_path(stream.fileno(), os.getpid())
         assert Path(path).read_text() == "here"
+
+
+@pytest.mark.skipif(not HAS_SHARED_MEMORY, reason="needs Linux")
+def test_a_file_in_memory_is_found_by_its_whole_name_until_it_is_closed() -> None:
+    ours = os.memfd_create("numbers")
+    os.write(ours, b"1 2 3")
+    assert open_memory(os.getpid(), "number") is None
+    found = open_memory(os.getpid(), "numbers")
+    assert found is not None and os.read(found, 9) == b"1 2 3"
+    for descriptor in (ours, found):
+        os.close(descriptor)
+    assert open_memory(os.getpid(), "numbers") is None
 
 
 def test_the_kernels_count_is_read_in_both_versions_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
