@@ -108,7 +108,10 @@ def leaves(plain: Any) -> dict[str, Leaf]:
 
 def leaf_of(name: str, tensor: Tensor) -> Leaf:
     """Describe a tensor."""
-    return Leaf(name, tensor.dtype, tuple(tensor.shape), None if tensor.is_contiguous() else _dense_stride(tensor))
+    shape = tuple(tensor.shape)
+    # Of a permuted tensor (channels last): its optimizer state must lie as it does. Not of a view with gaps.
+    has_stride = not tensor.is_contiguous() and _is_dense(shape, tensor.stride())
+    return Leaf(name, tensor.dtype, shape, tensor.stride() if has_stride else None)
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor], names: dict[tuple[Any, ...], str]) -> Any:
@@ -152,17 +155,12 @@ def _encode_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], names:
     name = names.get(same) if tensor.numel() else None
     if name is None:
         name = path
-        while name in tensors or name.endswith("]"):  # a["b.c"] and a["b"]["c"]; and what looks like a piece (share.py)
+        while name in tensors or name.endswith("]"):  # a["b.c"] and a["b"]["c"]; and what looks like a piece (partition.py)
             name += "'"
         names[same], tensors[name] = name, tensor
     leaf = leaf_of(name, tensor)
     plain = {"$tensor": name, "dtype": _DTYPE_NAMES[leaf.dtype], "shape": list(leaf.shape)}
     return plain if leaf.stride is None else {**plain, "stride": list(leaf.stride)}
-
-
-def _dense_stride(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return the stride of a permuted tensor (channels last), whose optimizer state must lie as it does; of views with gaps None."""
-    return tensor.stride() if _is_dense(tuple(tensor.shape), tensor.stride()) else None
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

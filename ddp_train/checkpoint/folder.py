@@ -14,21 +14,22 @@ from ddp_train.distributed.world import World, alone
 _DEBRIS = (".partial_*", ".removed_*")  # of a process that was killed while it saved, or while it removed
 
 
-def newest_good(folder: Path, world: World | None = None, *, moves: Callable[[], None] = lambda: None) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint whose files are what its manifest says, and why newer ones were passed over. Collective.
+def newest_good(folder: Path, world: World | None = None, *, moves: Callable[[], None] = lambda: None) -> Path | None:
+    """Return the newest checkpoint whose files are what its manifest says; rank 0 prints why newer ones are passed over. Collective.
 
     Args:
         world: the ranks, of which each reads some of the files; None: this process reads them all.
         moves: called while this rank reads.
     """
     world = world or alone()
-    refused: list[str] = []
-    for candidate in world.from_main(sorted(folder.glob("step_*"), reverse=True)):
+    candidates: list[Path] = world.from_main(sorted(folder.glob("step_*"), reverse=True))
+    for candidate in candidates:
         problem = next(filter(None, world.gather(verify(candidate, part=world.rank, parts=world.size, moves=moves))), "")
         if not problem:
-            return candidate, refused
-        refused.append(f"checkpoint {candidate.name} is not used: {problem}")
-    return None, refused
+            return candidate
+        if world.is_main:
+            print(f"checkpoint {candidate.name} is not used: {problem}", flush=True)
+    return None
 
 
 def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:

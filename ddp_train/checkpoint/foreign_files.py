@@ -53,8 +53,9 @@ def read_pt(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, MemoryError) as error:
         _refuse(path, f"holds more than tensors, or is damaged: {_cause(error)}")
-    found = next((content[name] for name in _NESTED if _is_mapping(content) and _is_mapping(content.get(name))), content)
-    if not _is_mapping(found) or not found:
+    nested = [content.get(name) for name in _NESTED] if isinstance(content, Mapping) else []
+    found = next((each for each in nested if isinstance(each, Mapping)), content)
+    if not isinstance(found, Mapping) or not found:
         _refuse(path, f"holds a {type(found).__name__}")
     if others := [str(name) for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
         _refuse(path, f"holds other things than tensors: {', '.join(others[:8])}")
@@ -94,10 +95,6 @@ def _cause(error: Exception) -> str:
     """Return what torch objects to, without its advice to load the file unsafely."""
     found = re.search(r"(Unsupported[^\n]*?|Can only[^\n]*?|Trying to[^\n]*?)(?: was not | whose |$)", str(error), re.MULTILINE)
     return found[1] if found else type(error).__name__
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _refuse(path: Path, why: str) -> NoReturn:

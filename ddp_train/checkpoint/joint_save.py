@@ -30,7 +30,7 @@ class SaveOrder:
 
     number: int  # counts the saves of a run
     folder: Path
-    nonce: str
+    partial: Path  # where it is written, until it is complete
     step: int
     snapshot: Snapshot
     may_be_infinite: Callable[[str], bool]
@@ -38,10 +38,6 @@ class SaveOrder:
     remove_old: Callable[[Path], None]
     wrote: Callable[[], None]  # called after each part that is written
     is_written: Event = field(default_factory=Event)  # this rank's part is, or never will be
-
-    @property
-    def partial(self) -> Path:
-        return self.folder / f".partial_{name_of(self.step)}_{self.nonce}_{self.number}"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from threading import Thread
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import HashStore, PrefixStore, Store
 
 from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World
@@ -21,11 +21,11 @@ class Mailbox:
     """
 
     def __init__(self, world: World, name: str) -> None:
-        self._store: Store | None = None
-        self._messages: dict[str, str] = {}  # of a world of one
+        store: Store = HashStore()  # of a world of one
         if world.size > 1:
             assert world.store is not None
-            self._store = PrefixStore(f"checkpoint/{name}", world.store.clone())  # type: ignore[attr-defined]  # torch's stubs lack it
+            store = world.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        self._store = PrefixStore(f"checkpoint/{name}", store)
 
     def put(self, key: str, message: str) -> None:
         """Leave a message.
@@ -33,10 +33,7 @@ class Mailbox:
         Raises:
             DistError: the store is gone.
         """
-        if self._store is None:
-            self._messages[key] = message
-        else:
-            self._store.set(key, message)
+        self._store.set(key, message)
 
     def get(self, key: str) -> str:
         """Return a message as soon as it is there, however long that takes.
@@ -44,8 +41,6 @@ class Mailbox:
         Raises:
             DistError: the store is gone.
         """
-        if self._store is None:
-            return self._messages[key]
         return wait_for(self._store, key)
 
     def wait_for(self, thread: Thread) -> None:
@@ -55,7 +50,4 @@ class Mailbox:
 
     def remove(self, key: str) -> None:
         """Take a message away that everyone has read."""
-        if self._store is None:
-            self._messages.pop(key, None)
-        else:
-            self._store.delete_key(key)
+        self._store.delete_key(key)

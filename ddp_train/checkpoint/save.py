@@ -15,7 +15,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from ddp_train.checkpoint.joint_save import SaveOrder, write_together
 from ddp_train.checkpoint.mailbox import POLL_S, Mailbox
 from ddp_train.checkpoint.snapshot import Buffer
+from ddp_train.checkpoint.verify import name_of
 from ddp_train.distributed.world import World
 
 logger = logging.getLogger(__name__)
@@ -38,32 +39,22 @@ class Content:
     may_be_infinite: Callable[[str], bool]  # of the tensors' names in `shared`: whether infinity is no sign of lost weights
 
 
+@dataclass
 class Saver:
-    """Saves one run's checkpoints, one at a time. Every rank makes one. Collective.
+    """Saves one run's checkpoints, one at a time. Every rank makes one. Collective."""
 
-    Args:
-        folder: where the checkpoints lie, on a file system that all ranks share.
-        config_hash: of the config, for the manifest.
-        asynchronous: False: `save` returns when the checkpoint is there, or has failed.
-        remove_old: called with the folder when a new one is there, on rank 0, in a thread.
-        moves: called while this rank waits for a disk that is slow, but goes on writing.
-    """
+    folder: Path  # where the checkpoints lie, on a file system that all ranks share
+    world: World
+    _: KW_ONLY
+    config_hash: str  # for the manifest
+    asynchronous: bool = True  # False: `save` returns when the checkpoint is there, or has failed
+    remove_old: Callable[[Path], None] = lambda folder: None  # called with the folder when a new one is there, on rank 0, in a thread
+    moves: Callable[[], None] = lambda: None  # called while this rank waits for a disk that is slow, but goes on writing
 
-    def __init__(
-        self,
-        folder: Path,
-        world: World,
-        *,
-        config_hash: str,
-        asynchronous: bool = True,
-        remove_old: Callable[[Path], None] = lambda folder: None,
-        moves: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._folder, self._world = folder, world
-        self._config_hash, self._asynchronous, self._remove_old, self._moves = config_hash, asynchronous, remove_old, moves
-        self._buffer = Buffer(world.device)
-        self._nonce: str = world.from_main(secrets.token_hex(4))
-        self._board = Mailbox(world, self._nonce)
+    def __post_init__(self) -> None:
+        self._buffer = Buffer(self.world.device)
+        self._nonce: str = self.world.from_main(secrets.token_hex(4))
+        self._board = Mailbox(self.world, self._nonce)
         self._count = self._parts_written = 0
         self._under_way: tuple[Thread, SaveOrder] | None = None
         self._problem = ""
@@ -79,23 +70,23 @@ class Saver:
             StateError: a checkpoint cannot hold the state.
         """
         self.finish()
-        snapshot = self._buffer.take(content.shared, content.own, rank=self._world.rank, size=self._world.size)
+        snapshot = self._buffer.take(content.shared, content.own, rank=self.world.rank, size=self.world.size)
         self._count += 1
         order = SaveOrder(
             number=self._count,
-            folder=self._folder,
-            nonce=self._nonce,
+            folder=self.folder,
+            partial=self.folder / f".partial_{name_of(content.step)}_{self._nonce}_{self._count}",
             step=content.step,
             snapshot=snapshot,
             may_be_infinite=content.may_be_infinite,
-            facts={"config_sha256": self._config_hash, "facts": dict(facts or {})},
-            remove_old=self._remove_old,
+            facts={"config_sha256": self.config_hash, "facts": dict(facts or {})},
+            remove_old=self.remove_old,
             wrote=self._count_part,
         )
         thread = Thread(target=self._write, args=(order,), name="checkpoint", daemon=True)
         self._under_way = thread, order
         thread.start()
-        if not self._asynchronous:
+        if not self.asynchronous:
             self.finish()
 
     def finish(self) -> str:
@@ -111,7 +102,7 @@ class Saver:
                 time.sleep(POLL_S)  # here a rank waits for its own disk; the watch on hangs sees it in the stack
                 if self._parts_written != seen:
                     seen = self._parts_written
-                    self._moves()
+                    self.moves()
             self._board.wait_for(thread)
             self._under_way = None
         if self._error is not None:
@@ -125,7 +116,7 @@ class Saver:
         """Write, and say so when it has failed (a thread)."""
         began = time.monotonic()
         try:
-            self._problem = write_together(order, self._board, self._world)
+            self._problem = write_together(order, self._board, self.world)
         except Exception as error:
             logger.exception("the checkpoint of step %d was not saved", order.step)
             self._error = error  # of the main thread too, which knows what to make of a lost store
@@ -137,5 +128,5 @@ class Saver:
             return
         message = f"the checkpoint of step {order.step} was NOT saved, earlier ones are untouched. {self._problem}"
         logger.error(message)
-        if self._world.is_main:
+        if self.world.is_main:
             print(message, flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import InitVar, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +22,20 @@ class Retention:
     every_steps: int | None = None  # all whose step is a multiple, for ever
 
 
+@dataclass(kw_only=True)
 class CheckpointSchedule:
-    """Says after which steps a checkpoint is saved, on all ranks alike and without a collective.
+    """Says after which steps a checkpoint is saved, on all ranks alike and without a collective."""
 
-    Args:
-        every_evaluation: whether each evaluation is followed by one.
-        every_steps: steps between two; None: not by steps.
-        every_minutes: minutes between two; None: not by time.
-        keep: with `best` above 0, an evaluation that is among the best is saved, too.
-        saved: the checkpoints that there are, the same on every rank.
-        agree: gets a step, and on rank 0 whether a checkpoint is due; tells whether all ranks save after this step (`Stop.saves_after`).
-        clock: seconds; rank 0's counts.
-    """
+    every_evaluation: bool  # whether each evaluation is followed by one
+    every_steps: int | None  # between two; None: not by steps
+    every_minutes: float | None  # between two; None: not by time
+    keep: Retention  # with `best` above 0, an evaluation that is among the best is saved, too
+    saved: InitVar[Sequence[CatalogEntry]]  # the checkpoints that there are, the same on every rank
+    agree: Callable[[bool], bool]  # gets on rank 0 whether one is due by the clock; tells whether all ranks save after this step
+    clock: Callable[[], float] = time.monotonic  # seconds; rank 0's counts
 
-    def __init__(
-        self,
-        *,
-        every_evaluation: bool,
-        every_steps: int | None,
-        every_minutes: float | None,
-        keep: Retention,
-        saved: Sequence[CatalogEntry],
-        agree: Callable[[int, bool], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._every_evaluation, self._every_steps = every_evaluation, every_steps
-        self._every_s = None if every_minutes is None else 60 * every_minutes
-        self._keep, self._agree, self._clock = keep, agree, clock
-        self._last_s = clock()
+    def __post_init__(self, saved: Sequence[CatalogEntry]) -> None:
+        self._last_s = self.clock()
         self.go_back(saved)
 
     def go_back(self, saved: Sequence[CatalogEntry]) -> None:
@@ -58,7 +44,7 @@ class CheckpointSchedule:
         Args:
             saved: the checkpoints that there are now, the same on every rank.
         """
-        values = (self._keep.ranking.value(each.metrics) for each in saved)
+        values = (self.keep.ranking.value(each.metrics) for each in saved)
         self._best = sorted((value for value in values if value is not None), reverse=True)
         self._step, self._metrics = -1, dict[str, Any]()
 
@@ -71,32 +57,31 @@ class CheckpointSchedule:
 
     def saves_after(self, step: int) -> bool:
         """Tell whether a checkpoint is due after this step. Asked after each step and its evaluation, on every rank."""
-        is_due = self._is_multiple(step) or (self._every_evaluation and self._is_evaluated(step))
-        is_due |= self._is_among_best(step)
-        if self._every_s is not None:
-            is_due |= self._agree(step, not is_due and self._clock() - self._last_s >= self._every_s)
+        metrics = self._metrics_of(step)
+        is_due = self.every_steps is not None and step % self.every_steps == 0
+        is_due |= self.every_evaluation and any(name.startswith("eval/") for name in metrics)
+        is_due |= self._is_among_best(metrics)
+        if self.every_minutes is not None:
+            is_due |= self.agree(not is_due and self.clock() - self._last_s >= 60 * self.every_minutes)
         if is_due:
-            self._last_s = self._clock()
+            self._last_s = self.clock()
         return is_due
 
     def facts(self, step: int) -> dict[str, Any]:
         """Return what the manifest of this step's checkpoint says about its metrics."""
-        return {"metrics": self._metrics if step == self._step else {}, "ranked_by": asdict(self._keep.ranking)}
+        return {"metrics": self._metrics_of(step), "ranked_by": asdict(self.keep.ranking)}
 
-    def _is_multiple(self, step: int) -> bool:
-        return self._every_steps is not None and step % self._every_steps == 0
+    def _metrics_of(self, step: int) -> dict[str, Any]:
+        return self._metrics if step == self._step else {}
 
-    def _is_evaluated(self, step: int) -> bool:
-        return step == self._step and any(name.startswith("eval/") for name in self._metrics)
-
-    def _is_among_best(self, step: int) -> bool:
-        """Tell whether this step's evaluation is one of the best so far, and count it. The training loss is no evaluation."""
-        value = self._keep.ranking.value(self._metrics) if step == self._step else None
-        if value is None or self._keep.best == 0 or not self._keep.ranking.metric.startswith("eval/"):
+    def _is_among_best(self, metrics: Mapping[str, Any]) -> bool:
+        """Tell whether a step's evaluation is one of the best so far, and count it. The training loss is no evaluation."""
+        value = self.keep.ranking.value(metrics)
+        if value is None or self.keep.best == 0 or not self.keep.ranking.metric.startswith("eval/"):
             return False
-        if len(self._best) >= self._keep.best and value <= self._best[self._keep.best - 1]:
+        if len(self._best) >= self.keep.best and value <= self._best[self.keep.best - 1]:
             return False
-        self._best = sorted([*self._best, value], reverse=True)[: self._keep.best]
+        self._best = sorted([*self._best, value], reverse=True)[: self.keep.best]
         return True
 
 

@@ -10,7 +10,7 @@
     checkpoints     when one is due, and the way back           restore         continuing when a run begins
     saved_state     what a checkpoint holds                     compare_state   whether it fits
     state_size      how large it will be                        predictions     per-sample outputs of an evaluation
-    buckets         where DDP keeps gradients                   device_queue    how far the host runs ahead
+    device_queue    how far the host runs ahead
 
 The loop asks and tells plain callables; `ddp_train/rank/run_job.py` puts it all together.
 """

@@ -223,10 +223,9 @@ def _require_predictions(objective: Objective, source: DataSource | Stream | Non
 
 def _optimizer(node: Mapping[str, Any], model: nn.Module) -> Optimizer:
     """Complete the optimizer with the model, when it asks for one, or with parameter groups as torch's do."""
-    if accepts(locate(node["_target_"]), "model"):
-        return cast(Optimizer, instantiate(node, key="optimizer", first=model))
-    groups = parameter_groups(model, node.get("weight_decay"))
-    return cast(Optimizer, instantiate(node, key="optimizer", first=groups))
+    wants_model = accepts(locate(node["_target_"]), "model")
+    first = model if wants_model else parameter_groups(model, node.get("weight_decay"))
+    return cast(Optimizer, instantiate(node, key="optimizer", first=first))
 
 
 def _total_steps(trainer: TrainerConfig, steps_per_epoch: int | None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ddp_train.checkpoint import catalog, disk_space
 from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, ranking
@@ -27,7 +26,7 @@ from ddp_train.training.loss_monitor import Rewind
 from ddp_train.training.records import Records
 from ddp_train.training.saved_state import content, load
 from ddp_train.training.state import Jump, TrainState, WindowSums
-from ddp_train.training.state_size import estimate, require_few_tensors
+from ddp_train.training.state_size import estimate
 
 _MOST_IN_VAIN = 3  # rewinds to the same checkpoint
 
@@ -71,7 +70,7 @@ class Checkpoints:
             every_minutes=settings.every_minutes,
             keep=self.keep,
             saved=self._saved(),
-            agree=lambda step, is_due: self.agree(is_due),
+            agree=self.agree,
         )
         self.records.listen(self._schedule.note)
 
@@ -106,7 +105,14 @@ class Checkpoints:
         self.tracker.enter(Phase.START, state.step)  # reading a checkpoint takes its time
         self._saver.finish()
         self.records.tell(found.event, found.happened)
-        chosen = self._newest(found)
+        chosen = newest_good(self.run_folder.checkpoints, self.world, moves=self.tracker.move)
+        if chosen is None:
+            raise RewindError(
+                key="checkpoint.every_steps",
+                happened=f"{found.happened}\n    There is no checkpoint to go back to yet",
+                expected="a checkpoint before the first bad number",
+                fix="a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start",
+            )
         from_step, samples, jumps = state.step, state.samples, state.jumps
         load(chosen, self.components, state, self.world, moves=self.tracker.move)
         in_vain = [jump for jump in jumps[-_MOST_IN_VAIN:] if jump.to_step == state.step]
@@ -131,20 +137,6 @@ class Checkpoints:
         self._schedule.go_back(self._saved())
         self.records.reopen()
 
-    def _newest(self, found: Rewind) -> Path:
-        """Return the newest good one, the same on all ranks. Collective."""
-        chosen, refused = newest_good(self.run_folder.checkpoints, self.world, moves=self.tracker.move)
-        if self.world.is_main:
-            print(*(f"{line}\n" for line in refused), sep="", end="", flush=True)
-        if chosen is None:
-            raise RewindError(
-                key="checkpoint.every_steps",
-                happened=f"{found.happened}\n    There is no checkpoint to go back to yet",
-                expected="a checkpoint before the first bad number",
-                fix="a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start",
-            )
-        return chosen
-
     def _saved(self) -> list[CatalogEntry]:
         """Return the checkpoints that there are, the same on all ranks. Collective."""
         saved: list[CatalogEntry] = self.world.from_main(catalog.saved(self.run_folder.checkpoints) if self.world.is_main else None)
@@ -168,7 +160,6 @@ def ranking_of(components: Components, metric: str | None = None) -> Ranking:
 
 def probe(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:
     """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
-    require_few_tensors(components, num_ranks=world.size)
-    size = estimate(components.trained, components.optimizer, num_ranks=world.size)
+    size = estimate(components, num_ranks=world.size)
     if warning := disk_space.probe(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from ddp_train.interfaces import describe
 
 _CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
 _PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums")  # in the state of torch's schedulers
@@ -22,8 +24,8 @@ def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
     problems += [f"{name} is in the checkpoint, and not in the model" for name in saved if name not in own]
     for name in own:
         mine, theirs = own[name], saved.get(name)
-        if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and _kind(mine) != _kind(theirs):
-            problems.append(f"{name} is {_kind(theirs)} in the checkpoint, and {_kind(mine)} in the model")
+        if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and describe(mine) != describe(theirs):
+            problems.append(f"{name} is {describe(theirs)} in the checkpoint, and {describe(mine)} in the model")
     return problems
 
 
@@ -80,9 +82,7 @@ def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
     optimizer.load_state_dict(saved)
     for group, values in zip(optimizer.param_groups, configured, strict=True):
         group.update(values)
-    numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
-    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    for number, parameter in zip(numbers, parameters, strict=True):
+    for number, parameter in _numbered(optimizer, saved["param_groups"]):
         loaded = optimizer.state.get(parameter, {})
         for key, value in saved["state"].get(number, {}).items():
             if isinstance(value, Tensor) and isinstance(loaded.get(key), Tensor) and loaded[key].dtype != value.dtype:
@@ -115,18 +115,18 @@ def _rest(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_in_order(optimizer: Optimizer, groups: list[dict[str, Any]], state: Mapping[int, Mapping[str, Any]]) -> bool:
     """Tell whether the saved state fits the parameters one by one: it knows them by their places alone."""
-    numbers = chain.from_iterable(group["params"] for group in groups)
-    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     return all(
         value.shape == parameter.shape
-        for number, parameter in zip(numbers, parameters, strict=True)
+        for number, parameter in _numbered(optimizer, groups)
         for key, value in state.get(number, {}).items()
         if key in _LIKE_PARAMETERS and isinstance(value, Tensor)
     )
 
 
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+def _numbered(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Iterator[tuple[int, Tensor]]:
+    """Return the optimizer's parameters, each with its number in saved groups."""
+    numbers = chain.from_iterable(group["params"] for group in groups)
+    return zip(numbers, chain.from_iterable(group["params"] for group in optimizer.param_groups), strict=True)
 
 
 def class_of(value: object) -> str:

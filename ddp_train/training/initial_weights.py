@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from ddp_train.checkpoint import catalog
@@ -17,6 +16,7 @@ from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
+from ddp_train.interfaces import describe
 
 _SHOWN = 8  # keys of each kind in one message
 
@@ -114,12 +114,7 @@ def _can_cast(source: Tensor, target: Tensor) -> bool:
 
 
 def _compare(name: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    facts = [f"{_kind(each[name].dtype)} {list(each[name].shape)}" for each in (weights, wanted)]
-    return f"{name} ({facts[0]} -> {facts[1]})"
-
-
-def _kind(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return f"{name} ({describe(weights[name])} -> {describe(wanted[name])})"
 
 
 def _shorten(names: Iterable[str]) -> str:

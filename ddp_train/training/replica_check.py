@@ -10,6 +10,7 @@ import hashlib
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -40,39 +41,32 @@ class ReplicaCheck:
         """Say that a checkpoint will be written."""
 
 
+@dataclass
 class FingerprintCheck(ReplicaCheck):
     """Compares what all ranks must have alike, now and then. Made on all of them, when the model is as it will be trained.
 
     Parameters are compared, the optimizer's tensors, and the buffers that training does not change. Those that it does (batch norm's
     averages) are each rank's own from one synchronised forward to the next, which begins with rank 0's; rank 0's are what is saved.
-
-    Args:
-        model: what is trained, an objective with weights of its own included.
-        others: return a hash of each other thing that must be the same, by name.
-        every_steps: steps between two comparisons; each save has one before it besides, because every rank may write a part of it.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        world: World,
-        *,
-        every_steps: int,
-        optimizer: Optimizer | None = None,
-        others: Callable[[], Mapping[str, str]] = dict,
-    ) -> None:
-        self._world, self._every_steps, self._optimizer, self._others = world, every_steps, optimizer, others
+    model: nn.Module  # what is trained, an objective with weights of its own included
+    world: World
+    _: KW_ONLY
+    every_steps: int  # between two comparisons; each save has one before it besides, because every rank may write a part of it
+    optimizer: Optimizer
+    others: Callable[[], Mapping[str, str]]  # return a hash of each other thing that must be the same, by name
+
+    def __post_init__(self) -> None:
         self._checked = -1  # the step after which it was done last
-        self._parameters, self._buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        self._parameters, self._buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         self._buffers_at_start = self._gather(self._buffers)
 
     def after(self, step: int) -> None:
         """Compare if it is time. Collective."""
-        if step % self._every_steps == 0:
+        if step % self.every_steps == 0:
             self._check(step)
 
     def go_back(self) -> None:
-        """Take note that the weights are those of an earlier step again."""
         self._checked = -1
 
     def before_save(self, step: int) -> None:
@@ -88,26 +82,26 @@ class FingerprintCheck(ReplicaCheck):
         """
         self._checked = step
         kept = self._kept()
-        facts = self._world.gather({"optimizer's tensors": hashlib.sha256(" ".join(kept).encode()).hexdigest(), **self._others()})
+        facts = self.world.gather({"optimizer's tensors": hashlib.sha256(" ".join(kept).encode()).hexdigest(), **self.others()})
         columns: dict[str, list[Any]] = {
             name: [each.get(name) for each in facts] for name in sorted({name for each in facts for name in each})
         }
         if len(set(columns["optimizer's tensors"])) == 1:  # else their sums are not as many on each rank
             always, sums = self._parameters | kept, self._gather(self._parameters | kept | self._buffers)
-            is_constant = (sums[:, len(always) :] == self._buffers_at_start).sum(dim=0) * 2 > self._world.size
+            is_constant = (sums[:, len(always) :] == self._buffers_at_start).sum(dim=0) * 2 > self.world.size
             is_compared = [True] * len(always) + is_constant.tolist()
             columns |= {name: sums[:, place].tolist() for place, name in enumerate([*always, *self._buffers]) if is_compared[place]}
         different = {name: column for name, column in columns.items() if len(set(column)) > 1}
         if not different:
             return
-        hosts = self._world.gather(socket.gethostname())
+        hosts = self.world.gather(socket.gethostname())
         drifted: dict[int, list[str]] = {}
         unclear = []
         for name, column in different.items():
             value, count = Counter(column).most_common(1)[0]
-            if count * 2 <= self._world.size:
+            if count * 2 <= self.world.size:
                 unclear.append(name)
-            for rank in [rank for rank in range(self._world.size) if column[rank] != value and count * 2 > self._world.size]:
+            for rank in [rank for rank in range(self.world.size) if column[rank] != value and count * 2 > self.world.size]:
                 drifted.setdefault(rank, []).append(name)
         found = [f"rank {rank} on {hosts[rank]} differs from the others in {_some(names)}" for rank, names in sorted(drifted.items())]
         if unclear:
@@ -122,12 +116,10 @@ class FingerprintCheck(ReplicaCheck):
 
     def _kept(self) -> dict[str, Tensor]:
         """Return the tensors that the optimizer keeps, by what they are of."""
-        if self._optimizer is None:
-            return {}
         names: dict[Tensor, str] = {parameter: name for name, parameter in self._parameters.items()}
         return {
             f"{kind} of {names.get(parameter, 'a parameter')}": value
-            for parameter, state in self._optimizer.state.items()
+            for parameter, state in self.optimizer.state.items()
             for kind, value in state.items()
             if isinstance(value, Tensor)
         }
@@ -135,9 +127,9 @@ class FingerprintCheck(ReplicaCheck):
     def _gather(self, tensors: dict[str, Tensor]) -> Tensor:
         """Return the sum of the bits of every tensor on every rank, shape [ranks, tensors], int64, on the CPU. Collective."""
         if not tensors:
-            return torch.zeros(self._world.size, 0, dtype=torch.int64)
-        return self._world.gather_rows(
-            torch.stack([_sum_of_bits(tensor.detach()).to(self._world.device) for tensor in tensors.values()])
+            return torch.zeros(self.world.size, 0, dtype=torch.int64)
+        return self.world.gather_rows(
+            torch.stack([_sum_of_bits(tensor.detach()).to(self.world.device) for tensor in tensors.values()])
         ).cpu()
 
 

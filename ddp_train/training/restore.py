@@ -11,7 +11,6 @@ from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_af
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.job import Job
-from ddp_train.training.buckets import rebuild_buckets
 from ddp_train.training.components import Components
 from ddp_train.training.saved_state import load
 from ddp_train.training.seeding import seed_all
@@ -29,7 +28,7 @@ def resume(job: Job, components: Components, state: TrainState, world: World, *,
         if world.is_main and job.run_folder.metrics.exists():
             print("resumed  from the start: there is no good checkpoint", flush=True)
         return False
-    rebuild_buckets(components, world)
+    components.rebuild_buckets(world)
     if not load(chosen, components, state, world, moves=moves):
         seed_all(job.config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     return True
@@ -41,7 +40,4 @@ def _choose_checkpoint(job: Job, world: World, moves: Callable[[], None]) -> Pat
         given = Path(job.checkpoint)
         found: Path = world.from_main(catalog.find(given, partial(verify, moves=moves), key="resume") if world.is_main else None)
         return found
-    newest, refused = newest_good(job.run_folder.checkpoints, world, moves=moves)
-    if world.is_main:
-        print(*(f"{line}\n" for line in refused), sep="", end="", flush=True)
-    return newest
+    return newest_good(job.run_folder.checkpoints, world, moves=moves)

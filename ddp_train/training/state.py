@@ -52,15 +52,7 @@ class TrainState:
         return self.step + sum(jump.from_step - jump.to_step for jump in self.jumps)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "samples": self.samples,
-            "best": self.best,
-            "owes_evaluation": self.owes_evaluation,
-            "losses": list(self.losses),  # not the list that the next steps change
-            "skipped_in_a_row": self.skipped_in_a_row,
-            "jumps": [asdict(jump) for jump in self.jumps],
-        }
+        return {name: value for name, value in asdict(self).items() if name != "window"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.samples, self.best = state["step"], state["samples"], state["best"]

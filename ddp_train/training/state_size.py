@@ -1,4 +1,4 @@
-"""Whether a state has so few tensors that the files can name them: found out before the first step."""
+"""How large a checkpoint will be, and whether its files can name all tensors: found out before the first step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ddp_train.checkpoint import tensor_file
@@ -16,17 +16,25 @@ from ddp_train.errors import ConfigError
 from ddp_train.training.components import Components
 from ddp_train.training.saved_state import modules
 
+_BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
 
-def require_few_tensors(components: Components, *, num_ranks: int) -> None:
-    """Refuse a model and an optimizer whose tensors no checkpoint could name, those included that the optimizer makes in its first step.
+
+def estimate(components: Components, *, num_ranks: int) -> int:
+    """Return how many bytes a checkpoint will have: the model's tensors, the optimizer's, and a little for each rank.
+
+    Those count, too, that the optimizer makes in its first step.
 
     Raises:
-        ConfigError: there are too many.
+        ConfigError: there are too many tensors; no checkpoint could name them.
     """
     states = {part: module.state_dict().items() for part, module in modules(components).items()}
     model = {f"{part}.{name}": value for part, items in states.items() for name, value in items if isinstance(value, Tensor)}
-    kept = kept_tensors(components.optimizer).items()
-    optimizer = {f"optimizer.state.{number}.{name}": value for number, state in kept for name, value in state.items()}
+    parameters = [(parameter, group) for group in components.optimizer.param_groups for parameter in group["params"]]
+    optimizer = {
+        f"optimizer.state.{number}.{name}": value
+        for number, (parameter, group) in enumerate(parameters)
+        for name, value in _kept(parameter, group, components.optimizer).items()
+    }
     leaves = [leaf_of(f"{SHARED}.{name}", value) for name, value in (model | optimizer).items()]
     try:
         for pieces in divide_shared(leaves, num_ranks):
@@ -38,31 +46,15 @@ def require_few_tensors(components: Components, *, num_ranks: int) -> None:
             expected=f"{error.expected}, some 150,000 tensors for each rank's file",
             fix="layers or experts that are alike in one parameter, [EXPERTS, ...]; or more ranks, of which each writes a share",
         ) from None
-
-
-_BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
-
-
-def estimate(model: nn.Module, optimizer: Optimizer, *, num_ranks: int) -> int:
-    """Return how many bytes a checkpoint will have: the model's tensors, the optimizer's state, and a little for each rank.
-
-    What the optimizer has not made yet counts as one value beside each trained parameter for momentum, or two, as AdamW has them.
-    """
-    weights = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in model.state_dict().values() if isinstance(tensor, Tensor)}
-    kept = sum(value.nbytes for state in kept_tensors(optimizer).values() for value in state.values())
-    return sum(weights.values()) + kept + num_ranks * _BYTES_PER_RANK
-
-
-def kept_tensors(optimizer: Optimizer) -> dict[int, dict[str, Tensor]]:
-    """Return the tensors that an optimizer keeps for each parameter, by the parameter's number and their names.
-
-    Those that it has not made yet stand in it without values: one for momentum, or two averages and a number, as AdamW has them.
-    """
-    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
-    return {number: _kept(parameter, group, optimizer) for number, (parameter, group) in enumerate(parameters)}
+    weights = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in model.values()}  # tied ones once
+    return sum(weights.values()) + sum(tensor.nbytes for tensor in optimizer.values()) + num_ranks * _BYTES_PER_RANK
 
 
 def _kept(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the tensors that an optimizer keeps for a parameter, by their names.
+
+    Those that it has not made yet stand in it without values: one for momentum, or two averages and a number, as AdamW has them.
+    """
     state = optimizer.state.get(parameter)
     if state:
         return {name: value for name, value in state.items() if isinstance(value, Tensor)}

@@ -27,7 +27,6 @@ from ddp_train.loader.order import GlobalBatch, epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.training import evaluation
-from ddp_train.training.buckets import keeps_gradients, rebuild_buckets, zero_gradients
 from ddp_train.training.components import Components
 from ddp_train.training.device_queue import device_queue
 from ddp_train.training.log_window import LogWindow, Reading
@@ -115,7 +114,7 @@ class Trainer:
         stream = copied_ahead(components.train_loader.micro_batches(state.samples), world.device)
         if state.step >= components.total_steps:
             return stream
-        is_settled = state.step > 0 or world.size == 1 or not keeps_gradients(components)
+        is_settled = state.step > 0 or world.size == 1 or not components.keeps_gradients()
         if is_settled and not self.sanity_check:
             return stream
         first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
@@ -123,7 +122,7 @@ class Trainer:
             check(components, first, world, samples=state.samples, predicts=self.predictions_of is not None)
         if not is_settled and first:
             with untouched(components, world.device):
-                rebuild_buckets(components, world, first[0])
+                components.rebuild_buckets(world, first[0])
         return _after(first, stream)
 
     def _train(self, stream: Iterator[MicroBatch]) -> bool:
@@ -226,7 +225,7 @@ class Trainer:
         guard.step(components.optimizer, components.scaler, grad_norm)
         components.scaler.update()
         components.scheduler.step()
-        zero_gradients(components)
+        components.zero_gradients()
         if guard.needs_norm and grad_norm is not None:
             window.norms.append(grad_norm)
         window.end_step(total_weight(), samples=global_batch_size)

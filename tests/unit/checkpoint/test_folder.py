@@ -13,7 +13,7 @@ def test_what_a_killed_save_left_is_no_checkpoint_and_goes_at_the_next_start(tmp
         (tmp_path / name).mkdir()
         (tmp_path / name / FILE).write_bytes(b"half")
     (tmp_path / ".partial_link").symlink_to(tmp_path.parent)
-    assert newest_good(tmp_path) == (None, [])
+    assert newest_good(tmp_path) is None
     assert len(remove_debris(tmp_path)) == 3
     assert list(tmp_path.iterdir()) == []
     assert tmp_path.parent.exists()
@@ -24,7 +24,7 @@ def test_going_back_to_an_older_checkpoint_sets_the_later_ones_aside(tmp_path: P
         saved(tmp_path, step, keep_last=9)
     assert set_aside_after(tmp_path, tmp_path / "step_00000004") == ["aside_0_step_00000008", "aside_0_step_00000012"]
     saved(tmp_path, 6)
-    assert newest_good(tmp_path)[0] == tmp_path / "step_00000006"
+    assert newest_good(tmp_path) == tmp_path / "step_00000006"
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000004", "step_00000006"]
 
 

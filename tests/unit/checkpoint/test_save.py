@@ -167,7 +167,7 @@ def test_a_store_that_is_gone_is_no_failed_save(tmp_path: Path, trained: Compone
     for saver in ranks.savers:
         with pytest.raises(DistError, match="reset by peer"):
             saver.finish()
-    assert newest_good(tmp_path) == (tmp_path / "step_00000001", [])
+    assert newest_good(tmp_path) == tmp_path / "step_00000001"
 
 
 def test_lost_weights_replace_nothing(tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ def test_a_disk_that_fails_at_any_point_is_no_success(
     assert "are free" in problem
     assert f"the checkpoint of step 2 was NOT saved, earlier ones are untouched. {problem}" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
-    assert newest_good(tmp_path) == (tmp_path / "step_00000001", [])
+    assert newest_good(tmp_path) == tmp_path / "step_00000001"
     assert ranks.save(3) == ""  # there is room again
-    assert newest_good(tmp_path) == (tmp_path / "step_00000003", [])
+    assert newest_good(tmp_path) == tmp_path / "step_00000003"
 
 
 def test_a_checkpoint_that_may_be_gone_after_a_power_cut_does_not_count(
@@ -272,4 +272,4 @@ def test_an_old_one_that_cannot_be_removed_does_not_spoil_the_new_one(
     disk = Disk(monkeypatch)
     disk.fail("rename", errno.EIO, when=in_("step_00000001"))
     assert ranks.save(2) == ""
-    assert newest_good(tmp_path) == (tmp_path / "step_00000002", [])
+    assert newest_good(tmp_path) == tmp_path / "step_00000002"

@@ -28,7 +28,7 @@ def schedule(
         **{"every_evaluation": False, "every_steps": None, "every_minutes": None, **periods},
         keep=Retention(last=2, best=best, ranking=LOSS),
         saved=saved or [],
-        agree=lambda step, is_due: is_due,
+        agree=lambda is_due: is_due,
         clock=lambda: times[0],
     )
 

@@ -24,7 +24,7 @@ class Fleet(World):
 
     def gather_rows(self, values: Tensor) -> Tensor:
         checks = [
-            FingerprintCheck(model, alone(), every_steps=1, optimizer=optimizer)
+            FingerprintCheck(model, alone(), every_steps=1, optimizer=optimizer, others=dict)
             for model, optimizer in zip(self.models, self.optimizers, strict=True)
         ]
         tensors = [{**check._parameters, **check._kept(), **check._buffers} for check in checks]

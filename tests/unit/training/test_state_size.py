@@ -10,7 +10,7 @@ import torch
 from ddp_train.checkpoint import tensor_file
 from ddp_train.errors import ConfigError
 from ddp_train.training.components import Components
-from ddp_train.training.state_size import estimate, require_few_tensors
+from ddp_train.training.state_size import estimate
 from tests.unit.parts import components, saved
 
 
@@ -32,8 +32,8 @@ def test_more_tensors_than_the_files_can_name_are_refused_before_the_first_step(
     number = 400 + num_tensors
     said = rf"(?s){number} tensors of the model and {3 * number:,} of the optimizer are too many: .*in one parameter.*more ranks"
     with pytest.raises(ConfigError, match=said):
-        require_few_tensors(parts, num_ranks=1)
-    require_few_tensors(parts, num_ranks=2)
+        estimate(parts, num_ranks=1)
+    estimate(parts, num_ranks=2)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -43,16 +43,16 @@ def test_what_is_asked_before_the_first_step_is_what_a_save_does(tmp_path: Path,
     parts = components(f"optimizer={optimizer}", "model.depth=9")
     size = int.from_bytes((tmp_path / "step_00000001/rank_00000.safetensors").read_bytes()[:8], "little")
     monkeypatch.setattr(tensor_file, "_MAX_HEADER", size)
-    require_few_tensors(parts, num_ranks=1)
+    estimate(parts, num_ranks=1)
     monkeypatch.setattr(tensor_file, "_MAX_HEADER", size - 1000)  # a rank's own tensors come besides
     with pytest.raises(ConfigError):
-        require_few_tensors(parts, num_ranks=1)
+        estimate(parts, num_ranks=1)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
 def test_the_estimate_is_near_what_is_saved(tmp_path: Path, optimizer: str) -> None:
     parts = components(f"optimizer={optimizer}", "model.width=256")
-    before = estimate(parts.model, parts.optimizer, num_ranks=1)
+    before = estimate(parts, num_ranks=1)
     after = sum(path.stat().st_size for path in saved(tmp_path, 1, train(parts)).iterdir())
     assert 0.95 * after < before < 1.2 * after
-    assert estimate(parts.model, parts.optimizer, num_ranks=1) == pytest.approx(before, rel=0.01)
+    assert estimate(parts, num_ranks=1) == pytest.approx(before, rel=0.01)
