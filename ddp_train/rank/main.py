@@ -171,7 +171,7 @@ class Group:
     def _clear(self, remembered: Path) -> None:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
         run_folder = RunFolder(restart_report.run_folder(remembered))
-        found = failure.load(run_folder)
+        found = failure.load(run_folder.failure)
         if found is not None and found.exit_code in FINAL and restart_note.has_failed(self._recalled):  # a user's torchrun starts all again
             self._final_code = found.exit_code
             return

@@ -145,7 +145,7 @@ class Rank:
                     notes.close()
                 found = _describe(error, job, state, peers, rank=self._rank)
                 _show(found, job, terminal, seconds=time.monotonic() - started)
-                first = failure.load(job.run_folder) or found  # on another machine there is an agent that knows no other reason
+                first = failure.load(job.run_folder.failure) or found  # on another machine there is an agent that knows no other reason
                 os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
 
 

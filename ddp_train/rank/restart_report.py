@@ -35,7 +35,7 @@ def line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
     if is_sweep(run_folder.root):
         return f"{'a process ended' if has_failed else 'the machines have changed'}; {restart} continues the sweep"
     place = run_folder.continues()
-    found = failure.load(run_folder)
+    found = failure.load(run_folder.failure)
     if found and LOST not in found.traceback:
         message = found.error if found.error.startswith("SIG") else found.line(_SHOWN)  # a signal's name says it all
         return f"rank {found.rank} failed ({message}); {restart} {place}"

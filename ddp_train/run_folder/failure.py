@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ddp_train import FOLDER
@@ -53,14 +53,14 @@ class Failure:
     """What failure.json holds: the earliest failure of a run."""
 
     rank: int
-    host: str
+    host: str = field(default_factory=socket.gethostname)
     pid: int
-    step: int | None  # steps taken before it; None: not known
+    step: int | None = None  # steps taken before it; None: not known
     error: str  # the exception's type, or the signal
     message: str
-    key: str  # the config key to look at, "" where unknown
-    traceback: str  # "" for an error that the user can mend from its message
-    time: float  # seconds since the epoch
+    key: str = ""  # the config key to look at, "" where unknown
+    traceback: str = ""  # "" for an error that the user can mend from its message, and for a process that died
+    time: float = field(default_factory=time.time)  # seconds since the epoch
     fix: str = ""  # for an error that is not ours, where we know one
     others: tuple[str, ...] = ()  # what the other ranks were doing, a line for each different answer
     exit_code: int = FAILED  # of the rank, and of the run; one of `errors.FINAL` is not started again
@@ -110,14 +110,12 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
     is_user_error, name = isinstance(error, UserError), type(error).__name__
     return Failure(
         rank=rank,
-        host=socket.gethostname(),
         pid=os.getpid(),
         step=step,
         error=name,
         message=_text(error),
         key=error.key if isinstance(error, UserError) else "",
         traceback="" if is_user_error else redact_code(_format(error)),
-        time=time.time(),
         exit_code=error.exit_code if isinstance(error, UserError) else FAILED,
         fix="" if is_user_error else next((fix for pattern, fix in _FIXES.items() if re.search(pattern, f"{name}: {_text(error)}")), ""),
     )
@@ -145,20 +143,20 @@ def from_exit(*, rank: int, pid: int, exit_code: int, was_out_of_memory: bool | 
             fix = "+cluster.env.CUDA_LAUNCH_BLOCKING=1 shows the Python line of it" if said.startswith("CUDA error") else ""
     else:
         error, message = "ProcessExit", f"the process exited with code {exit_code} without a report"
-    return _without_traceback(rank, pid, error, message, fix=fix)
+    return Failure(rank=rank, pid=pid, error=error, message=message, fix=fix)
 
 
 def from_loss(*, rank: int, pid: int) -> Failure:
     """Describe a rank that another one found gone, where no agent of ours can tell of what it died."""
-    return _without_traceback(
-        rank, pid, "ProcessLost", "the process ended without a report; torchrun's own page has its signal or exit code"
-    )
+    message = "the process ended without a report; torchrun's own page has its signal or exit code"
+    return Failure(rank=rank, pid=pid, error="ProcessLost", message=message)
 
 
 def from_departure(*, rank: int, pid: int, step: int) -> Failure:
     """Describe a rank that left as if all were done; the agent sees nothing wrong in that."""
     message = f"rank {rank} left with exit code 0 after step {step} while the others were still training"
-    return replace(_without_traceback(rank, pid, "EarlyExit", message, fix="look for os._exit in the code that this run uses"), step=step)
+    fix = "look for os._exit in the code that this run uses"
+    return Failure(rank=rank, pid=pid, step=step, error="EarlyExit", message=message, fix=fix)
 
 
 def describe(frames: Sequence[traceback.FrameSummary]) -> str:
@@ -215,30 +213,27 @@ def last_words(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int, str]
 
 def from_agent(*, pid: int, signal_name: str) -> Failure:
     """Describe the end of an agent, which took its ranks along."""
-    return _without_traceback(0, pid, signal_name, f"torchrun's agent (pid {pid}) was ended by {signal_name}; its ranks ended with it")
+    message = f"torchrun's agent (pid {pid}) was ended by {signal_name}; its ranks ended with it"
+    return Failure(rank=0, pid=pid, error=signal_name, message=message)
 
 
 def from_verdict(verdict: str) -> Failure:
     """Describe that a run gets no further however often it is started again."""
-    return replace(_without_traceback(0, os.getpid(), "NoProgress", verdict.strip()), exit_code=NO_PROGRESS)
+    return Failure(rank=0, pid=os.getpid(), error="NoProgress", message=verdict.strip(), exit_code=NO_PROGRESS)
 
 
-def load(run_folder: RunFolder) -> Failure | None:
-    """Read failure.json back; None when there is none."""
-    return _load(run_folder.failure)
-
-
-def newest(run_folder: RunFolder) -> Failure | None:
-    """Return the report of the last attempt that left one. It may have made way already (failure.1.json ...)."""
-    found = [report for path in run_folder.root.glob("failure*.json") if (report := _load(path)) is not None]
-    return max(found, key=lambda report: report.time, default=None)
-
-
-def _load(path: Path) -> Failure | None:
+def load(path: Path) -> Failure | None:
+    """Read failure.json, or one of an earlier attempt, back; None when there is none."""
     try:
         return Failure(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def newest(run_folder: RunFolder) -> Failure | None:
+    """Return the report of the last attempt that left one. It may have made way already (failure.1.json ...)."""
+    found = [report for path in run_folder.root.glob("failure*.json") if (report := load(path)) is not None]
+    return max(found, key=lambda report: report.time, default=None)
 
 
 def _tail(run_folder: RunFolder, rank: int) -> str:
@@ -256,21 +251,6 @@ def _text(error: BaseException) -> str:
         return redact_code(str(error))
     except Exception as problem:  # of somebody's own exception class
         return f"(its text cannot be had: {type(problem).__name__})"
-
-
-def _without_traceback(rank: int, pid: int, error: str, message: str, *, fix: str = "") -> Failure:
-    return Failure(
-        rank=rank,
-        host=socket.gethostname(),
-        pid=pid,
-        step=None,
-        error=error,
-        message=message,
-        key="",
-        traceback="",
-        time=time.time(),
-        fix=fix,
-    )
 
 
 def _by_answer(doing: Mapping[int, str]) -> Iterable[str]:

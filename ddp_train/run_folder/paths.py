@@ -16,44 +16,26 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_atomic
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """The paths below one run folder."""
 
     root: Path
 
-    @property
-    def config(self) -> Path:
-        return self.root / "config.yaml"
-
-    @property
-    def environment(self) -> Path:
-        return self.root / "environment.json"
-
-    @property
-    def code_diff(self) -> Path:
-        return self.root / "code.diff"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """What happened to the numbers: losses that were not finite, spikes, steps that were skipped or taken back; a line each."""
-        return self.root / "events.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.root / "tensorboard"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
+    def __post_init__(self) -> None:
+        self.config = self.root / "config.yaml"
+        self.environment = self.root / "environment.json"
+        self.code_diff = self.root / "code.diff"
+        self.metrics = self.root / "metrics.jsonl"
+        self.events = self.root / "events.jsonl"  # losses that were not finite, spikes, steps that were skipped or taken back; a line each
+        self.tensorboard = self.root / "tensorboard"
+        self.logs = self.root / "logs"
+        self.steps_taken = self.logs / "steps_taken"  # by the attempt at hand, at least and at most (`run_folder.attempts`)
+        self.checkpoints = self.root / "checkpoints"
+        self.predictions = self.root / "predictions"
+        self.attempts = self.root / "attempts.json"  # the failures since the run last got further (`run_folder.attempts`)
+        self.failure = self.root / "failure.json"
+        self.result = self.root / "result.json"
 
     def saved_steps(self) -> list[int]:
         """Return the steps of the complete checkpoints."""
@@ -64,31 +46,9 @@ class RunFolder:
         steps = self.saved_steps()
         return f"from step {max(steps)}" if steps else "from the start"
 
-    @property
-    def attempts(self) -> Path:
-        """The failures since the run last got further (`run_folder.attempts`)."""
-        return self.root / "attempts.json"
-
-    @property
-    def steps_taken(self) -> Path:
-        """How many steps the attempt at hand has taken, at least and at most (`run_folder.attempts`)."""
-        return self.logs / "steps_taken"
-
-    @property
-    def predictions(self) -> Path:
-        return self.root / "predictions"
-
     def predictions_of(self, step: int) -> Path:
         """Where the per-sample outputs of the evaluation after a step are (`evaluation.save_predictions=true`)."""
         return self.predictions / f"step_{step:08d}"
-
-    @property
-    def failure(self) -> Path:
-        return self.root / "failure.json"
-
-    @property
-    def result(self) -> Path:
-        return self.root / "result.json"
 
     def record_config(self, text: str) -> None:
         """Write config.yaml; one that it replaces (of an attempt under other settings) stays as config.1.yaml, config.2.yaml, ..."""

@@ -112,7 +112,7 @@ class SweepScheduler:
             task.entry.failures += 1
             if verdict := count_failure(task.job.run_folder, has_failed=True):
                 self._say(verdict)
-            found = failure.load(task.job.run_folder)
+            found = failure.load(task.job.run_folder.failure)
             is_final = bool(verdict) or (found is not None and found.exit_code in FINAL)
             if not is_final and task.entry.failures <= max(retries, task.job.config.cluster.max_restarts or 0):
                 return task

@@ -62,7 +62,7 @@ class SweepScreen:
     def ended(self, job: SweepJob) -> None:
         """Show how a job ended; for a failure, its first traceback."""
         if job.status == Status.FAILED:
-            found = failure.load(self._sweep.run_folder(job))
+            found = failure.load(self._sweep.run_folder(job).failure)
             self.say(f"\njob {job.number} failed  {self._values(job)}{found.screen(self._sweep.run_folder(job)) if found else ''}")
         elif self._live is None:
             done = sum(each.status in (Status.COMPLETED, Status.FAILED) for each in self._sweep.jobs)

@@ -90,7 +90,7 @@ class _Job:
         if not self._is_failing and (len(pids) < len(self._request.pids) or self._run_dir.failure.exists()):
             self._is_failing = True
             self.start_clocks(now)
-            found = failure.load(self._run_dir)
+            found = failure.load(self._run_dir.failure)
             if found is not None and found.error == ERROR:  # of another node, whose report needs this one's collectives, too
                 Request(pids, self._run_dir.logs)
         if not pids or self._is_suspended(list(pids.values())):

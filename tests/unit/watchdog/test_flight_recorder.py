@@ -70,7 +70,7 @@ def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(t
         assert process.wait(10) == -9
     assert old.read_text() == "the last collectives"
     assert not (jobs[0].logs / old.name).exists()
-    found = failure.load(jobs[1])
+    found = failure.load(jobs[1].failure)
     assert found is not None and found.stacks == "logs/stacks_*.txt, flight_recorder_rank_*"
 
 
