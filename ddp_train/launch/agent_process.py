@@ -6,13 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 
 from ddp_train.errors import INTERRUPTED, TERMINATED
 from ddp_train.launch.restart_note import STARTED
 from ddp_train.launch.signals import stop_signals
 from ddp_train.system import devices, handover
-from ddp_train.system.process import fork
+from ddp_train.system.process import Child, fork
 
 
 def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
@@ -25,25 +24,20 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
         environment: what the ranks' environment has beside this process's own.
     """
     agent = start_agent(arguments, environment=environment)
-
-    def pass_on(number: int) -> None:
-        with suppress(ProcessLookupError):  # it has just ended
-            os.kill(agent, number)
-
-    with stop_signals(pass_on, lambda: pass_on(signal.SIGKILL)) as received:
-        _, status = os.waitpid(agent, 0)
+    with stop_signals(agent.signal, lambda: agent.signal(signal.SIGKILL)) as received:
+        code = agent.wait()
     if received:
         return INTERRUPTED if signal.SIGINT in received else TERMINATED
-    code = os.waitstatus_to_exitcode(status)
     if code < 0:
         print(
-            f"\nThe run failed: its agent (pid {agent}) was ended by {signal.Signals(-code).name}; its ranks ended with it", file=sys.stderr
+            f"\nThe run failed: its agent (pid {agent.pid}) was ended by {signal.Signals(-code).name}; its ranks ended with it",
+            file=sys.stderr,
         )
     return code if code >= 0 else 128 - code
 
 
-def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
-    """Start an agent and return its pid.
+def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> Child:
+    """Start an agent.
 
     It is forked, not started anew: checking the config has imported torch already, which takes a second. The ranks are started as fresh
     interpreters by the agent.

@@ -27,10 +27,7 @@ class Slot(Protocol):
         """Return the exit code of the job, or None when it runs still, after at most `timeout_s`."""
 
     def stop(self, number: int) -> None:
-        """Pass a stop signal on to the ranks, which save and end."""
-
-    def kill(self) -> None:
-        """End the ranks at once."""
+        """Pass a stop signal on to the ranks, which save and end; SIGKILL ends them at once."""
 
     def end(self) -> None:
         """Let go of the processes; the slot can start a job again."""

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.distributed import attempt
-from ddp_train.distributed.store import join_store, join_store_again, wait_for
+from ddp_train.distributed.store import join_store, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, UserError
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank import restart_report
-from ddp_train.rank.isolation import Baseline
 from ddp_train.rank.rank import Rank
 from ddp_train.rank.sweep_member import Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
@@ -47,7 +46,7 @@ def main(run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
     if handover.FRESH_RANK in os.environ:
-        be_fresh_rank(_serve_jobs)
+        be_fresh_rank()
         return DONE
     try:
         group = Group(run, resume)
@@ -162,7 +161,7 @@ class Group:
         return replace(job, checkpoint=str(remembered) if remembered != job.run_folder.root else None)
 
     def _member(self) -> Member:
-        return Member(self._attempt.store, rank=self._rank, size=self._size, prefix=self._attempt.prefix, run_jobs=_serve_jobs)
+        return Member(self._attempt.store, rank=self._rank, size=self._size, prefix=self._attempt.prefix)
 
     def _lead(self, member: Member) -> Leader:
         self._leader = Leader(member, self._attempt.store)
@@ -177,13 +176,3 @@ class Group:
             return
         print(restart_report.line(run_folder, size=self._size, has_failed=restart_note.has_failed(self._recalled)), flush=True)
         run_folder.forget_failure()
-
-
-def _serve_jobs(place: str, next_job: Callable[[], Job | None], report: Callable[[int], None], remark: str) -> None:
-    """Run jobs one after another, each as if it were the first (a `sweep_member.RunJobs`)."""
-    rank = Rank(join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
-    baseline = Baseline()
-    while (job := next_job()) is not None:
-        exit_code = rank.run(job)
-        baseline.restore()
-        report(exit_code)

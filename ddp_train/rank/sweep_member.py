@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import connection
@@ -26,19 +25,18 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
-from ddp_train.distributed.store import wait_for
+from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.errors import DONE, FAILED, PREEMPTED
 from ddp_train.job import Job
+from ddp_train.rank.isolation import Baseline
+from ddp_train.rank.rank import Rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
-from ddp_train.system import handover
+from ddp_train.system import handover, torchrun_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, fork, oom_kills, ran_out
-
-RunJobs = Callable[[str, Callable[[], Job | None], Callable[[int], None], str], None]
-"""What a rank does: (its place in the store, next job or None at the end, report an exit code, a remark for the log of each job)."""
 
 _FRESH = (
     "this rank runs in a fresh interpreter, which took some seconds: a module of yours touched CUDA when it was imported"
@@ -68,11 +66,10 @@ class Member:
         rank: the rank that it stands for.
         size: how many there are.
         prefix: of the ranks' own places in the store; every generation has one.
-        run_jobs: what the rank does, in a process of its own.
     """
 
-    def __init__(self, store: Store, *, rank: int, size: int, prefix: str, run_jobs: RunJobs) -> None:
-        self._store, self._rank, self._size, self._prefix, self._run_jobs = store, rank, size, prefix, run_jobs
+    def __init__(self, store: Store, *, rank: int, size: int, prefix: str) -> None:
+        self._store, self._rank, self._size, self._prefix = store, rank, size, prefix
         self._child: _Child | None = None
         self._current: Announcement | None = None
         self._exit_code: int | None = None
@@ -103,11 +100,11 @@ class Member:
         self._exit_code, self._current, self._started = None, announced, time.monotonic()
         if self._child is None or self._child.generation != announced.generation:
             self.end()
-            self._child = _Child(announced.generation, f"{self._prefix}/generation_{announced.generation}", self._run_jobs)
+            self._child = _Child(announced.generation, f"{self._prefix}/generation_{announced.generation}")
         for number in STOP_SIGNALS:  # the agent tells the rank too, which saves and reports: wait for it
             if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `Leader.stop` is called
                 signal.signal(number, self.note_stop)
-        self._store.set(f"job/{announced.number}/pid/{self._rank}", str(self._child.pid))
+        self._store.set(f"job/{announced.number}/pid/{self._rank}", str(self._child.process.pid))
         self._oom_kills = oom_kills()
         self._child.send(announced.job)
 
@@ -118,7 +115,7 @@ class Member:
         assert self._child is not None and self._current is not None
         prefix = f"job/{self._current.number}"
         exit_code = self._child.poll(timeout_s)
-        if exit_code is None and self._child.is_dead():
+        if exit_code is None and self._child.process.exit_code() is not None:
             exit_code = self._report_death()
         elif exit_code is None and self._store.check([f"{prefix}/failed"]):  # on another rank: this one waits for it in vain
             self.end(at_once=True)
@@ -154,7 +151,7 @@ class Member:
     def _report_death(self) -> int:
         """Say what a rank died of that could not say it itself, and what the others were doing."""
         assert self._child is not None and self._current is not None
-        exit_code, run_folder = self._child.wait(), Job.from_json(self._current.job).run_folder
+        exit_code, run_folder = self._child.process.wait(), Job.from_json(self._current.job).run_folder
         if exit_code == DONE and (stopped := self._stopped_before_training(run_folder)):
             return stopped
         is_told = self.is_stopping  # to end, by somebody who knows why
@@ -164,10 +161,10 @@ class Member:
             pids = {rank: int(self._store.get(key)) for rank, key in others.items() if self._store.check([key])}
             found = failure.from_exit(
                 rank=self._rank,
-                pid=self._child.pid,
+                pid=self._child.process.pid,
                 exit_code=exit_code,
                 was_out_of_memory=ran_out(self._oom_kills),
-                said=failure.native_words(run_folder, self._rank, self._child.pid),
+                said=failure.native_words(run_folder, self._rank, self._child.process.pid),
             )
             found = found.with_others(failure.last_words(run_folder, pids))
             found.record(run_folder, seconds=time.monotonic() - self._started)
@@ -187,7 +184,7 @@ class Member:
         """Take a stop signal: the rank saves and ends, and this member with it."""
         self.is_stopping = True
         if self._child is not None:
-            self._child.signal(number)
+            self._child.process.signal(number)
 
 
 class Leader:
@@ -222,12 +219,8 @@ class Leader:
         return FAILED if self._needs_new_ranks else exit_code
 
     def stop(self, number: int) -> None:
-        """Pass a stop signal on to this rank, which tells the others."""
+        """Pass a stop signal on to this rank, which tells the others; they notice when SIGKILL ends it."""
         self._member.note_stop(number)
-
-    def kill(self) -> None:
-        """End this rank at once; the others notice."""
-        self._member.note_stop(signal.SIGKILL)
 
     def end(self) -> None:
         """Keep the ranks: the next job may have them."""
@@ -265,15 +258,21 @@ def serve(leader: Leader, group: Path) -> int:
     return PREEMPTED if leader.is_stopping else DONE
 
 
-def be_fresh_rank(run_jobs: RunJobs) -> None:
+def be_fresh_rank() -> None:
     """Run jobs in a fresh interpreter, which took the place of a forked rank."""
     descriptor, _, place = os.environ.pop(handover.FRESH_RANK).partition(" ")
     os.set_inheritable(int(descriptor), False)
-    _be_rank(connection.Connection(int(descriptor)), place, run_jobs, remark=_FRESH)
+    _be_rank(connection.Connection(int(descriptor)), place, remark=_FRESH)
 
 
-def _be_rank(jobs: connection.Connection, place: str, run_jobs: RunJobs, *, remark: str = "") -> None:
-    run_jobs(place, lambda: _next_job(jobs), lambda exit_code: jobs.send_bytes(str(exit_code).encode()), remark)
+def _be_rank(jobs: connection.Connection, place: str, *, remark: str = "") -> None:
+    """Run the jobs that come through a pipe, each as if it were the first."""
+    rank = Rank(join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
+    baseline = Baseline()
+    while (job := _next_job(jobs)) is not None:
+        exit_code = rank.run(job)
+        baseline.restore()
+        jobs.send_bytes(str(exit_code).encode())
 
 
 class _Child:
@@ -283,9 +282,8 @@ class _Child:
     what is forked cannot: a fresh interpreter takes its place.
     """
 
-    def __init__(self, generation: int, place: str, run_jobs: RunJobs) -> None:
+    def __init__(self, generation: int, place: str) -> None:
         self.generation = generation
-        self._exit_code: int | None = None
         self._ours, theirs = connection.Pipe()
 
         def be_rank() -> int:
@@ -295,10 +293,10 @@ class _Child:
                 os.set_inheritable(theirs.fileno(), True)
                 environment = {**os.environ, handover.FRESH_RANK: f"{theirs.fileno()} {place}"}
                 os.execve(sys.executable, [sys.executable, "-u", "-m", "ddp_train"], environment)  # as torchrun has started the member
-            _be_rank(theirs, place, run_jobs)
+            _be_rank(theirs, place)
             return DONE
 
-        self.pid = fork(be_rank)
+        self.process = fork(be_rank)
         theirs.close()
 
     def send(self, job: str) -> None:
@@ -311,30 +309,11 @@ class _Child:
         except (EOFError, ConnectionError):
             return None
 
-    def is_dead(self) -> bool:
-        if self._exit_code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._exit_code = os.waitstatus_to_exitcode(status)
-        return self._exit_code is not None
-
-    def wait(self) -> int:
-        while not self.is_dead():
-            time.sleep(0.005)
-        assert self._exit_code is not None
-        return self._exit_code
-
-    def signal(self, number: int) -> None:
-        """Called by a signal handler too: it must not wait for the process, which the main thread may be doing right now."""
-        if self._exit_code is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
     def end(self, *, at_once: bool) -> None:
         self._ours.close()  # an idle rank leaves by itself
-        wait_until(self.is_dead, within_s=0.0 if at_once else _DIES_WITHIN_S, every_s=0.005)
-        self.signal(signal.SIGKILL)
-        self.wait()
+        wait_until(lambda: self.process.exit_code() is not None, within_s=0.0 if at_once else _DIES_WITHIN_S, every_s=0.005)
+        self.process.signal(signal.SIGKILL)
+        self.process.wait()
 
 
 def _next_job(jobs: connection.Connection) -> Job | None:

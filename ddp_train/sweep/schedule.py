@@ -9,7 +9,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ddp_train.config.schema import SweepConfig
 from ddp_train.errors import FINAL, INTERRUPTED
@@ -22,12 +21,6 @@ from ddp_train.run_folder.result import STOPPED, Status, status_of
 from ddp_train.sweep.folder import Sweep, SweepJob
 
 _POLL_S = 0.1
-
-
-@dataclass
-class _Task:
-    entry: SweepJob
-    job: Job
 
 
 class SweepScheduler:
@@ -59,19 +52,19 @@ class SweepScheduler:
         self._sweep, self._slots, self._policy = sweep, slots, policy
         self._began, self._ended, self._idle, self._say = began, ended, idle, say
         self._stops_at = stops_at
-        self._running: dict[int, _Task] = {}  # by the slot's place in the list
+        self._running: dict[int, tuple[SweepJob, Job]] = {}  # by the slot's place in the list
         self.stop_code: int | None = None  # the exit code, when a signal ended it
         self.is_stopped = False  # no job is started any more
-        self._ending: Callable[[Slot], None] | None = None  # what a signal asks of every slot that has a job
+        self._signal: int | None = None  # what every slot that has a job is told, once one has come
 
     def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
         """Run jobs to their end, or until the sweep is stopped."""
-        waiting = deque(_Task(entry, job) for entry, job in jobs)
+        waiting = deque(jobs)
         with stop_signals(self._stop, self._kill):
             while self._running or (waiting and not self.is_stopped):
                 for place, slot in enumerate(self._slots):
                     if place not in self._running and waiting and not self.is_stopped:
-                        self._start(place, slot, waiting.popleft())
+                        self._start(place, *waiting.popleft())
                     if place in self._running and (exit_code := slot.poll(_POLL_S / len(self._slots))) is not None:
                         again = self._finish(place, exit_code)
                         waiting.extendleft([again] if again else [])
@@ -85,51 +78,51 @@ class SweepScheduler:
         for slot in self._slots:
             slot.end()
 
-    def _start(self, place: int, slot: Slot, task: _Task) -> None:
-        task.entry.status = Status.RUNNING
-        task.entry.attempts += 1
-        task.job.run_folder.forget_failure()
+    def _start(self, place: int, entry: SweepJob, job: Job) -> None:
+        entry.status = Status.RUNNING
+        entry.attempts += 1
+        job.run_folder.forget_failure()
         self._sweep.save()
-        self._began(task.entry)
-        slot.start(task.job, fresh=self._policy.isolation == "process")
-        ending, self._running[place] = self._ending, task
-        if ending is not None:  # a signal came since this job was chosen
-            ending(slot)
+        self._began(entry)
+        self._slots[place].start(job, fresh=self._policy.isolation == "process")
+        number, self._running[place] = self._signal, (entry, job)
+        if number is not None:  # it came since this job was chosen
+            self._slots[place].stop(number)
 
-    def _finish(self, place: int, exit_code: int) -> _Task | None:
+    def _finish(self, place: int, exit_code: int) -> tuple[SweepJob, Job] | None:
         """Record what a job came to; return it when it is to be tried again."""
-        task = self._running.pop(place)
-        self._sweep.read_result(task.entry, self._policy.metric)
-        is_told = self.stop_code is not None and task.entry.status in STOPPED  # to end, before it could say anything
-        if exit_code not in STOPPED.values() and task.entry.status != Status.COMPLETED and not is_told:
-            task.entry.status = Status.FAILED
+        entry, job = self._running.pop(place)
+        self._sweep.read_result(entry, self._policy.metric)
+        is_told = self.stop_code is not None and entry.status in STOPPED  # to end, before it could say anything
+        if exit_code not in STOPPED.values() and entry.status != Status.COMPLETED and not is_told:
+            entry.status = Status.FAILED
         self._sweep.save()
-        self._ended(task.entry)
-        if task.entry.status in STOPPED:
-            self.stop_code, self.is_stopped = self.stop_code or STOPPED[task.entry.status], True
-        elif task.entry.status == Status.FAILED and not self.is_stopped:
+        self._ended(entry)
+        if entry.status in STOPPED:
+            self.stop_code, self.is_stopped = self.stop_code or STOPPED[entry.status], True
+        elif entry.status == Status.FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
-            task.entry.failures += 1
-            if verdict := count_failure(task.job.run_folder, has_failed=True):
+            entry.failures += 1
+            if verdict := count_failure(job.run_folder, has_failed=True):
                 self._say(verdict)
-            found = failure.load(task.job.run_folder.failure)
+            found = failure.load(job.run_folder.failure)
             is_final = bool(verdict) or (found is not None and found.exit_code in FINAL)
-            if not is_final and task.entry.failures <= max(retries, task.job.config.cluster.max_restarts or 0):
-                return task
+            if not is_final and entry.failures <= max(retries, job.config.cluster.max_restarts or 0):
+                return entry, job
             self.is_stopped = self._policy.on_failure == "stop"
         return None
 
     def _stop(self, number: int) -> None:
         """Let the running jobs save and end, and start no other."""
         self.stop_code, self.is_stopped = STOPPED[status_of(number)], True
-        self._end(lambda slot: slot.stop(number))
+        self._tell(number)
 
     def _kill(self) -> None:
         """End the running jobs at once."""
         self.stop_code = INTERRUPTED
-        self._end(lambda slot: slot.kill())
+        self._tell(signal.SIGKILL)
 
-    def _end(self, ending: Callable[[Slot], None]) -> None:
-        self._ending = ending  # also of one that is just starting
+    def _tell(self, number: int) -> None:
+        self._signal = number  # for one that is just starting, too
         for place in self._running:
-            ending(self._slots[place])
+            self._slots[place].stop(number)

@@ -44,8 +44,6 @@ class WarmSlot:
     def __init__(self, agent_log: Path, *, number: int = 0, slots: int = 1) -> None:
         self._agent_log, self._number, self._slots = agent_log, number, slots
         self._group: _Group | None = None
-        self._environment: dict[str, str] = {}
-        self._processes = 0
 
     def start(self, job: Job, *, fresh: bool) -> None:
         """Begin a job, in the group that is there or in a new one."""
@@ -55,9 +53,8 @@ class WarmSlot:
         environment |= environment_of(cluster.env)
         if self._slots > 1 and devices.resolve_device(cluster.device) == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices.gpu_share(self._number, self._slots)[:processes])
-        if self._group is None or not self._group.can_serve() or (processes, environment) != (self._processes, self._environment):
+        if self._group is None or not self._group.can_serve(processes, environment):
             self.end()
-            self._processes, self._environment = processes, environment
             self._group = _Group(self._agent_log, processes, environment, grace_s=cluster.grace_s)
         self._group.send(job, fresh=fresh)
 
@@ -71,11 +68,6 @@ class WarmSlot:
         if self._group is not None:
             self._group.stop(number)
 
-    def kill(self) -> None:
-        """End the processes at once."""
-        if self._group is not None:
-            self._group.stop(signal.SIGKILL)
-
     def end(self) -> None:
         """End the processes when they are idle, or at once."""
         if self._group is not None:
@@ -87,18 +79,18 @@ class _Group:
     """An agent with its members, and the socket to the member of rank 0."""
 
     def __init__(self, agent_log: Path, processes: int, environment: Mapping[str, str], *, grace_s: int) -> None:
+        self._processes, self._environment = processes, environment
         self._folder = _make_folder()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._folder / "socket"))
         self._listener.listen()
         self._connection: socket.socket | None = None
-        self._unsent = self._received = b""
+        self._unsent = b""
         self._job: Job | None = None
         self._sent = 0.0
         self._told: set[int] = set()  # to end, by which signals
         self._is_ending = False  # the agent has told its members to end
-        self._exit_code: int | None = None
-        self._agent = start_agent(
+        self.agent = start_agent(
             [
                 f"--grace-s={grace_s}",
                 f"--log={agent_log}",
@@ -112,15 +104,9 @@ class _Group:
             environment={**environment, handover.GROUP: str(self._folder)},
         )
 
-    def can_serve(self) -> bool:
-        return self.is_alive() and not self._is_ending
-
-    def is_alive(self) -> bool:
-        if self._exit_code is None:
-            pid, status = os.waitpid(self._agent, os.WNOHANG)
-            if pid:
-                self._exit_code = os.waitstatus_to_exitcode(status)
-        return self._exit_code is None
+    def can_serve(self, processes: int, environment: Mapping[str, str]) -> bool:
+        is_the_same = (processes, environment) == (self._processes, self._environment)
+        return is_the_same and not self._is_ending and self.agent.exit_code() is None
 
     def send(self, job: Job, *, fresh: bool) -> None:
         self._job, self._sent = job, time.monotonic()
@@ -135,30 +121,23 @@ class _Group:
             self._connection, _ = self._listener.accept()
             self._flush()
         elif readable and self._connection is not None:
-            received = b""
-            with contextlib.suppress(ConnectionError):  # the member was killed before it had read all that we sent
-                received = self._connection.recv(1 << 16)
-            if not received:
+            line = ""
+            with contextlib.suppress(ConnectionError), self._connection.makefile() as answers:  # killed before it had read all that we sent
+                line = answers.readline()  # one for each job, sent at once: nothing more is to be waited for, and nothing is left
+            if not line:
                 return self._lost()
-            self._received += received
-            line, newline, rest = self._received.partition(b"\n")
-            if newline:
-                self._received, answer = rest, json.loads(line)
-                self._is_ending = answer["is_last"]
-                if self._is_ending and answer["exit_code"] == FAILED:
-                    self._wait()  # for the agent, which says what happened
-                return int(answer["exit_code"])
-        elif not self.is_alive():
+            answer = json.loads(line)
+            self._is_ending = answer["is_last"]
+            if self._is_ending and answer["exit_code"] == FAILED:
+                self._wait()  # for the agent, which says what happened
+            return int(answer["exit_code"])
+        elif self.agent.exit_code() is not None:
             return self._lost()
         return None
 
-    def signal(self, number: int) -> None:
-        if self.is_alive():
-            os.kill(self._agent, number)
-
     def stop(self, number: int) -> None:
         self._told.add(number)
-        self.signal(number)
+        self.agent.signal(number)
 
     def close(self) -> None:
         """End the members by ending the connection; kill what does not end."""
@@ -166,8 +145,8 @@ class _Group:
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)  # close alone would not do: agents forked later have a copy
             self._connection.close()
-        elif self.is_alive():
-            self.signal(signal.SIGKILL)  # its members have not come to the socket yet
+        else:
+            self.agent.signal(signal.SIGKILL)  # its members have not come to the socket yet
         self._listener.close()
         self._wait()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -180,21 +159,22 @@ class _Group:
                 return
             self._unsent = b""
 
-    def _wait(self) -> None:
-        while not wait_until(lambda: not self.is_alive(), within_s=_ENDS_WITHIN_S, every_s=0.01):
-            self.signal(signal.SIGKILL)
+    def _wait(self) -> int:
+        """Wait for the agent, no longer than it may take, and return its exit code."""
+        if not wait_until(lambda: self.agent.exit_code() is not None, within_s=_ENDS_WITHIN_S, every_s=0.01):
+            self.agent.signal(signal.SIGKILL)
+        return self.agent.wait()
 
     def _lost(self) -> int:
         """The group ended while it had a job: its agent says why, unless it is the one that was killed."""
-        self._wait()
-        assert self._job is not None and self._exit_code is not None
-        if -self._exit_code in self._told:  # killed by us, or stopped before it could pass the signal on
+        code = self._wait()
+        assert self._job is not None
+        if -code in self._told:  # killed by us, or stopped before it could pass the signal on
             return INTERRUPTED
-        if self._exit_code < 0 and not self._job.run_folder.is_completed():
-            name = signal.Signals(-self._exit_code).name
-            found = failure.from_agent(pid=self._agent, signal_name=name)
+        if code < 0 and not self._job.run_folder.is_completed():
+            found = failure.from_agent(pid=self.agent.pid, signal_name=signal.Signals(-code).name)
             found.record(self._job.run_folder, seconds=time.monotonic() - self._sent)
-        return FAILED if self._exit_code == 0 else self._exit_code if self._exit_code > 0 else 128 - self._exit_code
+        return FAILED if code == 0 else code if code > 0 else 128 - code
 
 
 def _make_folder() -> Path:

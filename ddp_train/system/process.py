@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,8 +37,36 @@ def be_private() -> None:
     os.umask(os.umask(0o077) | 0o027)
 
 
-def fork(work: Callable[[], int]) -> int:
-    """Start a process that does `work`, exits with what it returns and ends with this one; return its pid.
+@dataclass
+class Child:
+    """A process that this one has forked."""
+
+    pid: int
+    _exit_code: int | None = None
+
+    def exit_code(self) -> int | None:
+        """Return its exit code (negative: the signal) when it has ended; else None."""
+        if self._exit_code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._exit_code = os.waitstatus_to_exitcode(status)
+        return self._exit_code
+
+    def wait(self) -> int:
+        """Return its exit code when it has ended."""
+        if self._exit_code is None:
+            self._exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._exit_code
+
+    def signal(self, number: int) -> None:
+        """Send it a signal. Handlers of signals call this too: it asks for no exit code, which the main thread may be doing right now."""
+        if self._exit_code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def fork(work: Callable[[], int]) -> Child:
+    """Start a process that does `work`, exits with what it returns and ends with this one.
 
     It has this one's modules, and none of its handlers for stop signals. This process should have no other thread.
     """
@@ -51,7 +80,7 @@ def fork(work: Callable[[], int]) -> int:
             _become(work, parent)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    return pid
+    return Child(pid)
 
 
 def die_with_parent(parent: int | None = None) -> None:

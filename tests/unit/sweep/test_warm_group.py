@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -42,7 +43,7 @@ def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[warm_group
 
 
 def test_killing_a_group_that_has_not_read_its_job_yet_is_an_interruption(slot: warm_group.WarmSlot) -> None:
-    slot.kill()
+    slot.stop(signal.SIGKILL)
     assert slot.poll(10) == INTERRUPTED
 
 
@@ -54,6 +55,6 @@ def test_a_full_disk_costs_the_report_of_a_killed_group_and_not_the_sweep(
 
     monkeypatch.setattr(failure, "create_json", full)
     assert slot._group is not None
-    slot._group.signal(signal.SIGKILL)  # somebody else's
+    os.kill(slot._group.agent.pid, signal.SIGKILL)  # somebody else's
     assert slot.poll(10) == 128 + signal.SIGKILL
     assert not (tmp_path / "failure.json").exists()
