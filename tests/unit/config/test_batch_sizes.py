@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ddp_train.config.check import ConfigErrors
+from ddp_train.config.batch_sizes import BatchSizes, derive_batch_sizes
+from ddp_train.config.run_config import RunConfig
+from ddp_train.errors import ConfigError
 from tests.unit.parts import checked
+
+
+@pytest.fixture(scope="module")
+def run() -> RunConfig:
+    return checked()
+
+
+def derived(run: RunConfig, total: int | None, ranks: int, accumulation: int | None) -> tuple[BatchSizes | None, list[ConfigError]]:
+    """Return what is derived from micro-batches of eight."""
+    trainer = replace(run.trainer, global_batch_size=total, grad_accum_steps=accumulation)
+    return derive_batch_sizes(trainer, replace(run.loader, micro_batch_size=8), replace(run.cluster, processes_per_node=ranks))
 
 
 @pytest.mark.parametrize(
     ("total", "ranks", "accumulation", "said"),
     [
-        ("null", 3, "null", "global batch 24 = micro-batch 8 x 3 ranks x accumulation 1"),
-        ("null", 1, 4, "global batch 32 = micro-batch 8 x 1 rank x accumulation 4"),
-        (64, 2, "null", "global batch 64 = micro-batch 8 x 2 ranks x accumulation 4"),
-        (50, 3, "null", "global batch 50 <= micro-batch 6 x 3 ranks x accumulation 3"),  # the micro-batch is no larger than it has to be
+        (None, 3, None, "global batch 24 = micro-batch 8 x 3 ranks x accumulation 1"),
+        (None, 1, 4, "global batch 32 = micro-batch 8 x 1 rank x accumulation 4"),
+        (64, 2, None, "global batch 64 = micro-batch 8 x 2 ranks x accumulation 4"),
+        (50, 3, None, "global batch 50 <= micro-batch 6 x 3 ranks x accumulation 3"),  # the micro-batch is no larger than it has to be
     ],
 )
-def test_what_is_not_given_follows_from_the_rest(total: int | str, ranks: int, accumulation: int | str, said: str) -> None:
-    sizes = [f"trainer.global_batch_size={total}", f"trainer.grad_accum_steps={accumulation}", "loader.micro_batch_size=8"]
-    assert str(checked(*sizes, f"cluster.processes_per_node={ranks}", "data.num_samples=640").batch) == said
+def test_what_is_not_given_follows_from_the_rest(
+    run: RunConfig, total: int | None, ranks: int, accumulation: int | None, said: str
+) -> None:
+    sizes, errors = derived(run, total, ranks, accumulation)
+    assert (str(sizes), errors) == (said, [])
 
 
 @pytest.mark.parametrize(
-    ("total", "accumulation", "said"), [(2, "null", "2 is smaller than the world size 3"), (48, 3, "8 x 3 ranks x accumulation 3 = 72")]
+    ("total", "accumulation", "said"), [(2, None, "2 is smaller than the world size 3"), (48, 3, "8 x 3 ranks x accumulation 3 = 72")]
 )
-def test_a_contradiction_is_refused(total: int, accumulation: int | str, said: str) -> None:
-    sizes = [f"trainer.global_batch_size={total}", f"trainer.grad_accum_steps={accumulation}", "loader.micro_batch_size=8"]
-    with pytest.raises(ConfigErrors) as raised:
-        checked(*sizes, "cluster.processes_per_node=3")
-    assert any(error.key == "trainer.global_batch_size" and said in error.happened for error in raised.value.errors)
+def test_a_contradiction_is_refused(run: RunConfig, total: int, accumulation: int | None, said: str) -> None:
+    sizes, (error,) = derived(run, total, 3, accumulation)
+    assert (sizes, error.key) == (None, "trainer.global_batch_size")
+    assert said in error.happened

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from itertools import chain, islice, pairwise
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from ddp_train.interfaces import Indices, Sampler
+from ddp_train.interfaces import Sampler
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder, share
 from ddp_train.loader.sampler import Balanced, Bucketed, Shuffled, Weighted
+from tests.unit.loader.numbers import Numbers
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
-
-
-class Numbers:
-    """Sample i is the number i."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {}
-
-    def __len__(self) -> int:
-        return self._length
-
-    def batch(self, indices: Indices) -> Tensor:
-        return torch.from_numpy(indices.copy())
 
 
 def make_draw(kind: str, length: int, seed: int, batch: int, drop_last: bool) -> Sampler:

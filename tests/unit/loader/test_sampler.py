@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ddp_train.config.check import ConfigErrors
 from ddp_train.errors import ConfigError, DataError, UserError
@@ -22,6 +21,7 @@ from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Balanced, Bucketed, Shuffled, Weighted, read_weights, sampler_from
+from tests.unit.loader.numbers import Numbers
 from tests.unit.parts import checked, components
 
 quick = settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -47,20 +47,6 @@ def draws(num_samples: int = 3000) -> dict[str, Sampler]:
     }
 
 
-class Numbers:
-    """Sample i is the number i."""
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {}
-
-    def __len__(self) -> int:
-        return 3000
-
-    def batch(self, indices: Indices) -> Tensor:
-        return torch.from_numpy(indices.copy())
-
-
 @pytest.mark.parametrize("name", draws())
 def test_a_draw_can_be_entered_anywhere_in_any_order(name: str) -> None:
     draw = draws()[name]
@@ -82,7 +68,7 @@ def test_workers_draw_what_the_rank_would() -> None:
     for num_workers in (0, 2):
         order = SampleOrder(draws()["bucketed weighted"], global_batch_size=32, drop_last=False)
         order.indices(0, 0, 1)  # with a block at hand
-        loader = TrainLoader(Numbers(), order, rank=0, world_size=1, grad_accum_steps=1, num_workers=num_workers, pin_memory=False)
+        loader = TrainLoader(Numbers(3000), order, rank=0, world_size=1, grad_accum_steps=1, num_workers=num_workers, pin_memory=False)
         stream = loader.micro_batches(32)
         read.append([micro_batch.batch.tolist() for micro_batch in islice(stream, 4)])
         stream.close()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from ddp_train.training.components import Components
 from ddp_train.training.log_window import LogWindow
 from ddp_train.training.skip_nonfinite import SkippingGuard
 from tests.unit.parts import components, trainer
-from tests.unit.training.test_trainer import CountsHostReads
+from tests.unit.training.host_reads import CountsHostReads
 
 OPTIMIZERS = {
     "sgd": ["optimizer=sgd", "optimizer.lr=0.1"],

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import NonFiniteLossError
@@ -20,6 +19,7 @@ from ddp_train.training.components import Components
 from ddp_train.training.records import Record
 from ddp_train.training.state import TrainState, WindowSums
 from tests.unit.parts import components, trainer
+from tests.unit.training.host_reads import CountsHostReads
 from tests.unit.training.ragged import Ragged, ragged_components
 
 
@@ -108,19 +108,6 @@ def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_
     trainer(parts, world=world).train_step(micro_batches, global_batch_size=12)
     forwards = ["forward"] * 3
     assert world.events == (forwards if is_known else ["begin", "forward", "wait", "forward", "forward"])
-
-
-class CountsHostReads(TorchDispatchMode):
-    """Counts what would make the host wait for a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.is_nonzero.default):
-            self.reads.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
