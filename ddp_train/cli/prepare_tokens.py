@@ -21,6 +21,7 @@ from ddp_train.data.tokens.token_writer import TokenWriter
 from ddp_train.data.tokens.tokenizer import Tokenizer, make_tokenizer
 from ddp_train.errors import DONE, FAILED, WRONG_INPUT, ConfigError, DataError, UserError
 from ddp_train.run_folder.claim import release
+from ddp_train.system.devices import cores
 from ddp_train.system.folder_lock import hold
 
 USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
@@ -37,12 +38,8 @@ _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _NO_TEXT = {
     ".json": "one document a line in a file named .jsonl",
     ".parquet": "text or .jsonl",
-    ".zst": "text or .jsonl, unpacked or as .gz",
-    ".xz": "text or .jsonl, unpacked or as .gz",
-    ".bz2": "text or .jsonl, unpacked or as .gz",
-    ".zip": "text or .jsonl, unpacked or as .gz",
-    ".tar": "text or .jsonl, unpacked",
-    ".tgz": "text or .jsonl, unpacked",
+    **dict.fromkeys((".zst", ".xz", ".bz2", ".zip"), "text or .jsonl, unpacked or as .gz"),
+    **dict.fromkeys((".tar", ".tgz"), "text or .jsonl, unpacked"),
 }
 _PART_BYTES = 1 << 20  # of text that is encoded at a time
 _MOST_BYTES = 1 << 26  # without a place to cut
@@ -77,42 +74,37 @@ class _Request:
 
     files: tuple[Path, ...]
     folder: Path
-    tokenizer: str = "byte"
-    val_fraction: float = 0.01
-    shard_tokens: int = 1 << 28
+    tokenizer: str
+    val_fraction: float
+    shard_tokens: int
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> _Request:
-        options, files = {}, []
-        names = ("to", "tokenizer", "val_fraction", "shard_tokens")
+        options, files = {"to": "", "tokenizer": "byte", "val_fraction": "0.01", "shard_tokens": str(1 << 28)}, []
         for argument in arguments:
             name, sign, value = argument.partition("=")
-            if sign and name in names:
+            if sign and name in options:
                 options[name] = value
             elif Path(argument).exists():  # its name may have an = in it
                 files += _files(Path(argument))
             elif sign:
-                nearest = get_close_matches(name, names, n=1)
+                nearest = get_close_matches(name, options, n=1)
                 raise ConfigError(
                     happened=f"{name} is no option of prepare, and there is no file {argument}",
-                    expected=", ".join(names),
+                    expected=", ".join(options),
                     fix=f"did you mean {nearest[0]}={value}?" if nearest else "ddp-train prepare --help",
                 )
             else:
                 raise DataError(happened=f"there is no file {argument}", expected="text or .jsonl files, or folders of them")
-        if not files or not options.get("to"):
+        if not files or not options["to"]:
             missing = "what to prepare" if not files else "where to put it"
             raise ConfigError(happened=f"{missing} is missing", expected="ddp-train prepare tokens FILE... to=FOLDER [key=value ...]")
         return cls(
             tuple(files),
             Path(options["to"]).expanduser(),
-            options.get("tokenizer", cls.tokenizer),
-            _number(options, "val_fraction", cls.val_fraction, "at least 0 and below 1", lambda value: 0 <= value < 1),
-            int(
-                _number(
-                    options, "shard_tokens", cls.shard_tokens, "a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0
-                )
-            ),
+            options["tokenizer"],
+            _number(options, "val_fraction", "at least 0 and below 1", lambda value: 0 <= value < 1),
+            int(_number(options, "shard_tokens", "a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0)),
         )
 
 
@@ -153,16 +145,13 @@ class _Corpus:
         where = str(path)
         with _open(path) as file:
             file.seek(start)
-
-            def read() -> bytes:
-                return file.read(_PART_BYTES if stop is None else min(_PART_BYTES, stop - file.tell()))
-
-            waiting = read()
+            blocks = iter(lambda: file.read(_PART_BYTES if stop is None else min(_PART_BYTES, stop - file.tell())), b"")
+            waiting = next(blocks, b"")
             if not waiting:
                 self.empty += 1
                 return
             split = split or self._split()
-            while block := read():
+            for block in blocks:
                 place = self._tokenizer.cut(waiting)
                 if place:
                     yield _Part(split, waiting[:place], False, where)
@@ -248,19 +237,18 @@ def _encoded(parts: Iterable[_Part], tokenizer: Tokenizer) -> Iterator[tuple[_Pa
     def encode(group: list[_Part]) -> list[tuple[_Part, Tokens]]:
         return [(part, _encode(part, tokenizer)) for part in group]
 
-    threads = len(os.sched_getaffinity(0))
+    threads = cores()
     waiting: deque[Future[list[tuple[_Part, Tokens]]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for group in _groups(parts):
-                waiting.append(pool.submit(encode, group))
-                if len(waiting) > 2 * threads:
-                    yield from waiting.popleft().result()
-            while waiting:
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for group in _groups(parts):
+            waiting.append(pool.submit(encode, group))
+            if len(waiting) > 2 * threads:
                 yield from waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _groups(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
@@ -328,7 +316,7 @@ def _open(path: Path) -> BinaryIO:
 def _middle(path: Path, val_fraction: float) -> int:
     """Return where the split val begins in a text of which it gets the end: after the end of a line, if there is one."""
     with _open(path) as file:
-        size = file.seek(0, os.SEEK_END) if path.suffix != ".gz" else sum(len(block) for block in iter(lambda: file.read(_PART_BYTES), b""))
+        size = file.seek(0, os.SEEK_END)
         wanted = int(size * (1 - val_fraction))
         file.seek(wanted)
         following = file.read(_PART_BYTES)
@@ -345,9 +333,9 @@ def _middle(path: Path, val_fraction: float) -> int:
     return wanted + place
 
 
-def _number(options: dict[str, str], name: str, default: float, expected: str, is_good: Callable[[float], bool]) -> float:
+def _number(options: dict[str, str], name: str, expected: str, is_good: Callable[[float], bool]) -> float:
     try:
-        value = float(options.get(name, default))
+        value = float(options[name])
     except ValueError:
         value = float("nan")
     if not is_good(value):
