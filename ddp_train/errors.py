@@ -5,29 +5,16 @@ Lowest layer: everything may raise these. They are shown without a traceback, be
 
 from __future__ import annotations
 
+from functools import partial
+
 DONE = 0
-
-
 FAILED = 1
-
-
 WRONG_INPUT = 2  # something that a person has to mend: the command line, the config, the data
-
-
 PREEMPTED = 75  # stopped by a signal or before the walltime ends, saved: run it again
-
-
 ENVIRONMENT_REFUSES = 78  # do not run it again before something is mended
-
-
 NO_PROGRESS = 93  # started again and again without getting further: do not run it again before something is mended
-
-
 INTERRUPTED = 130  # stopped by Ctrl-C
-
-
 TERMINATED = 143  # stopped by a signal before there was anything to save
-
 
 FINAL = (WRONG_INPUT, ENVIRONMENT_REFUSES, NO_PROGRESS)
 """What a rank exits with when starting it again would end the same way."""
@@ -47,12 +34,11 @@ class UserError(Exception):
     """Of a run that it ends. One of `FINAL` says that starting again would end the same way."""
 
     def __init__(self, *, happened: str, expected: str = "", fix: str = "", key: str = "") -> None:
-        super().__init__(happened, expected, fix, key)  # positional, so that pickling (data-loader workers) keeps all four
+        super().__init__(happened, expected, fix, key)
         self.happened, self.expected, self.fix, self.key = happened, expected, fix, key
 
-    def __reduce__(self) -> tuple[object, ...]:
-        fields = {"happened": self.happened, "expected": self.expected, "fix": self.fix, "key": self.key}
-        return _rebuild, (type(self), fields)
+    def __reduce__(self) -> tuple[object, ...]:  # for loader workers; without it the fields would be passed by position
+        return partial(type(self), happened=self.happened, expected=self.expected, fix=self.fix, key=self.key), ()
 
     def __str__(self) -> str:
         lines = [f"{self.key}: {self.happened}" if self.key else self.happened]
@@ -85,10 +71,6 @@ class RunError(UserError):
 
 class NonFiniteLossError(RunError):
     """The loss became NaN or infinite."""
-
-
-def _rebuild(cls: type[UserError], fields: dict[str, str]) -> UserError:
-    return cls(**fields)
 
 
 def printable(text: str) -> str:

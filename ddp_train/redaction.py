@@ -37,11 +37,8 @@ _scanned: dict[bytes, bytes] = {}  # the environment when it was last looked thr
 
 def is_secret_key(key: str) -> bool:
     """Tell whether the last part of a config key names a secret: `wandb.api_key`, `db.password`; not `pad_token`, `image_key`."""
-    words = _words(key.rpartition(".")[2])
-    if not words:
-        return False
-    before = words[-2] if len(words) > 1 else ""
-    return bool(_WORDS & set(words)) or (words[-1] in _LAST_WORDS and before in _BEFORE_LAST)
+    *words, before, last = ["", "", *_words(key.rpartition(".")[2])]
+    return bool(_WORDS & {*words, before, last}) or (last in _LAST_WORDS and before in _BEFORE_LAST)
 
 
 @lru_cache(maxsize=4096)
