@@ -107,7 +107,7 @@ class Rank:
                 if config.deterministic:
                     be_deterministic()
                 if device == "cuda":
-                    self._recorder = self._recorder or FlightRecorder(self._rank, job.run_folder)
+                    self._recorder = self._recorder or FlightRecorder(self._rank)
                     self._recorder.follow(job.run_folder)
                     os.environ.update(self._recorder.environment)
                 if config.loader.num_workers:

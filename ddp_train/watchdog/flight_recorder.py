@@ -29,21 +29,15 @@ _SETTINGS = (  # each with its older names: whoever has set one of them means so
 _COLLECTIVES = "2000"  # a few MB of host memory
 _POLL_S = 0.05
 _OPENS_WITHIN_S = 2.0
-WRITES_WITHIN_S = 5.0
-"""torch looks at the pipe once a second, and takes its time to name the lines of code."""
+_WRITES_WITHIN_S = 5.0  # torch looks at the pipe once a second, and takes its time to name the lines of code
 
 
 class FlightRecorder:
-    """One rank's recorder; made before its process group opens.
+    """One rank's recorder; made, and set to its first job, before its process group opens."""
 
-    Args:
-        rank: this rank.
-        run_folder: of its first job.
-    """
-
-    def __init__(self, rank: int, run_folder: RunFolder) -> None:
+    def __init__(self, rank: int) -> None:
         self._rank, self._pipes = rank, Path(tempfile.mkdtemp(prefix="ddp_train_"))
-        self._logs = os.open(run_folder.logs, os.O_RDONLY | os.O_DIRECTORY)
+        self._logs = os.open(os.devnull, os.O_RDONLY)
         ours = {
             "TORCH_FR_BUFFER_SIZE": _COLLECTIVES,
             "TORCH_NCCL_TRACE_BUFFER_SIZE": _COLLECTIVES,  # older versions of torch make the pipe only where they find this one
@@ -96,7 +90,7 @@ class Request:
         """Whether any rank will answer."""
         return bool(self._before)
 
-    def wait(self, *, within_s: float = WRITES_WITHIN_S) -> None:
+    def wait(self) -> None:
         """Wait until all have been written, or as long as it may take."""
         seen = dict.fromkeys(self._before, (0, 0))
 
@@ -106,7 +100,7 @@ class Request:
             seen = {file: now[file] for file in seen if now[file][0] == 0 or now[file] == self._before[file] or now[file] != seen[file]}
             return not seen
 
-        wait_until(is_written, within_s=within_s, every_s=2 * _POLL_S)
+        wait_until(is_written, within_s=_WRITES_WITHIN_S, every_s=2 * _POLL_S)
 
 
 def _written(file: Path) -> tuple[int, int]:

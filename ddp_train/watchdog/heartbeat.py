@@ -18,10 +18,8 @@ from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
 _NAME = "ddp_train_beat"
 _LAYOUT = struct.Struct("=dqqq")
 _DEVICE = struct.Struct("=q?")  # behind it
-_PHASES = tuple(Phase)
-_NUMBERS = {phase: number for number, phase in enumerate(_PHASES)}
-_IN_A_STEP = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP, Phase.END)
-"""In which order phases with the same number of steps behind them come."""
+_PHASES = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP, Phase.END)
+"""In the order in which those with the same number of steps behind them come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class Heartbeat:
     @property
     def progress(self) -> tuple[int, int]:
         """What tells who is behind."""
-        return self.step, _IN_A_STEP.index(self.phase)
+        return self.step, _PHASES.index(self.phase)
 
 
 class HeartbeatWriter:
@@ -66,7 +64,7 @@ class HeartbeatWriter:
     def _beat(self, phase: Phase, step: int) -> None:
         if self._first_step < 0 and phase is Phase.DATA:
             self._first_step = step
-        _LAYOUT.pack_into(self._memory, 0, time.monotonic(), step, self._first_step, _NUMBERS[phase])
+        _LAYOUT.pack_into(self._memory, 0, time.monotonic(), step, self._first_step, _PHASES.index(phase))
 
     def _see_device(self, step: int, is_awaited: bool) -> None:
         _DEVICE.pack_into(self._memory, _LAYOUT.size, step, is_awaited)

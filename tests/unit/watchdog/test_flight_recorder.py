@@ -35,7 +35,8 @@ def be_torch():  # as the monitor thread of ProcessGroupNCCL does; it looks once
 
 stacks.answer()
 first, second = RunFolder(Path(sys.argv[1])), RunFolder(Path(sys.argv[2]))
-recorder = FlightRecorder(3, first)
+recorder = FlightRecorder(3)
+recorder.follow(first)
 os.environ.update(recorder.environment)
 threading.Thread(target=be_torch, daemon=True).start()
 recorder.hide_pipe(is_expected=True)
@@ -74,12 +75,10 @@ def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(t
     assert found is not None and found.stacks == "logs/stacks_*.txt, flight_recorder_rank_*"
 
 
-def test_what_the_user_has_set_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_has_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "7")
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/mine/trace_")
-    run_folder = RunFolder(tmp_path)
-    run_folder.logs.mkdir()
-    recorder = FlightRecorder(0, run_folder)
+    recorder = FlightRecorder(0)
     assert set(recorder.environment) == {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"}
     folder = Path(recorder.environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]).parent
     assert folder.exists()
