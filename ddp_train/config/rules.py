@@ -170,7 +170,7 @@ def check_device(cluster: ClusterConfig, amp: Any) -> list[ConfigError]:
     errors = []
     device = devices.resolve_device(cluster.device)
     if device == "cuda" and not is_torchrun_worker() and num_nodes(cluster) == 1:
-        gpus, wanted = devices.count_gpus(), devices.processes_per_node(cluster.processes_per_node, "cuda")
+        gpus, wanted = len(devices.gpus()), devices.processes_per_node(cluster.processes_per_node, "cuda")
         if gpus < wanted:
             why = "" if gpus else devices.why_none()
             errors.append(

@@ -19,17 +19,17 @@ _PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out 
 
 def join_store() -> dist.Store:
     """Return the store in which the ranks meet, as torchrun's environment says."""
-    address = torchrun_env.store_host()
+    address, port = torchrun_env.store_address()
     if torchrun_env.rank() == 0 and not torchrun_env.agent_serves_store() and is_address(address):
         with suppress(OSError):  # not an address of this machine: behind a router that translates, say
-            return serve_store(address, torchrun_env.store_port())
+            return serve_store(address, port)
     store: dist.Store = next(dist.rendezvous("env://", timeout=_TIMEOUT))[0]
     return store
 
 
 def join_store_again(prefix: str) -> dist.Store:
     """Connect once more to the store that another process of this rank has joined."""
-    address, port = torchrun_env.store_host(), torchrun_env.store_port()
+    address, port = torchrun_env.store_address()
     return dist.PrefixStore(prefix, dist.TCPStore(address, port, is_master=False, timeout=_TIMEOUT))
 
 

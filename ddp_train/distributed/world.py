@@ -175,7 +175,7 @@ def _reach_out(store: dist.Store) -> None:
         store: where the machines tell each other their addresses: the one that MASTER_ADDR names has no route to it.
     """
     node, nodes = torchrun_env.node_rank(), torchrun_env.num_nodes()
-    address = address_towards(torchrun_env.store_host())
+    address = address_towards(torchrun_env.store_address()[0])
     if torchrun_env.local_rank() == 0:
         store.set(f"address/{node}", address)  # also where the environment names an interface: others wait for it
     if os.environ.get("GLOO_SOCKET_IFNAME"):

@@ -50,7 +50,7 @@ class Console:
         self._numbers = ""
         self._at, self._since = (Phase.START, step), self._started
         # The log of rank 0 has every record already, and no use for a progress line.
-        self._file = sys.stdout.alone() if isinstance(sys.stdout, Terminal) else sys.stdout
+        self._file = Terminal(sys.stdout.fileno(), owns=False) if isinstance(sys.stdout, Terminal) else sys.stdout
         self._progress: Progress | None = None
         self._covered: list[Terminal] = []  # streams whose text has to stand above the line
         self._is_closed = Event()

@@ -227,12 +227,12 @@ class Multirun:
             if devices.resolve_device(cluster.device) == "cuda"
         ]
         wanted = self._settings.parallel_jobs * max(sizes, default=0)
-        if wanted <= devices.count_gpus():
+        if wanted <= len(devices.gpus()):
             return []
         return [
             ConfigError(
                 key="sweep.parallel_jobs",
-                happened=f"{wanted} processes at a time want a GPU each; this machine shows {devices.count_gpus()}",
+                happened=f"{wanted} processes at a time want a GPU each; this machine shows {len(devices.gpus())}",
                 fix="fewer jobs at a time, or a smaller cluster.processes_per_node",
             )
         ]

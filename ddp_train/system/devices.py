@@ -49,14 +49,9 @@ def why_none() -> str:
     return "the NVIDIA driver shows no GPU: nvidia-smi may say why" if has_driver else ""
 
 
-def count_gpus() -> int:
-    """Return how many GPUs a process started now would see."""
-    return len(gpus())
-
-
 def gpu_share(number: int, shares: int) -> list[str]:
     """Return the GPUs of one of several groups that share this machine evenly."""
-    each = count_gpus() // shares
+    each = len(gpus()) // shares
     return gpus()[number * each : (number + 1) * each]
 
 
@@ -64,14 +59,14 @@ def resolve_device(device: str) -> str:
     """Turn `auto` into `cuda` (a GPU is there, and torch was built for it) or `cpu`; other names stay."""
     if device != "auto":
         return device
-    return "cuda" if count_gpus() and _torch_has_cuda() else "cpu"
+    return "cuda" if gpus() and _torch_has_cuda() else "cpu"
 
 
 def processes_per_node(configured: int | None, device: str) -> int:
     """Return how many processes one node runs: as configured, else one per GPU, else two on CPU."""
     if configured is not None:
         return configured
-    return max(1, count_gpus()) if resolve_device(device) == "cuda" else CPU_PROCESSES
+    return max(1, len(gpus())) if resolve_device(device) == "cuda" else CPU_PROCESSES
 
 
 def cores() -> int:

@@ -75,17 +75,15 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # the folder itself is locked: no file that could be left behind
     if not wait_until(lambda: _lock(descriptor, folder) and not _is_leased(folder), within_s=within_s, every_s=0.1):
         os.close(descriptor)
-        holder, is_ours = _read(folder), _is_on_this_machine(_read(folder))
-        lease = f", or {_STALE_AFTER * REFRESH_S:.0f} s when that machine is gone" if not is_ours else ""
+        holder = _read(folder)
+        lease = "" if _is_on_this_machine(holder) else f", or {_STALE_AFTER * REFRESH_S:.0f} s when that machine is gone"
         raise ConfigError(
             key=key,
             happened=f"another run is working in {folder}" + (f" ({holder})" if holder else ""),
             expected="one run per folder",
             fix=f"wait for it{lease}, or choose another folder",
         )
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # a file system without such locks, or not Linux: `is_held` goes by the holder's file
+    with contextlib.suppress(OSError, AttributeError):  # no such locks here, or not Linux: `is_held` goes by the holder's file
         _record_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
     _write(folder)
     _held.append(_Held(folder, descriptor, os.getpid(), _lease(folder / HOLDER) if _is_shared(folder) else None))
@@ -185,7 +183,7 @@ def _write(folder: Path) -> None:
         pid=os.getpid(),
         command=shlex.join(sys.argv),
         started=time.strftime("%Y-%m-%d %H:%M:%S"),
-        boot=_boot(),
+        boot=boot_id(),
     )
     try:
         write_json(folder / HOLDER, asdict(holder))
@@ -201,15 +199,11 @@ def _read(folder: Path) -> Holder | None:
 
 
 def _is_on_this_machine(holder: Holder | None) -> bool:
-    return holder is None or holder.boot == _boot()
+    return holder is None or holder.boot == boot_id()
 
 
 def _is_alive(holder: Holder | None) -> bool:
     return holder is not None and _is_on_this_machine(holder) and holder.pid != os.getpid() and is_alive(holder.pid)
-
-
-def _boot() -> str:
-    return boot_id() or socket.gethostname()
 
 
 def _is_shared(folder: Path) -> bool:

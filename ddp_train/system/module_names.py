@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from ddp_train import FOLDER
+
 
 def module_name(name: str) -> str:
     """Return a name after a look whether there is such a module or package, which is not imported.
@@ -21,11 +23,6 @@ def module_name(name: str) -> str:
 
 
 def source_path(name: str) -> str:
-    """Return how the path of a module's source ends (`ddp_train/rank/stop.py`), or what the paths of a package have (`ddp_train/data/`).
-
-    Raises:
-        ModuleNotFoundError: there is none.
-    """
-    spec = find_spec(module_name(name))
-    assert spec is not None
-    return name.replace(".", "/") + (".py" if spec.submodule_search_locations is None else "/")
+    """Return how the path of such a module's source ends (`ddp_train/rank/stop.py`), or what a package's paths have (`ddp_train/data/`)."""
+    path = module_name(name).replace(".", "/")
+    return f"{path}/" if (FOLDER.parent / path).is_dir() else f"{path}.py"

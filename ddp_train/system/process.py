@@ -180,8 +180,8 @@ def pid_namespace() -> int:
 
 
 def boot_id() -> str:
-    """Return the name of this machine's life since it was started; "" where the kernel gives none."""
-    return _read("/proc/sys/kernel/random/boot_id").strip()
+    """Return the name of this machine's life since it was started; the machine's own name where the kernel gives none."""
+    return _read("/proc/sys/kernel/random/boot_id").strip() or os.uname().nodename
 
 
 def _stat(pid: int) -> list[str]:

@@ -54,10 +54,6 @@ class Terminal(io.TextIOWrapper):
         except OSError:
             self._go_quiet()
 
-    def alone(self) -> Terminal:
-        """Return a stream to the same place, without log and screen."""
-        return Terminal(self.fileno(), owns=False)
-
     def _go_quiet(self) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())  # for what is buffered, and all that comes

@@ -6,6 +6,7 @@ What an agent itself is told (PET_*, and MASTER_ADDR where a cluster sets it) is
 from __future__ import annotations
 
 import os
+from functools import partial
 
 VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for each rank, whatever stands there before."""
@@ -19,49 +20,33 @@ def is_torchrun_worker() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ
 
 
-def rank() -> int:
-    """Return this process's place among all ranks."""
-    return int(os.environ["RANK"])
+def _number(variable: str, default: str | None = None) -> int:
+    return int(os.environ[variable] if default is None else os.environ.get(variable, default))
 
 
-def world_size() -> int:
-    """Return how many ranks there are."""
-    return int(os.environ["WORLD_SIZE"])
+rank = partial(_number, "RANK")
+"""This process's place among all ranks."""
 
+world_size = partial(_number, "WORLD_SIZE")
+"""How many ranks there are."""
 
-def local_rank() -> int:
-    """Return this process's place among the ranks of its node."""
-    return int(os.environ["LOCAL_RANK"])
+local_rank = partial(_number, "LOCAL_RANK")
+"""This process's place among the ranks of its node."""
 
+local_world_size = partial(_number, "LOCAL_WORLD_SIZE")
+"""How many ranks this node has."""
 
-def local_world_size() -> int:
-    """Return how many ranks this node has."""
-    return int(os.environ["LOCAL_WORLD_SIZE"])
+node_rank = partial(_number, "GROUP_RANK", "0")
+"""This node's place among all nodes; an agent is a node, and one machine may run several."""
 
+num_nodes = partial(_number, "GROUP_WORLD_SIZE")
+"""How many nodes there are."""
 
-def node_rank() -> int:
-    """Return this node's place among all nodes; an agent is a node, and one machine may run several."""
-    return _count("GROUP_RANK")
+restart_count = partial(_number, "TORCHELASTIC_RESTART_COUNT", "0")
+"""How often this node's agent has started its ranks again."""
 
-
-def num_nodes() -> int:
-    """Return how many nodes there are."""
-    return int(os.environ["GROUP_WORLD_SIZE"])
-
-
-def store_host() -> str:
-    """Return the host of the store in which the ranks meet."""
-    return os.environ["MASTER_ADDR"]
-
-
-def store_port() -> int:
-    """Return the port of that store."""
-    return int(os.environ["MASTER_PORT"])
-
-
-def agent_serves_store() -> bool:
-    """Tell whether the agent serves that store; else rank 0 does."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+max_restarts = partial(_number, "TORCHELASTIC_MAX_RESTARTS", "0")
+"""How often it does so at most."""
 
 
 def is_last_attempt() -> bool:
@@ -69,15 +54,11 @@ def is_last_attempt() -> bool:
     return restart_count() >= max_restarts()
 
 
-def restart_count() -> int:
-    """Return how often this node's agent has started its ranks again."""
-    return _count("TORCHELASTIC_RESTART_COUNT")
+def store_address() -> tuple[str, int]:
+    """Return the host and the port of the store in which the ranks meet."""
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 
-def max_restarts() -> int:
-    """Return how often it does so at most."""
-    return _count("TORCHELASTIC_MAX_RESTARTS")
-
-
-def _count(variable: str) -> int:
-    return int(os.environ.get(variable, "0"))
+def agent_serves_store() -> bool:
+    """Tell whether the agent serves that store; else rank 0 does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

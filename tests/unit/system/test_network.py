@@ -36,6 +36,7 @@ def interface_on(node: int, store: HashStore, monkeypatch: pytest.MonkeyPatch, *
         for name, value in {"GROUP_RANK": node, "GROUP_WORLD_SIZE": nodes, "LOCAL_RANK": 0, "GLOO_SOCKET_IFNAME": own}.items():
             patch.setenv(name, str(value))
         patch.setenv("MASTER_ADDR", "node0")
+        patch.setenv("MASTER_PORT", "29500")
         patch.setattr(distributed, "address_towards", lambda host: ROUTES[node].get(host, ""))
         patch.setattr(distributed, "interface_of", INTERFACES.get)
         distributed._reach_out(store)
