@@ -75,13 +75,10 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_steps: int =
     """
     _check_fits(total_steps, warmup_steps=warmup_steps)
 
-    def factor(step: int) -> float:
-        if step < warmup_steps:
-            return _warmup(step, warmup_steps)
-        progress = _progress(step, first=warmup_steps, last=total_steps - 1)
+    def fall(progress: float) -> float:
         return final_ratio + (1 - final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
-    return LRSchedule(optimizer, factor)
+    return _falling(optimizer, total_steps, warmup_steps, last_peak=warmup_steps, fall=fall)
 
 
 def warmup_linear(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.0) -> LRSchedule:
@@ -93,13 +90,7 @@ def warmup_linear(optimizer: Optimizer, total_steps: int, *, warmup_steps: int =
     Source: Devlin et al. 2018, arXiv:1810.04805, appendix A.2 (BERT).
     """
     _check_fits(total_steps, warmup_steps=warmup_steps)
-
-    def factor(step: int) -> float:
-        if step < warmup_steps:
-            return _warmup(step, warmup_steps)
-        return 1 - (1 - final_ratio) * _progress(step, first=warmup_steps, last=total_steps - 1)
-
-    return LRSchedule(optimizer, factor)
+    return _falling(optimizer, total_steps, warmup_steps, last_peak=warmup_steps, fall=lambda progress: 1 - (1 - final_ratio) * progress)
 
 
 def warmup_stable_decay(
@@ -116,13 +107,8 @@ def warmup_stable_decay(
         Haegele et al. 2024, arXiv:2405.18392 (linear cooldown).
     """
     _check_fits(total_steps, warmup_steps=warmup_steps, decay_steps=decay_steps)
-
-    def factor(step: int) -> float:
-        if step < total_steps - decay_steps:
-            return _warmup(step, warmup_steps)
-        return 1 - (1 - final_ratio) * _progress(step, first=total_steps - decay_steps - 1, last=total_steps - 1)
-
-    return LRSchedule(optimizer, factor)
+    last_peak = total_steps - decay_steps - 1
+    return _falling(optimizer, total_steps, warmup_steps, last_peak=last_peak, fall=lambda progress: 1 - (1 - final_ratio) * progress)
 
 
 def step(optimizer: Optimizer, *, step_size: int, gamma: float = 0.1) -> LRSchedule:
@@ -142,9 +128,14 @@ def _warmup(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / (warmup_steps + 1))
 
 
-def _progress(step: int, *, first: int, last: int) -> float:
-    """How far `step` is on the way from `first` to `last`, at most 1: the scheduler also steps once after the last optimizer step."""
-    return min(1.0, (step - first) / max(1, last - first))
+def _falling(optimizer: Optimizer, total_steps: int, warmup_steps: int, *, last_peak: int, fall: Callable[[float], float]) -> LRSchedule:
+    def factor(step: int) -> float:
+        if step <= last_peak:
+            return _warmup(step, warmup_steps)
+        # At most 1: the scheduler also steps once after the last optimizer step.
+        return fall(min(1.0, (step - last_peak) / max(1, total_steps - 1 - last_peak)))
+
+    return LRSchedule(optimizer, factor)
 
 
 def _check_fits(total_steps: int, *, warmup_steps: int, decay_steps: int = 0) -> None:

@@ -59,7 +59,7 @@ class PackedTokens:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return token_facts(self._documents, self._context_length)
+        return {**self._documents.index.facts(self._context_length), "ignore_index": IGNORE_INDEX}
 
     @property
     def efficiency(self) -> float:
@@ -72,7 +72,7 @@ class PackedTokens:
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens [B, T] and targets [B, T], int64."""
         size = self._context_length + 1
-        window_BS = np.full((len(indices), size), self._documents.end_of_text, np.int64)
+        window_BS = np.full((len(indices), size), self._documents.index.end_of_text, np.int64)
         counts_BS = np.zeros((len(indices), size), np.bool_)  # whether the token is a target
         first_piece, document, start = self._first_piece.numpy(), self._piece_document.numpy(), self._piece_start.numpy()
         for window, counts, index in zip(window_BS, counts_BS, indices, strict=True):
@@ -102,12 +102,6 @@ def require_targets(lengths: NDArray[np.int64], root: str, split: str) -> None:
             expected="at least one document with a text",
             fix="more text, or without evaluation: data.eval=null" if split == "val" else "more text",
         )
-
-
-def token_facts(documents: TokenDocuments, context_length: int) -> dict[str, Any]:
-    """Return what a model and an objective need to know of documents."""
-    facts = {"vocab_size": documents.vocab_size, "context_length": context_length, "ignore_index": IGNORE_INDEX}
-    return facts if documents.bytes_per_token is None else {**facts, "bytes_per_token": documents.bytes_per_token}
 
 
 def cut(lengths: NDArray[np.int64], context_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

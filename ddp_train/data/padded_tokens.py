@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.packed_tokens import IGNORE_INDEX, require_context, require_targets, token_facts
+from ddp_train.data.packed_tokens import IGNORE_INDEX, require_context, require_targets
 from ddp_train.data.tokens.token_shards import TokenDocuments
 from ddp_train.interfaces import Indices
 
@@ -38,7 +38,7 @@ class PaddedTokens:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return token_facts(self._documents, self._context_length)
+        return {**self._documents.index.facts(self._context_length), "ignore_index": IGNORE_INDEX}
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
@@ -53,7 +53,7 @@ class PaddedTokens:
         documents = [self._documents.read(int(index))[: self._context_length + 1] for index in indices]
         sizes_B = np.asarray([len(tokens) for tokens in documents])
         width = max(int(sizes_B.max()) - 1, 1)
-        padded_BS = np.full((len(documents), width + 1), self._documents.end_of_text, np.int64)
+        padded_BS = np.full((len(documents), width + 1), self._documents.index.end_of_text, np.int64)
         for row, tokens in zip(padded_BS, documents, strict=True):
             row[: len(tokens)] = tokens
         counts_BT = np.arange(width) < sizes_B[:, None] - 1

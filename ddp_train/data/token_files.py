@@ -55,9 +55,7 @@ class TokenFiles:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        index = self._shards.index
-        facts = {"vocab_size": index.vocab_size, "context_length": self._context_length}
-        return facts if index.bytes_per_token is None else {**facts, "bytes_per_token": index.bytes_per_token}
+        return self._shards.index.facts(self._context_length)
 
     def __len__(self) -> int:
         return (len(self._shards) - 1 - self._context_length) // self._stride + 1

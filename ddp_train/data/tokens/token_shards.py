@@ -113,6 +113,11 @@ class TokenIndex:
         known = [shard.bytes for shard in shards if shard.bytes is not None]
         return sum(known) / tokens if len(known) == len(shards) else None
 
+    def facts(self, context_length: int) -> dict[str, Any]:
+        """Return what a model and an objective need to know."""
+        facts = {"vocab_size": self.vocab_size, "context_length": context_length}
+        return facts if self.bytes_per_token is None else {**facts, "bytes_per_token": self.bytes_per_token}
+
     def _is_sound(self) -> bool:
         if not 0 <= self.end_of_text < self.vocab_size <= np.iinfo(DTYPES[self.dtype]).max + 1:
             return False
@@ -234,22 +239,9 @@ class TokenDocuments:
 
     def __init__(self, root: str | Path, split: str = "train") -> None:
         self._tokens = TokenShards(root, split)
+        self.index = self._tokens.index
         self._ends = np.cumsum([shard.documents for shard in self._tokens.shards], dtype=np.int64)
         self._starts: dict[int, NDArray[np.int64]] = {}
-
-    @property
-    def vocab_size(self) -> int:
-        return self._tokens.index.vocab_size
-
-    @property
-    def end_of_text(self) -> int:
-        """The token that follows every document."""
-        return self._tokens.index.end_of_text
-
-    @property
-    def bytes_per_token(self) -> float | None:
-        """Mean bytes of text behind a token, over all splits; None: not known."""
-        return self._tokens.index.bytes_per_token
 
     def __len__(self) -> int:
         """Return the number of documents, N."""

@@ -126,7 +126,7 @@ def test_a_large_vocabulary_makes_uint32(tmp_path: Path, monkeypatch: pytest.Mon
     assert (index["dtype"], index["vocab_size"], index["end_of_text"]) == ("uint32", 70_001, 70_000)
     assert [document.tolist() for document in documents(tmp_path / "tokens", "val")] == [[266, 70_000]]
     found = TokenDocuments(tmp_path / "tokens")
-    assert found.bytes_per_token == pytest.approx(5 / 5)  # the + end, in + end: 2 + 1 + 1 + 1 tokens
+    assert found.index.bytes_per_token == pytest.approx(5 / 5)  # the + end, in + end: 2 + 1 + 1 + 1 tokens
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_documents_are_read_by_number(root):
     assert [documents.read(index).tolist() for index in range(len(documents))] == DOCUMENTS
     assert documents.lengths.tolist() == [len(document) for document in DOCUMENTS]
     assert documents.lengths.dtype == np.int64
-    assert (documents.vocab_size, documents.end_of_text) == (257, 256)
-    assert documents.bytes_per_token == pytest.approx((len(STREAM) + 4 - len(DOCUMENTS) - 1) / (len(STREAM) + 4))
+    assert (documents.index.vocab_size, documents.index.end_of_text) == (257, 256)
+    assert documents.index.bytes_per_token == pytest.approx((len(STREAM) + 4 - len(DOCUMENTS) - 1) / (len(STREAM) + 4))
     assert TokenDocuments(root, "val").read(0).tolist() == [1, 2, 3, 256]
 
 
