@@ -10,9 +10,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.data.images.encoded_images import EncodedImages
+from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
-from ddp_train.data.images.image_decoder import ImageDecoder
 from ddp_train.errors import DataError
 
 _HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation

@@ -10,9 +10,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ddp_train.data.images.encoded_images import EncodedImages
+from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
-from ddp_train.data.images.image_decoder import ImageDecoder
 from ddp_train.data.tars.tar_index import TarIndex, open_index
 from ddp_train.data.tars.tar_names import find_shards
 from ddp_train.data.tars.tar_scan import member_name
@@ -32,13 +31,8 @@ class TarShards(ImageArray):
         image_extensions: files that are the sample's image; other files of a sample are passed over.
         label_extension: the file that holds the sample's class as a number, from 0.
         num_classes: None is the largest label + 1.
-        image_size: height and width in pixels: the shorter side is resized to it and the middle is cut out.
-            None is the size of the first image, which all must have.
-        channels: 3 is RGB, 1 is grey.
-        in_memory: decode everything once at the start and keep it as uint8, instead of decoding each image each time.
-        mean, std: one value per channel, white is 1; None is 0.5.
-        crop_padding: black pixels added to each side before a random crop; 0 is no crop.
-        flip: mirror half of the images left to right.
+
+    The other arguments are those of `ImageFolder`.
 
     Raises:
         DataError: no tars, incomplete samples, damaged tars or images (those also from `batch`), tars that changed since they were indexed.

@@ -22,8 +22,6 @@ _CROP_TOP, _CROP_LEFT, _FLIP = 0, 1, 2  # which independent draw of a key decide
 
 def random_crop(images_BCHW: NDArray[Any], keys: Keys, *, padding: int, fill: ArrayLike) -> NDArray[Any]:
     """Pad each side by `padding` pixels of `fill` (one value per channel) and cut a window of the old size at random."""
-    if padding == 0:
-        return images_BCHW
     B, C, H, W = images_BCHW.shape
     padded_BCHW = np.empty((B, C, H + 2 * padding, W + 2 * padding), images_BCHW.dtype)
     padded_BCHW[:] = np.asarray(fill, images_BCHW.dtype)[:, None, None]
@@ -48,13 +46,10 @@ def random_crop_on_device(images_BCHW: Tensor, keys: Keys, *, padding: int, fill
     B, C, H, W = images_BCHW.shape
     padded_BCHW = fill_C11.expand(B, C, H + 2 * padding, W + 2 * padding).clone()
     padded_BCHW[:, :, padding:-padding, padding:-padding] = images_BCHW
-    device = images_BCHW.device
+    windows = padded_BCHW.unfold(2, H, 1).unfold(3, W, 1)
     corners = (random_integers(keys, draw, below=2 * padding + 1) for draw in (_CROP_TOP, _CROP_LEFT))
-    top_B, left_B = (torch.from_numpy(corner).to(device, non_blocking=True) for corner in corners)
-    rows_BH = top_B[:, None] + torch.arange(H, device=device)
-    columns_BW = left_B[:, None] + torch.arange(W, device=device)
-    samples, channels = torch.arange(B, device=device)[:, None, None, None], torch.arange(C, device=device)[:, None, None]
-    return padded_BCHW[samples, channels, rows_BH[:, None, :, None], columns_BW[:, None, None, :]]
+    tops, lefts = (torch.from_numpy(corner).to(images_BCHW.device, non_blocking=True) for corner in corners)
+    return windows[torch.arange(B, device=images_BCHW.device), :, tops, lefts]
 
 
 def random_flip_on_device(images_BCHW: Tensor, keys: Keys) -> Tensor:

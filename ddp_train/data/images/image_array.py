@@ -6,32 +6,24 @@ Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ddp_train.data.images.augment import random_crop, random_crop_on_device, random_flip, random_flip_on_device
+from ddp_train.data.images.encoded_images import EncodedImages
 from ddp_train.errors import ConfigError
 from ddp_train.hashing import Keys
 from ddp_train.interfaces import Indices
-
-
-class ImagesNCHW(Protocol):
-    """What an array of images must offer; a numpy array does."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __getitem__(self, indices: Indices, /) -> NDArray[np.uint8]: ...
 
 
 class ImageArray:
     """Labelled images, normalised as (pixel / 255 - mean) / std, with optional random crops and flips in training.
 
     Args:
-        images: uint8.
+        images: uint8 [N, C, H, W].
         labels: 0 to `num_classes` - 1.
         mean, std: one value per channel, on the scale where white is 1.
         crop_padding: black pixels added to each side before a random crop to the old size; 0 is no crop.
@@ -40,7 +32,7 @@ class ImageArray:
 
     def __init__(
         self,
-        images: ImagesNCHW,
+        images: NDArray[np.uint8] | EncodedImages,
         labels: NDArray[np.integer[Any]],
         *,
         num_classes: int,
