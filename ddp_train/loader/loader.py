@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from typing import Any, Protocol
 
@@ -89,7 +89,8 @@ class TrainLoader:
         self.skips = skips
         self.grad_accum_steps = grad_accum_steps
         self._rank, self._world_size = rank, world_size
-        self._reading = _Reading(TrainReader(source, order, skips=skips), num_workers=num_workers, pin_memory=pin_memory)
+        self._read = TrainReader(source, order, skips=skips)
+        self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches for ever, from the step that begins after `samples` samples; seeking is O(1)."""
@@ -101,7 +102,7 @@ class TrainLoader:
 
     def sample_ids(self, samples: int, number: int) -> Indices | None:
         """Return the data set's indices of this rank's micro-batch `number` of the step that begins after `samples` samples."""
-        return self._reading.indices(next(islice(self._requests(samples), number, None)))
+        return self._read.indices(next(islice(self._requests(samples), number, None)))
 
     def state_dict(self, samples: int) -> dict[str, Any]:
         """The position is `samples`: there is no more to know."""
@@ -154,7 +155,8 @@ class EvalLoader:
         self._low, self._high = share(0, self.num_samples, rank, world_size)
         self.first = self._low  # the first sample of this rank; the others follow it
         self._batch_size = batch_size
-        self._reading = _Reading(EvalReader(source, skips=skips), num_workers=num_workers, pin_memory=pin_memory)
+        self._read = EvalReader(source, skips=skips)
+        self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
 
     def __iter__(self) -> Iterator[MicroBatch]:
         return self._reading.results(self._requests())
@@ -165,7 +167,7 @@ class EvalLoader:
 
     def sample_ids(self, number: int) -> Indices:
         """Return the data set's indices of this rank's micro-batch `number`."""
-        return self._reading.indices(next(islice(self._requests(), number, None)))
+        return self._read.indices(next(islice(self._requests(), number, None)))
 
     def _requests(self) -> Iterator[EvalRequest]:
         if self._low == self._high:  # more ranks than samples: a stand-in, so that all ranks have the same sums to reduce
@@ -191,26 +193,16 @@ class _Reading:
         (micro_batch,) = [self.here(request)] if self._num_workers == 0 else self._by_workers(iter([request]), num_workers=1)
         return micro_batch
 
-    def indices(self, request: Any) -> Indices:
-        """Return the samples that a request asks for."""
-        indices: Indices = self._read.indices(request)
-        return indices
-
     def results(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
         """Read all, in the order of the requests."""
         read_here = self.here if self._pin_memory else self._read
-        by_workers = partial(self._by_workers, num_workers=self._num_workers)
-        for micro_batch in map(read_here, requests) if self._num_workers == 0 else by_workers(requests):
-            if micro_batch.skipped:
-                self._report(micro_batch)
+        found = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(read_here, requests)
+        for micro_batch in found:
+            for bad in micro_batch.skipped:
+                if bad.sample not in self._known_bad:  # once of each
+                    self._known_bad.add(bad.sample)
+                    logger.warning("sample %d is skipped: %s", bad.sample, bad.why)
             yield micro_batch
-
-    def _report(self, micro_batch: MicroBatch) -> None:
-        """Say once of each bad sample that it is skipped."""
-        for bad in micro_batch.skipped:
-            if bad.sample not in self._known_bad:
-                self._known_bad.add(bad.sample)
-                logger.warning("sample %d is skipped: %s", bad.sample, bad.why)
 
     def _by_workers(self, requests: Iterator[Any], *, num_workers: int) -> Iterator[MicroBatch]:
         workers = WorkerPool([self._read] * num_workers, pin_memory=self._pin_memory)
@@ -224,7 +216,7 @@ class _Reading:
     def _explain(self, death: WorkerDied) -> UserError:
         """Find out which sample kills a worker, by reading the samples of the request one by one in a new one."""
         indices = self._read.indices(death.request).tolist()
-        workers = WorkerPool([self._read.alone])
+        workers = WorkerPool([self._read.samples.read_alone])
         try:
             for _ in workers.results(iter(indices)):
                 pass
@@ -232,7 +224,7 @@ class _Reading:
             index = second.request
             return DataError(
                 key="data",
-                happened=f"sample {index}{self._read.where(index)} ends the process that reads it: it {second.how()}",
+                happened=f"sample {index}{self._read.samples.where(index)} ends the process that reads it: it {second.how()}",
                 expected="samples that can be read",
                 fix="mend or remove it",
             )

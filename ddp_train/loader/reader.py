@@ -64,20 +64,13 @@ class TrainReader:
     """
 
     def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool) -> None:
-        self._samples, self._order, self._skips = _Samples(source), order, skips
+        self.samples, self._order, self._skips = Samples(source), order, skips
         self._augment = source.augment if isinstance(source, Augmenting) and getattr(source, "augments", True) else None
         self._dataset = source if isinstance(source, DatasetSource) else None
 
     def indices(self, request: TrainRequest) -> Indices:
         """Return the samples that a request asks for, shape [stop - start]."""
         return self._order.indices(request.epoch, request.start, request.stop)
-
-    def alone(self, index: int) -> None:
-        """Read one sample and forget it."""
-        self._samples.read(np.asarray([index], np.int64))
-
-    def where(self, index: int) -> str:
-        return self._samples.where(index)
 
     def __call__(self, request: TrainRequest) -> MicroBatch:
         wanted = self.indices(request)
@@ -86,9 +79,9 @@ class TrainReader:
         skipped: tuple[BadSample, ...] = ()
         if self._skips:
             others = partial(self._order.others, request.epoch, count=_TRIES)
-            batch, wanted, skipped = self._samples.read_replacing(wanted, others)
+            batch, wanted, skipped = self.samples.read_replacing(wanted, others)
         else:
-            batch = self._samples.read(wanted)
+            batch = self.samples.read(wanted)
         if self._augment is not None:
             positions = np.arange(request.start, request.stop)
             batch = self._augment(batch, self._order.sample_keys(request.epoch, wanted, positions=positions))
@@ -99,31 +92,24 @@ class EvalReader:
     """Reads the evaluation split. A sample that is skipped is left out of the sums."""
 
     def __init__(self, source: DataSource, *, skips: bool) -> None:
-        self._samples, self._skips = _Samples(source), skips
+        self.samples, self._skips = Samples(source), skips
 
     def indices(self, request: EvalRequest) -> Indices:
         """Return the samples that a request asks for, shape [stop - start]."""
         return np.arange(request.start, request.stop)
 
-    def alone(self, index: int) -> None:
-        """Read one sample and forget it."""
-        self._samples.read(np.asarray([index], np.int64))
-
-    def where(self, index: int) -> str:
-        return self._samples.where(index)
-
     def __call__(self, request: EvalRequest) -> MicroBatch:
         if not self._skips:
             is_empty = request.start == request.stop
-            return MicroBatch(self._samples.read(np.zeros(1, np.int64) if is_empty else self.indices(request)), not is_empty)
-        batch, skipped = self._samples.read_leaving_out(self.indices(request))
+            return MicroBatch(self.samples.read(np.zeros(1, np.int64) if is_empty else self.indices(request)), not is_empty)
+        batch, skipped = self.samples.read_leaving_out(self.indices(request))
         if batch is not None:
             return MicroBatch(batch, True, skipped)
-        stand_in, _, _ = self._samples.read_replacing(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self._samples))))
+        stand_in, _, _ = self.samples.read_replacing(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.samples))))
         return MicroBatch(stand_in, False, skipped)
 
 
-class _Samples:
+class Samples:
     """A source, and which of its samples this process has found to be bad."""
 
     def __init__(self, source: DataSource) -> None:
@@ -148,10 +134,14 @@ class _Samples:
         except Exception as error:
             for index in map(int, indices):
                 try:
-                    self._source.batch(np.asarray([index], np.int64))
+                    self.read_alone(index)
                 except Exception as its_own:
                     raise self._located(its_own, index) from its_own.__cause__
             raise error
+
+    def read_alone(self, index: int) -> None:
+        """Read one sample and forget it."""
+        self._source.batch(np.asarray([index], np.int64))
 
     def read_replacing(self, indices: Indices, others: Callable[[int], Indices]) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
         """Read samples, others in the place of bad ones; return the batch, what it is made of, and the bad ones.
@@ -189,7 +179,7 @@ class _Samples:
             if candidate in self._bad:
                 continue
             try:
-                self._source.batch(np.asarray([candidate], np.int64))
+                self.read_alone(candidate)
             except Exception as error:
                 self._bad[candidate] = self._why(error, candidate)
                 continue
@@ -203,14 +193,13 @@ class _Samples:
 
     def _find_bad(self, indices: Indices, error: Exception) -> None:
         """Note which samples are bad; raise the error again when each of them alone is not."""
-        found = False
+        known = len(self._bad)
         for index in map(int, indices):
             try:
-                self._source.batch(np.asarray([index], np.int64))
+                self.read_alone(index)
             except Exception as its_own:
                 self._bad[index] = self._why(its_own, index)
-                found = True
-        if not found:
+        if len(self._bad) == known:
             raise error
 
     def _why(self, error: Exception, index: int) -> str:

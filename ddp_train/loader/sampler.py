@@ -216,10 +216,7 @@ def _labels(source: DataSource) -> NDArray[np.integer[Any]]:
             expected="a data set with `labels`, one whole number per sample",
             fix="loader.sampling=shuffled, or weighted with a file of weights",
         )
-    labels = np.asarray(offered.labels)
-    if labels.shape != (len(source),) or labels.dtype.kind not in "iu":
-        raise _unfit(offered, "labels", labels, f"whole numbers ({len(source)},)")
-    return labels
+    return _checked(offered, "labels", (len(source),), "iu", "whole numbers")
 
 
 def _lengths(source: DataSource) -> NDArray[Any]:
@@ -231,14 +228,15 @@ def _lengths(source: DataSource) -> NDArray[Any]:
             expected="a data set with `lengths`, one number per sample",
             fix="loader.bucket_batches=null",
         )
-    lengths = np.asarray(offered.lengths)
-    if lengths.shape != (len(source),) or lengths.dtype.kind not in "iuf":
-        raise _unfit(offered, "lengths", lengths, f"numbers ({len(source)},)")
-    return lengths
+    return _checked(offered, "lengths", (len(source),), "iuf", "numbers")
 
 
-def _unfit(source: object, name: str, found: NDArray[Any], expected: str) -> DataError:
-    return DataError(key="data", happened=f"{type(source).__name__}.{name} is {found.dtype} {found.shape}", expected=expected)
+def _checked(source: object, name: str, shape: tuple[int], kinds: str, expected: str) -> NDArray[Any]:
+    found = np.asarray(getattr(source, name))
+    if found.shape != shape or found.dtype.kind not in kinds:
+        happened = f"{type(source).__name__}.{name} is {found.dtype} {found.shape}"
+        raise DataError(key="data", happened=happened, expected=f"{expected} {shape}")
+    return found
 
 
 def _key(seed: int, epoch: int, *purpose: int) -> int:

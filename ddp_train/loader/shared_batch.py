@@ -10,7 +10,6 @@ import io
 import mmap
 import os
 import pickle
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +40,7 @@ class SharedBatch:
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = _make() if descriptor is None else descriptor
+        self.descriptor = os.memfd_create("batch") if descriptor is None else descriptor
         self._memory: mmap.mmap | None = None
 
     def put(self, batch: Any) -> bytes:
@@ -53,7 +52,7 @@ class SharedBatch:
         if size > os.fstat(self.descriptor).st_size:
             os.ftruncate(self.descriptor, size)
         for tensor, place in zip(pickler.tensors, pickler.places, strict=True):
-            self._view(place, size).copy_(tensor)
+            self.view(place, size).copy_(tensor)
         return text.getvalue()
 
     def take(self, text: bytes, *, pin_memory: bool) -> Any:
@@ -66,16 +65,13 @@ class SharedBatch:
         unpickler.slot, unpickler.pin_memory = self, pin_memory
         return unpickler.load()
 
-    def copy_of(self, place: _Place, *, pin_memory: bool) -> Tensor:
-        """Return a copy of one tensor."""
-        return torch.empty(place.shape, dtype=place.dtype, pin_memory=pin_memory).copy_(self._view(place, place.end))
-
     def close(self) -> None:
         """Let go of the memory."""
         self._memory = None
         os.close(self.descriptor)
 
-    def _view(self, place: _Place, size: int) -> Tensor:
+    def view(self, place: _Place, size: int) -> Tensor:
+        """Return the memory of one tensor, of `size` bytes that are needed at least."""
         if place.end == place.offset:
             return torch.empty(place.shape, dtype=place.dtype)
         if self._memory is None or len(self._memory) < size:
@@ -106,11 +102,4 @@ class _Unpacker(pickle.Unpickler):
     pin_memory: bool
 
     def persistent_load(self, pid: _Place) -> Tensor:
-        return self.slot.copy_of(pid, pin_memory=self.pin_memory)
-
-
-def _make() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("batch")
-    with tempfile.TemporaryFile() as file:  # not on Linux
-        return os.dup(file.fileno())
+        return torch.empty(pid.shape, dtype=pid.dtype, pin_memory=self.pin_memory).copy_(self.slot.view(pid, pid.end))

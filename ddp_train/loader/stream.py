@@ -89,14 +89,7 @@ class StreamOrder:
 class StreamLoader:
     """The training data of one rank, from a stream. Each worker reads a shard of its own, again from its start when it ends.
 
-    Args:
-        stream: the training split.
-        order: the size of the global batches.
-        rank: this rank.
-        world_size: ranks that share each global batch.
-        grad_accum_steps: micro-batches of each rank in a step.
-        num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
-        pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
+    Args: as for `TrainLoader`, with a stream as the training split and `order` for the size of the global batches.
     """
 
     def __init__(
@@ -125,9 +118,9 @@ class StreamLoader:
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches for ever: from the loaded state on, or else from the stream's start."""
-        turns = deque(self._loaded or [(number, None) for number in range(self._num_readers)])
+        turns = self._loaded or [(number, None) for number in range(self._num_readers)]
         readers = [self._reader(number, position) for number, position in turns]
-        positions = {number: pickle.dumps(position) if position else None for number, position in turns}
+        positions = {number: pickle.dumps(position) if position else None for number, position in turns}  # the next reader's comes first
         num_read = sum(size > 0 for size in self._sizes)
         # The state after each reader's last micro-batch of a step is what a checkpoint may need.
         requests = [_Request(size, place >= num_read - self._num_readers) for place, size in enumerate(self._sizes[:num_read])]
@@ -140,8 +133,8 @@ class StreamLoader:
                 for place in range(self.grad_accum_steps):
                     if place < num_read:
                         read: _Read = next(results)
-                        number, _ = turns[0]
-                        turns.rotate(-1)
+                        number = next(iter(positions))
+                        positions[number] = positions.pop(number)
                         if requests[place].keeps_position:
                             positions[number] = read.position
                             self._note(read)
@@ -152,7 +145,7 @@ class StreamLoader:
                         assert micro_batch is not None  # a rank has a sample of each step at least
                         micro_batch = MicroBatch(micro_batch.batch, counts=False)
                     if place == num_read - 1:
-                        self._passed.append((samples, [(number, positions[number]) for number, _ in turns]))
+                        self._passed.append((samples, list(positions.items())))
                     yield micro_batch
         except WorkerDied as error:
             raise DataError(
@@ -199,7 +192,7 @@ class StreamLoader:
             found.append("the stream starts again: the checkpoint has no state for this number of ranks and workers; samples may repeat")
         elif not self._stream.has_state:
             found.append(f"{name} has no state_dict and load_state_dict: after a resume samples may repeat or be skipped")
-        if comes_from(dataset, "datasets") and "BufferShuffled" in str(_layers(dataset)):
+        if comes_from(dataset, "datasets") and _shuffles_in_a_buffer(dataset):
             found.append("Hugging Face keeps no shuffle buffer in its state: after a resume the samples that were in it are skipped")
         return found
 
@@ -207,7 +200,8 @@ class StreamLoader:
         if self._keeps_state and read.position is None:
             self._keeps_state = False
             if self._first_reader == 0:
-                print(f"data     {_unplain(type(self._stream.dataset).__name__)}", flush=True)
+                what = f"the state of {type(self._stream.dataset).__name__} is not kept, it has more than tensors and plain containers"
+                print(f"data     {what}: after a resume the stream starts again", flush=True)
 
     def _reader(self, number: int, position: Any) -> _Reader:
         return _Reader(self._stream, self._first_reader + number, self._all_readers, position)
@@ -328,14 +322,9 @@ def _is_plain(state: Any) -> bool:
     return type(state) in (int, float, bool, str, bytes, type(None), Tensor)
 
 
-def _unplain(name: str) -> str:
-    return f"the state of {name} is not kept, it has more than tensors and plain containers: after a resume the stream starts again"
-
-
-def _layers(dataset: Any) -> list[str]:
-    """Name what a Hugging Face dataset does to its samples, the last first."""
-    found, layer = [], getattr(dataset, "_ex_iterable", None)
-    while layer is not None:
-        found.append(type(layer).__name__)
+def _shuffles_in_a_buffer(dataset: Any) -> bool:
+    """Look for such a step in what a Hugging Face dataset does to its samples, the last first."""
+    layer = getattr(dataset, "_ex_iterable", None)
+    while layer is not None and "BufferShuffled" not in type(layer).__name__:
         layer = getattr(layer, "ex_iterable", None)
-    return found
+    return layer is not None
