@@ -6,6 +6,7 @@ Shapes: B samples, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,7 +65,6 @@ class CharText:
         self._vocabulary = np.flatnonzero(_count_bytes(text)).astype(np.uint8)
         self._token_of_byte = np.zeros(256, np.int64)
         self._token_of_byte[self._vocabulary] = np.arange(len(self._vocabulary))
-        self._map_windows()
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -85,17 +85,14 @@ class CharText:
         text: bytes = self._vocabulary[np.asarray(tokens)].tobytes()
         return text.decode("utf-8", errors="replace")
 
-    def _map_windows(self) -> None:
+    @cached_property
+    def _windows(self) -> NDArray[np.uint8]:
         text = _map_bytes(self._path)[self._start : self._end]
-        self._windows = sliding_window_view(text, self._context_length + 1)[:: self._stride]
+        return sliding_window_view(text, self._context_length + 1)[:: self._stride]
 
     def __getstate__(self) -> dict[str, Any]:
         # For data-loader workers that are started afresh: pickling a view would copy the whole text, once per position in a window.
         return {name: value for name, value in self.__dict__.items() if name != "_windows"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._map_windows()
 
 
 def _map_bytes(path: Path) -> NDArray[np.uint8]:

@@ -110,9 +110,8 @@ def _download_and_unpack(archive: RemoteFile, target: Path) -> None:
     try:
         download(archive.url, scratch / archive.name, archive.sha256)
         with tarfile.open(scratch / archive.name) as tar:
-            for member in tar:
-                if member.isfile():  # no links, no devices; "data" refuses paths that lead outside
-                    tar.extract(member, scratch, filter="data")
+            # No links, no devices; "data" refuses paths that lead outside.
+            tar.extractall(scratch, members=(member for member in tar if member.isfile()), filter="data")
         (scratch / target.name).rename(target)
     except (OSError, tarfile.TarError) as error:
         if not target.is_dir():  # else another machine was faster

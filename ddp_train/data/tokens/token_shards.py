@@ -166,11 +166,18 @@ class TokenShards:
         """
         return self._gather(starts, length) if len(self.shards) == 1 else self._join(starts, length)
 
-    def map(self, shard: int) -> Tokens:
+    def map(self, number: int) -> Tokens:
         """Return all tokens of a shard, mapped and read-only."""
-        if shard not in self._mapped:
-            self._mapped[shard] = self._open(self.shards[shard])
-        return self._mapped[shard]
+        if number not in self._mapped:
+            path = self.root / self.shards[number].file
+            try:
+                tokens: Tokens = np.asarray(np.memmap(path, self._dtype, mode="r"))  # a plain view: the subclass makes every access slower
+            except OSError as error:
+                raise _unreadable(path, error) from None
+            if tokens[-1] != self.index.end_of_text:
+                raise damaged(path, f"ends with the token {tokens[-1]}", f"{self.index.end_of_text}, which ends every document")
+            self._mapped[number] = tokens
+        return self._mapped[number]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenShards, (self.root, self.split)
@@ -214,16 +221,6 @@ class TokenShards:
         if size != expected:
             what = "is truncated" if size < expected else "is too long"
             raise damaged(path, f"{what}: {size} bytes found", f"{expected} bytes, as index.json says ({shard.tokens} tokens)")
-
-    def _open(self, shard: ShardEntry) -> Tokens:
-        path = self.root / shard.file
-        try:
-            tokens: Tokens = np.asarray(np.memmap(path, self._dtype, mode="r"))  # a plain view: the subclass makes every access slower
-        except OSError as error:
-            raise _unreadable(path, error) from None
-        if tokens[-1] != self.index.end_of_text:
-            raise damaged(path, f"ends with the token {tokens[-1]}", f"{self.index.end_of_text}, which ends every document")
-        return tokens
 
 
 class TokenDocuments:
