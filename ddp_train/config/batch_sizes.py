@@ -31,53 +31,49 @@ class BatchSizes:
         )
 
 
-def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: ClusterConfig) -> tuple[BatchSizes | None, list[ConfigError]]:
-    """Derive whichever of the global batch size and the accumulation is not given; refuse a contradiction."""
+def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: ClusterConfig) -> BatchSizes:
+    """Derive whichever of the global batch size and the accumulation is not given.
+
+    Raises:
+        ConfigError: what is given contradicts itself.
+    """
     nodes = 1 if is_torchrun_worker() else num_nodes(cluster)
     if nodes > 1 and cluster.launcher == "local":
-        return None, [
-            ConfigError(
-                key="cluster.nodes", happened=f"is {cluster.nodes}, but cluster.launcher=local has one machine", fix="cluster=torchrun"
-            )
-        ]
+        raise ConfigError(
+            key="cluster.nodes", happened=f"is {cluster.nodes}, but cluster.launcher=local has one machine", fix="cluster=torchrun"
+        )
     world_size = nodes * devices.processes_per_node(cluster.processes_per_node, cluster.device)
     if is_torchrun_worker():
         world_size, started = torchrun_env.world_size(), torchrun_env.local_world_size()
         if cluster.processes_per_node not in (None, started):
-            return None, [
-                ConfigError(
-                    key="cluster.processes_per_node",
-                    happened=f"is {cluster.processes_per_node}, but torchrun started {started} processes on this node",
-                    fix=f"--nproc-per-node={cluster.processes_per_node}, or leave the key out",
-                )
-            ]
+            raise ConfigError(
+                key="cluster.processes_per_node",
+                happened=f"is {cluster.processes_per_node}, but torchrun started {started} processes on this node",
+                fix=f"--nproc-per-node={cluster.processes_per_node}, or leave the key out",
+            )
     micro, total, accumulation = loader.micro_batch_size, trainer.global_batch_size, trainer.grad_accum_steps
     if total is None:
         accumulation = accumulation or 1
         total = micro * world_size * accumulation
     elif total < world_size:
-        return None, [
-            ConfigError(
-                key="trainer.global_batch_size",
-                happened=f"{total} is smaller than the world size {world_size}",
-                expected="at least one sample per rank",
-                fix=f"trainer.global_batch_size={world_size}, or fewer processes",
-            )
-        ]
+        raise ConfigError(
+            key="trainer.global_batch_size",
+            happened=f"{total} is smaller than the world size {world_size}",
+            expected="at least one sample per rank",
+            fix=f"trainer.global_batch_size={world_size}, or fewer processes",
+        )
     elif accumulation is None:
         accumulation = -(-total // (micro * world_size))
     elif micro * world_size * accumulation != total:
-        return None, [
-            ConfigError(
-                key="trainer.global_batch_size",
-                happened=f"is {total}, but micro-batch {micro} x {world_size} ranks x accumulation {accumulation}"
-                f" = {micro * world_size * accumulation}",
-                expected="give trainer.global_batch_size or trainer.grad_accum_steps; the other is derived",
-                fix="trainer.grad_accum_steps=null",
-            )
-        ]
+        raise ConfigError(
+            key="trainer.global_batch_size",
+            happened=f"is {total}, but micro-batch {micro} x {world_size} ranks x accumulation {accumulation}"
+            f" = {micro * world_size * accumulation}",
+            expected="give trainer.global_batch_size or trainer.grad_accum_steps; the other is derived",
+            fix="trainer.grad_accum_steps=null",
+        )
     micro = min(micro, -(-total // (world_size * accumulation)))
-    return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size), []
+    return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size)
 
 
 def num_nodes(cluster: ClusterConfig) -> int:

@@ -20,20 +20,8 @@ from omegaconf.resolvers import oc
 
 from ddp_train import FOLDER, redaction
 from ddp_train.config import allowed_targets, auto, limits
-from ddp_train.config.batch_sizes import BatchSizes, derive_batch_sizes
 from ddp_train.config.command_line import whole
-from ddp_train.config.rules import (
-    check_checkpoints,
-    check_device,
-    check_evaluation,
-    check_faults,
-    check_health,
-    check_machines,
-    check_reading,
-    check_sampling,
-    check_steps,
-    check_strategy,
-)
+from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import RunConfig, typed_sections
 from ddp_train.config.schema import ROOT_KEYS, SECTIONS, TARGETS, DebugConfig, FaultConfig, RootConfig
 from ddp_train.config.spelling import nearest, removal
@@ -101,7 +89,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
     errors += auto.check(tree, _MADE)
     errors += [_missing_section(name) for name in (*SECTIONS, *TARGETS) if name not in tree]
-    batch, found = _check_rules(sections, tree)
+    batch, found = check_rules(typed_sections(sections), tree)
     errors += found
     if errors or batch is None or root is None:
         raise ConfigErrors(errors)
@@ -110,35 +98,6 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     tree["trainer"] |= {"global_batch_size": batch.global_batch_size, "grad_accum_steps": batch.grad_accum_steps}
     tree["data"] = {**data, "eval": data.get("eval")}
     return RunConfig.of(tree, batch)
-
-
-def _check_rules(sections: Mapping[str, dict[str, Any] | None], tree: Mapping[str, Any]) -> tuple[BatchSizes | None, list[ConfigError]]:
-    """Check what concerns several keys, as far as each of them is valid by itself."""
-    typed = typed_sections(sections)
-    cluster, loader, trainer = typed.get("cluster"), typed.get("loader"), typed.get("trainer")
-    health, evaluation, checkpoint, debug = (typed.get(name) for name in ("health", "evaluation", "checkpoint", "debug"))
-    data = tree.get("data")
-    is_evaluated = isinstance(data, dict) and data.get("eval") is not None
-    batch, errors = None, list[ConfigError]()
-    if trainer and loader and cluster:
-        batch, errors = derive_batch_sizes(trainer, loader, cluster)
-    if loader:
-        errors += [*check_reading(loader), *check_sampling(loader)]
-    if trainer:
-        errors += check_steps(trainer, tree.get("scheduler"))
-    if health and checkpoint:
-        errors += check_health(health, checkpoint, is_evaluated=is_evaluated)
-    if batch:
-        errors += check_strategy(tree.get("strategy"), batch)
-    if evaluation:
-        errors += check_evaluation(evaluation, is_evaluated=is_evaluated)
-    if checkpoint and evaluation:
-        errors += check_checkpoints(checkpoint, evaluation, is_evaluated=is_evaluated)
-    if cluster:
-        errors += [*check_device(cluster, tree.get("amp")), *check_machines(cluster)]
-    if debug and loader:
-        errors += check_faults(debug, loader, batch)
-    return batch, errors
 
 
 def load(tree: dict[str, Any]) -> RunConfig:

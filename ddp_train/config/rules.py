@@ -1,11 +1,12 @@
-"""Rules across sections: the batch's identity, the run's length, the device. Each returns the problems that it finds."""
+"""Rules across sections: the batch's identity, the run's length, the device. Each yields the problems that it finds."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.batch_sizes import BatchSizes, num_nodes
+from ddp_train.config.batch_sizes import BatchSizes, derive_batch_sizes, num_nodes
 from ddp_train.config.cluster import check_environment, max_restarts, meeting
 from ddp_train.config.schema import (
     CheckpointConfig,
@@ -22,108 +23,122 @@ from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
-def check_strategy(strategy: Any, batch: BatchSizes) -> list[ConfigError]:
+def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[BatchSizes | None, list[ConfigError]]:
+    """Check what concerns several keys, and derive the sizes of the batch.
+
+    Args:
+        sections: those of our own that are valid by themselves, typed.
+    """
+    cluster, loader, trainer = sections.get("cluster"), sections.get("loader"), sections.get("trainer")
+    health, evaluation, checkpoint, debug = (sections.get(name) for name in ("health", "evaluation", "checkpoint", "debug"))
+    data = tree.get("data")
+    is_evaluated = isinstance(data, dict) and data.get("eval") is not None
+    batch, errors = None, list[ConfigError]()
+    if trainer and loader and cluster:
+        try:
+            batch = derive_batch_sizes(trainer, loader, cluster)
+        except ConfigError as error:
+            errors.append(error)
+    if loader:
+        errors += _check_loader(loader)
+    if trainer:
+        errors += _check_steps(trainer, tree.get("scheduler"))
+    if health and checkpoint:
+        errors += _check_health(health, checkpoint, is_evaluated=is_evaluated)
+    if batch:
+        errors += _check_strategy(tree.get("strategy"), batch)
+    if evaluation:
+        errors += _check_evaluation(evaluation, is_evaluated=is_evaluated)
+    if checkpoint and evaluation:
+        errors += _check_checkpoints(checkpoint, evaluation, is_evaluated=is_evaluated)
+    if cluster:
+        errors += _check_device(cluster, tree.get("amp"))
+        errors += _check_machines(cluster)
+    if debug and loader:
+        errors += _check_faults(debug, loader, batch)
+    return batch, errors
+
+
+def _check_strategy(strategy: Any, batch: BatchSizes) -> Iterator[ConfigError]:
     """Refuse what DDP cannot do (torch fails or reduces wrong gradients; pytorch issue 143580)."""
-    if batch.grad_accum_steps == 1 or batch.world_size == 1 or not isinstance(strategy, dict) or not strategy.get("static_graph"):
-        return []
-    return [
-        ConfigError(
+    if batch.grad_accum_steps > 1 and batch.world_size > 1 and isinstance(strategy, dict) and strategy.get("static_graph"):
+        yield ConfigError(
             key="strategy.static_graph",
             happened=f"is true, with {batch.grad_accum_steps} micro-batches a step",
             expected="one of the two",
             fix="strategy.static_graph=false",
         )
-    ]
 
 
-def check_reading(loader: LoaderConfig) -> list[ConfigError]:
-    """Refuse loader workers for data that is on the device."""
-    if not loader.on_device or not loader.num_workers:
-        return []
-    return [
-        ConfigError(
+def _check_loader(loader: LoaderConfig) -> Iterator[ConfigError]:
+    """Refuse workers for data that is on the device; check that there are weights where samples are drawn by weight, and nowhere else."""
+    if loader.on_device and loader.num_workers:
+        yield ConfigError(
             key="loader.num_workers",
             happened=f"is {loader.num_workers}, but loader.on_device=true leaves nothing to read",
             fix="loader.num_workers=0",
         )
-    ]
-
-
-def check_sampling(loader: LoaderConfig) -> list[ConfigError]:
-    """Check that there are weights where samples are drawn by weight, and nowhere else."""
     is_weighted = loader.sampling == "weighted"
-    if is_weighted == (loader.sample_weights is not None):
-        return []
-    expected = "a file of weights with loader.sampling=weighted, and none without"
-    if is_weighted:
-        return [ConfigError(key="loader.sample_weights", happened="is not given", expected=expected, fix="loader.sample_weights=FILE.npy")]
-    happened = f"is given, but loader.sampling is {loader.sampling}"
-    return [ConfigError(key="loader.sample_weights", happened=happened, expected=expected, fix="loader.sampling=weighted")]
+    if is_weighted != (loader.sample_weights is not None):
+        yield ConfigError(
+            key="loader.sample_weights",
+            happened="is not given" if is_weighted else f"is given, but loader.sampling is {loader.sampling}",
+            expected="a file of weights with loader.sampling=weighted, and none without",
+            fix="loader.sample_weights=FILE.npy" if is_weighted else "loader.sampling=weighted",
+        )
 
 
-def check_steps(trainer: TrainerConfig, scheduler: Any) -> list[ConfigError]:
+def _check_steps(trainer: TrainerConfig, scheduler: Any) -> Iterator[ConfigError]:
     """Check that the run ends, and that the scheduler's phases fit into it (by epochs, the worker checks when it knows the data)."""
     if trainer.max_steps is None and trainer.max_epochs is None:
-        return [ConfigError(key="trainer.max_steps", happened="neither max_steps nor max_epochs is given", fix="trainer.max_steps=1000")]
-    if not isinstance(scheduler, dict):
-        return []
-    phases = {name: scheduler[name] for name in ("warmup_steps", "decay_steps") if isinstance(scheduler.get(name), int)}
-    negative = [name for name, value in phases.items() if value < 0]
-    if negative:
-        return [ConfigError(key=f"scheduler.{name}", happened=f"is {phases[name]}", expected="at least 0") for name in negative]
-    if trainer.max_steps is None or sum(phases.values()) <= trainer.max_steps:
-        return []
-    return [
-        ConfigError(
-            key="scheduler.warmup_steps" if "warmup_steps" in phases else "scheduler.decay_steps",
-            happened=f"{' + '.join(f'{name} {value}' for name, value in phases.items())}: more than the run's {trainer.max_steps} steps",
-            expected="a schedule that fits into trainer.max_steps",
-            fix=f"scheduler.warmup_steps={trainer.max_steps // 10}, or a longer run",
-        )
-    ]
-
-
-def check_health(health: HealthConfig, checkpoint: CheckpointConfig, *, is_evaluated: bool) -> list[ConfigError]:
-    """Check that there is something to go back to where a run may have to, and that spikes which lead to it are looked for."""
-    errors = []
-    if health.on_spike == "rewind" and health.spike_zscore is None:
-        errors.append(
-            ConfigError(
-                key="health.on_spike",
-                happened="is rewind, but health.spike_zscore is null: spikes are not looked for",
-                expected="both or none",
-                fix="health.spike_zscore=8",
+        yield ConfigError(key="trainer.max_steps", happened="neither max_steps nor max_epochs is given", fix="trainer.max_steps=1000")
+    elif isinstance(scheduler, dict):
+        phases = {name: scheduler[name] for name in ("warmup_steps", "decay_steps") if isinstance(scheduler.get(name), int)}
+        negative = [name for name, value in phases.items() if value < 0]
+        for name in negative:
+            yield ConfigError(key=f"scheduler.{name}", happened=f"is {phases[name]}", expected="at least 0")
+        spelled = " + ".join(f"{name} {value}" for name, value in phases.items())
+        if not negative and trainer.max_steps is not None and sum(phases.values()) > trainer.max_steps:
+            yield ConfigError(
+                key="scheduler.warmup_steps" if "warmup_steps" in phases else "scheduler.decay_steps",
+                happened=f"{spelled}: more than the run's {trainer.max_steps} steps",
+                expected="a schedule that fits into trainer.max_steps",
+                fix=f"scheduler.warmup_steps={trainer.max_steps // 10}, or a longer run",
             )
+
+
+def _check_health(health: HealthConfig, checkpoint: CheckpointConfig, *, is_evaluated: bool) -> Iterator[ConfigError]:
+    """Check that there is something to go back to where a run may have to, and that spikes which lead to it are looked for."""
+    if health.on_spike == "rewind" and health.spike_zscore is None:
+        yield ConfigError(
+            key="health.on_spike",
+            happened="is rewind, but health.spike_zscore is null: spikes are not looked for",
+            expected="both or none",
+            fix="health.spike_zscore=8",
         )
     rewinding = [key for key in ("on_nonfinite", "on_spike") if getattr(health, key) == "rewind"]
     saves_evaluations = checkpoint.every_evaluation and is_evaluated
     if rewinding and checkpoint.every_steps is None and checkpoint.every_minutes is None and not saves_evaluations:
-        errors.append(
-            ConfigError(
-                key=f"health.{rewinding[0]}",
-                happened="is rewind, but nothing is saved by steps, minutes or evaluations: there is no checkpoint before the end",
-                expected="checkpoints to go back to",
-                fix="checkpoint.every_steps=1000",
-            )
+        yield ConfigError(
+            key=f"health.{rewinding[0]}",
+            happened="is rewind, but nothing is saved by steps, minutes or evaluations: there is no checkpoint before the end",
+            expected="checkpoints to go back to",
+            fix="checkpoint.every_steps=1000",
         )
-    return errors
 
 
-def check_evaluation(evaluation: EvaluationConfig, *, is_evaluated: bool) -> list[ConfigError]:
+def _check_evaluation(evaluation: EvaluationConfig, *, is_evaluated: bool) -> Iterator[ConfigError]:
     """Refuse to save the predictions of evaluations that never are."""
-    if not evaluation.save_predictions or is_evaluated:
-        return []
-    return [
-        ConfigError(
+    if evaluation.save_predictions and not is_evaluated:
+        yield ConfigError(
             key="evaluation.save_predictions",
             happened="is true, but data.eval is null: nothing is evaluated",
             expected="an evaluation split",
             fix="evaluation.save_predictions=false, or data.eval with the arguments that differ for the evaluation split",
         )
-    ]
 
 
-def check_faults(debug: DebugConfig, loader: LoaderConfig, batch: BatchSizes | None) -> list[ConfigError]:
+def _check_faults(debug: DebugConfig, loader: LoaderConfig, batch: BatchSizes | None) -> list[ConfigError]:
     """Refuse faults that could not happen."""
     errors = []
     for place, fault in enumerate(debug.faults):
@@ -150,79 +165,59 @@ def check_faults(debug: DebugConfig, loader: LoaderConfig, batch: BatchSizes | N
     return errors
 
 
-def check_checkpoints(checkpoint: CheckpointConfig, evaluation: EvaluationConfig, *, is_evaluated: bool) -> list[ConfigError]:
+def _check_checkpoints(checkpoint: CheckpointConfig, evaluation: EvaluationConfig, *, is_evaluated: bool) -> Iterator[ConfigError]:
     """Refuse to keep every n-th checkpoint where most of them are never saved."""
     every, keeps = checkpoint.every_steps, checkpoint.keep_every_steps
     evaluated = evaluation.every_steps if checkpoint.every_evaluation and is_evaluated else None
-    if keeps is None or any(period is not None and keeps % period == 0 for period in (every, evaluated)):
-        return []
-    return [
-        ConfigError(
+    if keeps is not None and all(period is None or keeps % period != 0 for period in (every, evaluated)):
+        yield ConfigError(
             key="checkpoint.keep_every_steps",
             happened=f"is {keeps}, and checkpoint.every_steps is {'null' if every is None else every}: few such steps are saved, or none",
             expected="a multiple of checkpoint.every_steps, or of evaluation.every_steps where every evaluation is saved",
             fix=f"checkpoint.every_steps={keeps}" if every is None else f"checkpoint.keep_every_steps={-(-keeps // every) * every}",
         )
-    ]
 
 
-def check_device(cluster: ClusterConfig, amp: Any) -> list[ConfigError]:
-    errors = []
+def _check_device(cluster: ClusterConfig, amp: Any) -> Iterator[ConfigError]:
     device = devices.resolve_device(cluster.device)
     if device == "cuda" and not is_torchrun_worker() and num_nodes(cluster) == 1:
         gpus, wanted = len(devices.gpus()), devices.processes_per_node(cluster.processes_per_node, "cuda")
         if gpus < wanted:
             why = "" if gpus else devices.why_none()
-            errors.append(
-                ConfigError(
-                    key="cluster.processes_per_node" if gpus else "cluster.device",
-                    happened=f"{wanted} processes want a GPU each; this machine shows {gpus}{why and f': {why}'}",
-                    fix=f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu",
-                )
+            yield ConfigError(
+                key="cluster.processes_per_node" if gpus else "cluster.device",
+                happened=f"{wanted} processes want a GPU each; this machine shows {gpus}{why and f': {why}'}",
+                fix=f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu",
             )
     if device == "cpu" and isinstance(amp, dict) and amp.get("dtype") == "float16":
-        errors.append(
-            ConfigError(
-                key="amp",
-                happened="fp16 was chosen for a run on CPU, where it is slower than fp32 and overflows",
-                expected="amp=off or amp=bf16 on CPU",
-                fix="amp=bf16",
-            )
+        yield ConfigError(
+            key="amp",
+            happened="fp16 was chosen for a run on CPU, where it is slower than fp32 and overflows",
+            expected="amp=off or amp=bf16 on CPU",
+            fix="amp=bf16",
         )
-    return errors
 
 
-def check_machines(cluster: ClusterConfig) -> list[ConfigError]:
+def _check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
     """Check where the machines meet, on each of them, how long they have, and what their processes' environment is to be."""
-    errors = list(check_environment(cluster))
-    if problem := _check_walltime(cluster):
-        errors.append(problem)
+    yield from check_environment(cluster)
+    if cluster.walltime is not None and seconds_of(cluster.walltime) <= cluster.grace_s:
+        yield ConfigError(
+            key="cluster.walltime",
+            happened=f"is {cluster.walltime}, and cluster.grace_s is {cluster.grace_s:g} s: the run would stop before it begins",
+            expected="a walltime that is longer than the time to save",
+            fix="a smaller cluster.grace_s",
+        )
     if cluster.launcher == "torchrun" and not is_torchrun_worker():
         try:
             found, restarts = meeting(cluster, os.environ), max_restarts(cluster, os.environ)
         except ConfigError as error:
-            return [*errors, error]
+            yield error
+            return
         if found.is_elastic and restarts == 0:
-            errors.append(
-                ConfigError(
-                    key="cluster.max_restarts",
-                    happened=f"is 0 with {found.min_nodes} to {found.max_nodes} machines: the first one that leaves would end the run",
-                    expected="at least 1",
-                    fix="cluster.max_restarts=10",
-                )
+            yield ConfigError(
+                key="cluster.max_restarts",
+                happened=f"is 0 with {found.min_nodes} to {found.max_nodes} machines: the first one that leaves would end the run",
+                expected="at least 1",
+                fix="cluster.max_restarts=10",
             )
-    return errors
-
-
-def _check_walltime(cluster: ClusterConfig) -> ConfigError | None:
-    try:
-        if cluster.walltime is None or seconds_of(cluster.walltime) > cluster.grace_s:
-            return None
-    except ValueError:  # which its type's check says
-        return None
-    return ConfigError(
-        key="cluster.walltime",
-        happened=f"is {cluster.walltime}, and cluster.grace_s is {cluster.grace_s:g} s: the run would stop before it begins",
-        expected="a walltime that is longer than the time to save",
-        fix="a smaller cluster.grace_s",
-    )
