@@ -31,31 +31,14 @@ class Job:
         return {key: _leaf(self.config.tree, key, text) for key, _, text in typed}
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "tree": self.config.tree,
-                "batch": asdict(self.config.batch),
-                "run_folder": str(self.run_folder.root),
-                "command": self.command,
-                "overrides": self.overrides,
-                "options": self.options,
-                "in_sweep": self.in_sweep,
-                "checkpoint": self.checkpoint,
-            }
-        )
+        config = {"tree": self.config.tree, "batch": asdict(self.config.batch)}
+        return json.dumps({**vars(self), "config": config, "run_folder": str(self.run_folder.root)})
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         fields: dict[str, Any] = json.loads(text)
-        return cls(
-            config=RunConfig.of(fields["tree"], BatchSizes(**fields["batch"])),
-            run_folder=RunFolder(Path(fields["run_folder"])),
-            command=fields["command"],
-            overrides=fields["overrides"],
-            options=fields["options"],
-            in_sweep=fields["in_sweep"],
-            checkpoint=fields["checkpoint"],
-        )
+        config = RunConfig.of(fields["config"]["tree"], BatchSizes(**fields["config"]["batch"]))
+        return cls(**{**fields, "config": config, "run_folder": RunFolder(Path(fields["run_folder"]))})
 
 
 def _leaf(tree: Any, key: str, text: str) -> bool | int | float | str:

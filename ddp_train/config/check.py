@@ -88,7 +88,11 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         found = check_target(node, key, allowed=allowed)
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
     errors += auto.check(tree, _MADE)
-    errors += [_missing_section(name) for name in (*SECTIONS, *TARGETS) if name not in tree]
+    errors += [
+        ConfigError(key=name, happened="the section is missing", fix=f"{name}=OPTION; `ddp-train --help` lists the options")
+        for name in (*SECTIONS, *TARGETS)
+        if name not in tree
+    ]
     batch, found = check_rules(typed_sections(sections), tree)
     errors += found
     if errors or batch is None or root is None:
@@ -227,45 +231,33 @@ def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -
             errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=f"a value of type {kind}"))
             continue
         errors += _check_range(key, typed[name], fields[name].metadata)
-    missing = [name for name in fields if name not in values and OmegaConf.is_missing(typed, name)]
-    errors += [
-        ConfigError(key=f"{prefix}{name}", happened="has no value", expected=f"a value of type {fields[name].type}") for name in missing
-    ]
+    for name, item in fields.items():
+        if name not in values and OmegaConf.is_missing(typed, name):
+            errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=f"a value of type {item.type}"))
     if len(errors) > before:
         return None
-    plain = OmegaConf.to_container(typed)
-    assert isinstance(plain, dict)
-    found = {str(key): value for key, value in plain.items()}
+    found: Any = OmegaConf.to_container(typed)
     if schema is DebugConfig:
         faults = [_typed(FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(found["faults"])]
         return None if None in faults else {"faults": faults}
-    return found
+    return dict(found)
 
 
-def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> list[ConfigError]:
+def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> Iterator[ConfigError]:
     if value is None:
-        return []
+        return
     if "parse" in rule:
         try:
             rule["parse"](value)
         except ValueError as error:
-            return [ConfigError(key=key, happened=f"is {value!r}", expected=str(error))]
+            yield ConfigError(key=key, happened=f"is {value!r}", expected=str(error))
     if "min" in rule and value < rule["min"]:
-        return [ConfigError(key=key, happened=f"is {value}", expected=f"at least {rule['min']}")]
+        yield ConfigError(key=key, happened=f"is {value}", expected=f"at least {rule['min']}")
     if "above" in rule and not value > rule["above"]:
-        return [ConfigError(key=key, happened=f"is {value}", expected=f"more than {rule['above']}, or null")]
+        yield ConfigError(key=key, happened=f"is {value}", expected=f"more than {rule['above']}, or null")
     if "one_of" in rule and value not in rule["one_of"]:
-        close = nearest(str(value), rule["one_of"])
-        return [
-            ConfigError(
-                key=key, happened=f"is {value!r}", expected=f"one of {', '.join(rule['one_of'])}", fix=f"{key}={close}" if close else ""
-            )
-        ]
-    return []
-
-
-def _missing_section(name: str) -> ConfigError:
-    return ConfigError(key=name, happened="the section is missing", fix=f"{name}=OPTION; `ddp-train --help` lists the options")
+        close, options = nearest(str(value), rule["one_of"]), ", ".join(rule["one_of"])
+        yield ConfigError(key=key, happened=f"is {value!r}", expected=f"one of {options}", fix=f"{key}={close}" if close else "")
 
 
 def _check_name(name: Any) -> list[ConfigError]:
@@ -277,7 +269,7 @@ def _check_name(name: Any) -> list[ConfigError]:
 
 def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield every node that is instantiated, with its key; the data's evaluation split as the second node that it is."""
-    for name in (*TARGETS, "metrics"):
+    for name in _MADE:
         node = tree.get(name)
         if not isinstance(node, dict):
             continue
@@ -286,12 +278,10 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
             node = {key: value for key, value in node.items() if key != "eval"}
             if changes and isinstance(changes, dict) and "_target_" in node:
                 yield {**node, **changes}, "data.eval"
-        if name != "metrics" and "_target_" not in node:
-            yield {**node, "_target_": None}, name
-        if name == "metrics":
-            yield from (
-                (dict(writer), f"metrics.{key}") for key, writer in node.items() if isinstance(writer, dict) and "_target_" not in writer
-            )
+        made = {f"metrics.{key}": writer for key, writer in node.items()} if name == "metrics" else {name: node}
+        for key, inner in made.items():
+            if isinstance(inner, dict) and "_target_" not in inner:
+                yield inner, key
         for key, inner in nodes({name: node}):
             if isinstance(inner, dict) and "_target_" in inner:
                 yield inner, key

@@ -6,7 +6,7 @@ Imports no torch and no Hydra.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +31,16 @@ def whole(words: Sequence[str]) -> tuple[list[str], list[ConfigError]]:
     while rest:
         text, count = _together(rest)
         meant.append(text)
-        key = text.partition("=")[0].lstrip("+~")
         if count > 1:
-            cut = " ".join(rest[:count])
-            errors.append(
-                ConfigError(
-                    key=key,
-                    happened=f"came as {count} words, {', '.join(map(repr, rest[:count]))}: the shell cuts at blanks",
-                    expected=f"one word for {cut}",
-                    fix=shlex.quote(text),
-                )
-            )
+            key, cut = text.partition("=")[0].lstrip("+~"), rest[:count]
+            happened = f"came as {count} words, {', '.join(map(repr, cut))}: the shell cuts at blanks"
+            errors.append(ConfigError(key=key, happened=happened, expected=f"one word for {' '.join(cut)}", fix=shlex.quote(text)))
         rest = rest[count:]
     return meant, errors
 
 
-def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> list[ConfigError]:
-    """Return what to say of words that are neither `key=value` nor `~key`.
+def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> Iterator[ConfigError]:
+    """Yield what to say of words that are neither `key=value` nor `~key`.
 
     Args:
         keys: every key of the configuration, with its value.
@@ -55,29 +48,24 @@ def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapp
     """
     bare = [text for text in words if "=" not in text and not text.startswith("~")]
     others = [text for text in words if text not in bare]
-    if not bare:
-        return []
-    if problem := _command(bare, others, keys):
-        return [problem]
-    errors: list[ConfigError] = []
+    if bare and (problem := _command(bare, others, keys)):
+        yield problem
+        return
     while bare:
         text, *bare = bare
         key = text.lstrip("+")
         if key in groups:
             chosen = bare.pop(0) if bare and bare[0] in groups[key] else None
             fix = f"{key}={chosen}" if chosen else ""
-            errors.append(ConfigError(key=key, happened="has no option behind it", expected=f"one of {', '.join(groups[key])}", fix=fix))
+            yield ConfigError(key=key, happened="has no option behind it", expected=f"one of {', '.join(groups[key])}", fix=fix)
         elif key in keys:
             fix = override(key, keys[key]) + ", which is what it is" if not isinstance(keys[key], Mapping) else ""
-            errors.append(ConfigError(key=key, happened="has no value behind it", expected=f"{key}=VALUE", fix=fix))
+            yield ConfigError(key=key, happened="has no value behind it", expected=f"{key}=VALUE", fix=fix)
         else:
             close = nearest(key, [*keys, *groups])
             expected = "key=value, group=option, +key=value or ~key" + _beside(key, keys)
             fix = f"did you mean {close}=VALUE?" if close else "ddp-train --help"
-            errors.append(
-                ConfigError(key=key, happened="is no key of this configuration, and has no value behind it", expected=expected, fix=fix)
-            )
-    return errors
+            yield ConfigError(key=key, happened="is no key of this configuration, and has no value behind it", expected=expected, fix=fix)
 
 
 def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]) -> ConfigError | None:
@@ -111,8 +99,7 @@ def _taken(command: str, others: Sequence[str], keys: Mapping[str, Any]) -> list
     """Return the overrides that a command takes: `resume` those of single values, `runs` none."""
     if command == "prepare":
         return list(others)
-    names = [text.partition("=")[0] for text in others]
-    return [text for text, name in zip(others, names, strict=True) if command == "resume" and not isinstance(keys.get(name, {}), Mapping)]
+    return [text for text in others if command == "resume" and not isinstance(keys.get(text.partition("=")[0], {}), Mapping)]
 
 
 def _together(words: Sequence[str]) -> tuple[str, int]:

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddp_train.config import allowed_targets
@@ -86,7 +86,7 @@ def check_target(node: Mapping[str, Any], key: str, *, allowed: Sequence[str] = 
         parameters = dict(inspect.signature(target).parameters)
     except (TypeError, ValueError):  # some C extensions have no signature
         return []
-    return _check_arguments(node, key, path, target, parameters)
+    return list(_check_arguments(node, key, path, target, parameters))
 
 
 def refusal(node: Mapping[str, Any], key: str, target: Any, allowed: Sequence[str]) -> list[ConfigError]:
@@ -104,8 +104,7 @@ def refusal(node: Mapping[str, Any], key: str, target: Any, allowed: Sequence[st
 
 def _check_arguments(
     node: Mapping[str, Any], key: str, path: str, target: Callable[..., Any], parameters: dict[str, inspect.Parameter]
-) -> list[ConfigError]:
-    errors = []
+) -> Iterator[ConfigError]:
     given = {name: value for name, value in node.items() if name not in DIRECTIVES}
     takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
@@ -115,47 +114,40 @@ def _check_arguments(
             sign = "" if close and close[0].rpartition(".")[2] in given else "+"
             if ours := OWN_KEYS.get(name) or KEY_CALLED_HERE.get(name):
                 close, sign = [ours], ""
-            errors.append(
-                ConfigError(
-                    key=f"{key}.{name}",
-                    happened=f"{path} has no argument {name!r}",
-                    expected=f"{', '.join(named)}" if named else "no argument",
-                    fix=f"did you mean {override(close[0], given[name], sign=sign, was=f'{key}.{name}')}?"
-                    if close
-                    else f"remove it: {removal(f'{key}.{name}', given[name])}",
-                )
+            yield ConfigError(
+                key=f"{key}.{name}",
+                happened=f"{path} has no argument {name!r}",
+                expected=", ".join(named) or "no argument",
+                fix=f"did you mean {override(close[0], given[name], sign=sign, was=f'{key}.{name}')}?"
+                if close
+                else f"remove it: {removal(f'{key}.{name}', given[name])}",
             )
     positional = len(node.get("_args_") or ())
     missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in given]
     if missing and not node.get("_partial_") and (key in COMPLETED or (key == "objective" and not inspect.isclass(target))):
-        errors.append(
-            ConfigError(
-                key=f"{key}._partial_",
-                happened=f"is missing, and {path} needs {', '.join(missing)}, of which the run has to give the first",
-                expected="_partial_: true, for what is completed when the run has it",
-                fix=f"+{key}._partial_=true",
-            )
+        yield ConfigError(
+            key=f"{key}._partial_",
+            happened=f"is missing, and {path} needs {', '.join(missing)}, of which the run has to give the first",
+            expected="_partial_: true, for what is completed when the run has it",
+            fix=f"+{key}._partial_=true",
         )
         missing = []
     if node.get("_partial_"):  # completed later; what completes an optimizer or a schedule is known
         missing = [name for name in missing if key in COMPLETED and name != named[positional]]
     for name in missing:
         value = AUTO if name in FACTS.get(key.partition(".")[0], ()) else "VALUE"
-        errors.append(ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}={value}"))
+        yield ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}={value}")
     hints = hints_of(target)
     for name, value in given.items():
         is_default = name in parameters and value == parameters[name].default
         if name in hints and not is_default and not _fits(value, hints[name]):
             wants_text = str in _members(hints[name]) and not isinstance(value, (list, Mapping))
-            errors.append(
-                ConfigError(
-                    key=f"{key}.{name}",
-                    happened=f"is {without_secrets(f'{key}.{name}', value)!r}",
-                    expected=f"a value of type {_spell(hints[name])}",
-                    fix=f"""'{key}.{name}="{value}"'""" if wants_text else "",
-                )
+            yield ConfigError(
+                key=f"{key}.{name}",
+                happened=f"is {without_secrets(f'{key}.{name}', value)!r}",
+                expected=f"a value of type {_spell(hints[name])}",
+                fix=f"""'{key}.{name}="{value}"'""" if wants_text else "",
             )
-    return errors
 
 
 def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
