@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,9 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
     hydra_errors.refuse_unknown_options(sys.argv[1:])
-    command = _Command(launcher)
-    try:
-        with _full_hydra_errors():
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(command)()
-    finally:
-        command.close()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them: we show all problems at once
+    with closing(_Command(launcher)) as command:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(command)()
     return command.exit_code()
 
 
@@ -60,11 +57,21 @@ class _Command:
         self._multirun: Multirun | None = None
 
     def __call__(self, composed: DictConfig) -> None:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
+        hydra_config: Any = HydraConfig.get()
+        if hydra_config.mode == RunMode.MULTIRUN:
             raise ConfigError(
                 key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs"
             )
-        job = _job(composed, HydraConfig.get())
+        checked = check_composed(composed, hydra_config)
+        resume = Path(checked.resume)
+        job = Job(
+            config=checked,
+            run_folder=RunFolder(Path(hydra_config.runtime.output_dir)),
+            command=list(sys.argv),
+            overrides=texts(hydra_config.overrides.task),
+            options=options(hydra_config),
+            checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
+        )
         record(job.run_folder, job.config)
         self._exit_code = self._launcher.begin(job)
 
@@ -93,7 +100,14 @@ class Checked(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check and claim for a single run."""
         with _exits_of_its_own():
-            self._prepare(config)
+            checked = check_composed(config, config.hydra)
+            if checked.cluster.launcher == "torchrun" and not is_torchrun_worker():
+                raise Exit(join(checked.cluster, sys.argv[1:]))  # global rank 0 composes and claims, wherever it is
+            folder, is_resumed = _claim(config, checked)
+            with read_write(config.hydra), open_dict(config.hydra):
+                config.hydra.run.dir = str(folder)
+                if is_resumed:
+                    config.hydra.output_subdir = None  # `.hydra` says how the run was started, once
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed."""
@@ -113,16 +127,6 @@ class Checked(Callback):
             if optuna_sweeper.is_chosen(config):
                 optuna_sweeper.prepare(config, folder, _goal(config), is_taken_up=is_sweep(folder))
 
-    def _prepare(self, composed: DictConfig) -> None:
-        checked = check_composed(composed, composed.hydra)
-        if checked.cluster.launcher == "torchrun" and not is_torchrun_worker():
-            raise Exit(join(checked.cluster, sys.argv[1:]))  # global rank 0 composes and claims, wherever it is
-        folder, is_resumed = _claim(composed, checked)
-        with read_write(composed.hydra), open_dict(composed.hydra):
-            composed.hydra.run.dir = str(folder)
-            if is_resumed:
-                composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
-
 
 class Exit(SystemExit):
     """Leaves Hydra with an exit code, and what to say."""
@@ -139,19 +143,6 @@ def _exits_of_its_own() -> Iterator[None]:
         yield
     except Exception as error:
         raise Exit(WRONG_INPUT, error) from None
-
-
-def _job(composed: DictConfig, hydra_config: Any) -> Job:
-    checked = check_composed(composed, hydra_config)
-    resume = Path(checked.resume)
-    return Job(
-        config=checked,
-        run_folder=RunFolder(Path(hydra_config.runtime.output_dir)),
-        command=list(sys.argv),
-        overrides=texts(hydra_config.overrides.task),
-        options=options(hydra_config),
-        checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
-    )
 
 
 def _goal(composed: DictConfig) -> str | None:
@@ -227,17 +218,3 @@ def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
 
 def _is_overridden(composed: DictConfig, key: str) -> bool:
     return any(text.lstrip("+").startswith(f"{key}=") for text in texts(composed.hydra.overrides.hydra))
-
-
-@contextmanager
-def _full_hydra_errors() -> Iterator[None]:
-    """Have Hydra raise its errors instead of printing them: we show all problems at once."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before

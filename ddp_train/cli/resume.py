@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
@@ -72,11 +73,8 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
         raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
     first = frozen_job(configs[0], overrides, asked=folder)
     _refuse_other_machines(first, folder)
-    multirun = Multirun(sweep, first.config.sweep, launcher.begin_sweep, check_composed)
-    try:
+    with closing(Multirun(sweep, first.config.sweep, launcher.begin_sweep, check_composed)) as multirun:
         multirun.resume(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
-    finally:
-        multirun.close()
     return multirun.exit_code()
 
 

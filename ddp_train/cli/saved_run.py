@@ -60,11 +60,10 @@ def frozen_job(
     saved = saved_config(folder)
     hydra_errors.refuse_unknown(overrides, saved)
     _require_place(asked or checkpoint or folder, folder, overrides, saved)
-    tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
-    assert isinstance(tree, dict)
+    tree: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
     first, options = _typed(folder)
     return Job(
-        config=config_check.load({str(name): value for name, value in tree.items()}),
+        config=config_check.load(tree),
         run_folder=RunFolder(folder),
         command=list(sys.argv),
         overrides=[*first, *overrides],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from argparse import ArgumentError
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.config.check import ConfigErrors, check
@@ -158,8 +158,8 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
             if "=" in text or text.startswith("~"):
                 errors.append(_unreadable(text, error))
             continue
-        if loader.get_group_options(override_.key_or_group):
-            wrong = [] if override_.is_delete() else _wrong_options(override_, loader.get_group_options(override_.key_or_group))
+        if offered := loader.get_group_options(override_.key_or_group):
+            wrong = [] if override_.is_delete() else [*_wrong_options(override_, offered)]
             errors += wrong
             if not wrong:
                 choices.append(override_)
@@ -170,11 +170,11 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     base = _plain(compose(chosen))
     known = dict(nodes(base))
     groups = loader.get_group_options("", results_filter=None)
-    options = {group: loader.get_group_options(group) for group in groups}
-    errors += without_override(words, known, {group: found for group, found in options.items() if found})
+    errors += without_override(words, known, {group: offered for group in groups if (offered := loader.get_group_options(group))})
     good: list[str] = []
     there = dict(known)  # as far as the overrides before have left it
     unknown: list[Override] = []
+    found: list[ConfigError] = []
     for each in values:
         key = each.key_or_group
         if each.is_delete():
@@ -192,19 +192,16 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
             there |= {} if is_gone else {key: each.value()}
     try:
         composed = compose([*chosen, *good])
-        hydra_node = composed.pop("hydra") if _unlock(composed) else None
-        tree = _plain(composed)
-        errors += [_not_there(each, tree, [*known, *groups]) for each in unknown]
-        unknown = []
+        with read_write(composed), open_dict(composed):
+            hydra_node = composed.pop("hydra")
+        base = _plain(composed)
         check(composed, hydra=hydra_node)
     except ConfigErrors as error:
-        errors += error.errors
-    except (HydraException, OmegaConfBaseException) as error:
-        errors += [_not_there(each, base, [*known, *groups]) for each in unknown]
-        if not errors:
-            raise
-        del error  # a consequence of what was found above, as a rule
-    return errors
+        found = error.errors
+    except (HydraException, OmegaConfBaseException):
+        if not errors and not unknown:
+            raise  # else it is a consequence of what was found above, as a rule
+    return [*errors, *(_not_there(each, base, [*known, *groups]) for each in unknown), *found]
 
 
 def _require_config(args: Any, loader: ConfigLoaderImpl) -> None:
@@ -213,34 +210,25 @@ def _require_config(args: Any, loader: ConfigLoaderImpl) -> None:
     Raises:
         ConfigErrors: naming it, with those that are.
     """
-    problem = None
-    names = [
-        name for name in loader.get_group_options("", results_filter=ObjectType.CONFIG) if not name.startswith("_")
-    ]  # those are Hydra's
     if args.config_dir is not None and not os.path.isdir(args.config_dir):
         happened = f"there is no folder {os.path.abspath(args.config_dir)}"
-        problem = ConfigError(key="--config-dir", happened=happened, expected="a folder with YAML in folders named after groups")
-    elif args.config_name is not None and not loader.repository.config_exists(args.config_name):
+        raise ConfigErrors(
+            [ConfigError(key="--config-dir", happened=happened, expected="a folder with YAML in folders named after groups")]
+        )
+    if args.config_name is not None and not loader.repository.config_exists(args.config_name):
+        options = loader.get_group_options("", results_filter=ObjectType.CONFIG)
+        names = [name for name in options if not name.startswith("_")]  # those are Hydra's
         close = nearest(args.config_name, names)
         fix = f"did you mean --config-name={close}?" if close else "--config-name=config"
         if args.config_name in loader.get_group_options("experiment"):
             fix = f"experiment={args.config_name}"
         happened = f"there is no {args.config_name}.yaml for the root of the configuration"
-        problem = ConfigError(key="--config-name", happened=happened, expected=f"one of {', '.join(names)}", fix=fix)
-    if problem is not None:
-        raise ConfigErrors([problem])
+        raise ConfigErrors([ConfigError(key="--config-name", happened=happened, expected=f"one of {', '.join(names)}", fix=fix)])
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
-    plain = OmegaConf.to_container(composed, resolve=False)
-    assert isinstance(plain, dict)
+    plain: Any = OmegaConf.to_container(composed, resolve=False)
     return {str(key): value for key, value in plain.items()}
-
-
-def _unlock(composed: DictConfig) -> bool:
-    OmegaConf.set_readonly(composed, False)
-    OmegaConf.set_struct(composed, False)
-    return True
 
 
 def _unreadable(text: str, error: HydraException) -> ConfigError:
@@ -268,18 +256,16 @@ def _closing(value: str) -> str:
     return open_
 
 
-def _wrong_options(chosen: Override, options: list[str]) -> list[ConfigError]:
+def _wrong_options(chosen: Override, options: list[str]) -> Iterator[ConfigError]:
     value = chosen.value()
     values = value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value]
     group = chosen.key_or_group
-    errors = []
     for choice in map(str, values):
         if choice in options or choice in ("null", "None"):
             continue
         close = nearest(choice, options)
         fix = _PLUGINS.get((group, choice), f"did you mean {group}={close}?" if close else "")
-        errors.append(ConfigError(key=group, happened=f"has no option {choice!r}", expected=f"one of {', '.join(options)}", fix=fix))
-    return errors
+        yield ConfigError(key=group, happened=f"has no option {choice!r}", expected=f"one of {', '.join(options)}", fix=fix)
 
 
 def _without_second_choice(choices: Sequence[Override], defaults: Mapping[str, Any]) -> tuple[list[str], list[ConfigError]]:

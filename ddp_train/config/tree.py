@@ -38,11 +38,6 @@ def identity(tree: Mapping[str, Any]) -> str:
     return sha256(json.dumps(sorted((key, value) for key, value in leaves(tree) if _changes_results(key)), default=str))
 
 
-def keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the dotted names of every node and value below."""
-    return [key for key, _ in nodes(config)]
-
-
 def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted name and the value of every node below, items of lists too."""
     for key, value in tree.items():

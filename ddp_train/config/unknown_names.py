@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from ddp_train import redaction
 from ddp_train.config.schema import ROOT_KEYS, SECTIONS, TARGETS
 from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
-from ddp_train.config.tree import keys, leaves, nodes, texts
+from ddp_train.config.tree import leaves, nodes, texts
 from ddp_train.errors import ConfigError
 
 
@@ -31,19 +31,18 @@ def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
     )
 
 
-def unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> list[ConfigError]:
+def unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Iterator[ConfigError]:
     """Find what stands at the top and nobody reads. A YAML adds such names without Hydra's asking."""
     known = [*SECTIONS, *TARGETS, "metrics", *ROOT_KEYS]
-    valid = [*known, *keys({name: tree[name] for name in known if name in tree})]
+    valid = [*known, *dict(nodes({name: tree[name] for name in known if name in tree}))]
     typed = texts(hydra.overrides.task) if hydra is not None else []
     options: dict[str, Any] = dict(hydra.runtime.choices) if hydra is not None else {}
-    errors = []
     for name, value in tree.items():
         if name in known:
             continue
         option = options.get(name)
         if name == "experiment" and option and isinstance(value, Mapping):
-            errors.append(_without_package(str(option), value, hydra))
+            yield _without_package(str(option), value, hydra)
             continue
         is_secret = any(redaction.spelled_out(key, inner) for key, inner in leaves({name: value}))  # what was typed is not shown again
         meant = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
@@ -63,10 +62,7 @@ def unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> lis
             elif not advice:
                 close = nearest(name, valid)
                 advice = [f"did you mean {close}?" if close else f"in your YAML, put it below extra; {removal(name, value)} leaves it out"]
-        errors.append(
-            ConfigError(key=name, happened="is no part of a configuration, and nothing reads it", expected=expected, fix=" ".join(advice))
-        )
-    return errors
+        yield ConfigError(key=name, happened="is no part of a configuration, and nothing reads it", expected=expected, fix=" ".join(advice))
 
 
 def _instead(typed: str, valid: Iterable[str]) -> str:
@@ -92,33 +88,26 @@ def _without_package(option: str, landed: Mapping[str, Any], hydra: DictConfig |
     )
 
 
-def targets_in_extra(tree: Mapping[str, Any]) -> list[ConfigError]:
+def targets_in_extra(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     extra = tree.get("extra")
-    return [
-        ConfigError(
-            key=key,
-            happened="has a _target_, and nothing below extra is made",
-            expected=f"values; what is made stands below {', '.join(TARGETS)} or metrics",
-            fix=removal(key, node),
-        )
-        for key, node in nodes({"extra": extra} if isinstance(extra, Mapping) else {})
-        if isinstance(node, Mapping) and "_target_" in node
-    ]
+    for key, node in nodes({"extra": extra} if isinstance(extra, Mapping) else {}):
+        if isinstance(node, Mapping) and "_target_" in node:
+            yield ConfigError(
+                key=key,
+                happened="has a _target_, and nothing below extra is made",
+                expected=f"values; what is made stands below {', '.join(TARGETS)} or metrics",
+                fix=removal(key, node),
+            )
 
 
-def unknown_hydra_names(hydra: DictConfig) -> list[ConfigError]:
+def unknown_hydra_names(hydra: DictConfig) -> Iterator[ConfigError]:
     """Find names below `hydra.` that Hydra accepts and never reads (facebookresearch/hydra issue 1457)."""
-    errors = []
     subdir = hydra.get("output_subdir")
     if subdir is not None and (Path(subdir).name != subdir or not subdir.isprintable()):
-        errors.append(ConfigError(key="hydra.output_subdir", happened=f"is {subdir!r}", expected="the name of a folder in the run folder"))
+        yield ConfigError(key="hydra.output_subdir", happened=f"is {subdir!r}", expected="the name of a folder in the run folder")
     for section, schema in (("", HydraConf), ("run.", RunDir), ("sweep.", SweepDir), ("job.", JobConf)):
         known = [item.name for item in dataclasses.fields(schema)] + ["env"]  # `env` is a group of Hydra's own, without a field
         node = OmegaConf.select(hydra, section.rstrip(".")) if section else hydra
-        given = [str(name) for name in node] if isinstance(node, DictConfig) else []
-        errors += [
-            unknown(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known], OmegaConf.select(node, name))
-            for name in given
-            if name not in known
-        ]
-    return errors
+        for name in map(str, node if isinstance(node, DictConfig) else ()):
+            if name not in known:
+                yield unknown(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known], OmegaConf.select(node, name))
