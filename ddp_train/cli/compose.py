@@ -42,8 +42,7 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
     hydra_errors.refuse_unknown_options(sys.argv[1:])
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them: we show all problems at once
-    with closing(_Command(launcher)) as command:
+    with _full_hydra_errors(), closing(_Command(launcher)) as command:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(command)()
     return command.exit_code()
 
@@ -218,3 +217,17 @@ def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
 
 def _is_overridden(composed: DictConfig, key: str) -> bool:
     return any(text.lstrip("+").startswith(f"{key}=") for text in texts(composed.hydra.overrides.hydra))
+
+
+@contextmanager
+def _full_hydra_errors() -> Iterator[None]:
+    """Have Hydra raise its errors instead of printing them: we show all problems at once."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before

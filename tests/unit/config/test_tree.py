@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_train.config.tree import differences, identity, keys
+from ddp_train.config.tree import differences, identity, nodes
 from tests.unit.parts import checked
 
 
@@ -14,7 +14,7 @@ def test_faults_do_not_change_what_a_run_is() -> None:
 
 
 def test_items_of_lists_that_are_nodes_have_keys_too() -> None:
-    assert keys({"a": {"b": 1}, "c": [{"d": 2}, 3]}) == ["a", "a.b", "c", "c.0", "c.0.d"]
+    assert [*dict(nodes({"a": {"b": 1}, "c": [{"d": 2}, 3]}))] == ["a", "a.b", "c", "c.0", "c.0.d"]
 
 
 def test_what_differs_is_named_with_both_values() -> None:
