@@ -58,11 +58,25 @@ def note_of(pid: int) -> str:
 
 def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
     """Return the stacks of all threads as faulthandler writes them, by pid; processes that cannot answer are left out."""
+    return {pid: text for pid, text in _answers(pids, _SIGNAL, _STACKS, within_s).items() if text}
+
+
+def in_native_code(pids: Iterable[int], *, within_s: float = 0.5) -> set[int]:
+    """Return the processes whose main thread is inside native code that does not return: a kernel launch, a read of a GPU, a collective.
+
+    Python runs its signal handlers between bytecodes, and where it waits itself: for a lock, a socket, the end of a sleep. Who can tell
+    nothing of this is left out.
+    """
+    return {pid for pid, text in _answers(pids, _SIGNAL_TO_PYTHON, _ANSWERS, within_s).items() if not text}
+
+
+def _answers(pids: Iterable[int], number: int, name: str, within_s: float) -> dict[int, str]:
+    """Send a signal to those who have a handler for it, and return what each writes into its file; "" for nothing."""
     files, sizes = {}, {}
     for pid in pids:
-        if handles_signal(pid, _SIGNAL) and (descriptor := open_memory(pid, _STACKS)) is not None:
+        if handles_signal(pid, number) and (descriptor := open_memory(pid, name)) is not None:
             files[pid], sizes[pid] = descriptor, [os.fstat(descriptor).st_size]
-            os.kill(pid, _SIGNAL)
+            os.kill(pid, number)
 
     def are_written() -> bool:
         for pid, descriptor in files.items():
@@ -73,30 +87,8 @@ def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
     found = {}
     for pid, descriptor in files.items():
         before, now = sizes[pid][0], os.fstat(descriptor).st_size
-        if now > before:
-            found[pid] = os.pread(descriptor, now - before, before).decode(errors="replace")
+        found[pid] = os.pread(descriptor, now - before, before).decode(errors="replace")
         os.close(descriptor)
-    return found
-
-
-def in_native_code(pids: Iterable[int], *, within_s: float = 0.5) -> set[int]:
-    """Return the processes whose main thread is inside native code that does not return: a kernel launch, a read of a GPU, a collective.
-
-    Python runs its signal handlers between bytecodes, and where it waits itself: for a lock, a socket, the end of a sleep. Who can tell
-    nothing of this is left out.
-    """
-    files = {pid: file for pid in pids if handles_signal(pid, _SIGNAL_TO_PYTHON) and (file := open_memory(pid, _ANSWERS)) is not None}
-    sizes = {pid: os.fstat(file).st_size for pid, file in files.items()}
-    for pid in files:
-        os.kill(pid, _SIGNAL_TO_PYTHON)
-
-    def silent() -> set[int]:
-        return {pid for pid, file in files.items() if os.fstat(file).st_size == sizes[pid]}
-
-    wait_until(lambda: not silent(), within_s=within_s, every_s=_POLL_S)
-    found = silent()
-    for file in files.values():
-        os.close(file)
     return found
 
 

@@ -67,7 +67,7 @@ class RankSnapshot:
         return failure.describe(self.frames) or ("in the kernel" if self.state == IN_KERNEL else "gave no answer")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Culprit:
     """A rank, and what it is to blame for."""
 
@@ -96,24 +96,24 @@ def find_any_culprit(ranks: Sequence[RankSnapshot]) -> Culprit:
     if all(_waits_for_device(snapshot) for snapshot in ranks):  # in whatever line: each has given its device what it could
         last = min(ranks, key=lambda snapshot: snapshot.heartbeat.progress)
         fix = "torchfrtrace on logs/flight_recorder_rank_*: who has not begun the others' collective; nvidia-smi and dmesg (Xid) there"
-        return Culprit(last, "waits for its GPU, as all ranks do; no host is to blame", fix)
+        return Culprit(snapshot=last, why="waits for its GPU, as all ranks do; no host is to blame", fix=fix)
     places: dict[object, list[RankSnapshot]] = {}
     for snapshot in ranks:
         places.setdefault((snapshot.heartbeat.progress, snapshot.doing()), []).append(snapshot)
     groups = sorted(places.values(), key=len)
     if len(groups) > 1 and len(groups[0]) < len(groups[1]):
         fix = "look for a collective that not all ranks take part in"
-        return Culprit(groups[0][0], "waits in another place than the other ranks", fix)
+        return Culprit(snapshot=groups[0][0], why="waits in another place than the other ranks", fix=fix)
     first = min(ranks, key=lambda snapshot: snapshot.heartbeat.time)
     fix = "look for collectives that the ranks call in different orders"
-    return Culprit(first, "stood still first; all ranks wait for each other", fix)
+    return Culprit(snapshot=first, why="stood still first; all ranks wait for each other", fix=fix)
 
 
 def suspect_other_node(ranks: Sequence[RankSnapshot]) -> Culprit:
     """Say that nobody here is to blame: all wait for ranks of another node, which has not reported."""
     first = min(ranks, key=lambda snapshot: snapshot.rank)
     why = "waits, as all ranks of this node do, for another node, which has not said why"
-    return Culprit(first, why, "look at the other nodes and the network between them")
+    return Culprit(snapshot=first, why=why, fix="look at the other nodes and the network between them")
 
 
 def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, limit_s: float) -> failure.Failure:
@@ -148,9 +148,9 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, li
 def _in_kernel(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
     if snapshot.state in STOPPED:
         why = "is stopped" if snapshot.state == "T" else "is stopped by a debugger"
-        return Culprit(snapshot, why, f"nothing in the code: somebody sent SIGSTOP to process {snapshot.pid}")
+        return Culprit(snapshot=snapshot, why=why, fix=f"nothing in the code: somebody sent SIGSTOP to process {snapshot.pid}")
     if snapshot.state == IN_KERNEL:
-        return Culprit(snapshot, "waits inside the kernel", "look at this machine's disks, network file systems and GPUs")
+        return Culprit(snapshot=snapshot, why="waits inside the kernel", fix="look at this machine's disks, network file systems and GPUs")
     return None
 
 
@@ -165,7 +165,7 @@ def _with_stuck_worker(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) ->
     state = "stopped" if worker.state in STOPPED else "waiting inside the kernel" if worker.state == IN_KERNEL else "stuck"
     reading = f" while it reads {worker.reads}" if worker.reads else ""
     why = f"waits for its loader worker (pid {worker.pid}), which is {state}{reading}"
-    return Culprit(snapshot, why, frames_of_worker=worker.frames)
+    return Culprit(snapshot=snapshot, why=why, frames_of_worker=worker.frames)
 
 
 def _behind(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
@@ -173,13 +173,13 @@ def _behind(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | 
     furthest = max(each.heartbeat.progress for each in ranks)
     if snapshot.heartbeat.progress == furthest or _waits(snapshot) or _waits_for_device(snapshot):
         return None
-    return Culprit(snapshot, "is behind the others")
+    return Culprit(snapshot=snapshot, why="is behind the others")
 
 
 def _elsewhere(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
     if _waits(snapshot) or _waits_for_device(snapshot):
         return None
-    return Culprit(snapshot, "hangs")
+    return Culprit(snapshot=snapshot, why="hangs")
 
 
 def _owes_its_device_work(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
@@ -188,7 +188,7 @@ def _owes_its_device_work(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot])
     is_in_backward = len(snapshot.frames) > 0 and _BACKWARD in snapshot.frames[-1].filename  # perhaps in Python code of autograd's thread
     if (_waits(snapshot) and not is_in_backward) or snapshot.heartbeat.step > stand_in:
         return None
-    return Culprit(snapshot, f"has not given its GPU all of step {stand_in + 1}, in which the others' wait")
+    return Culprit(snapshot=snapshot, why=f"has not given its GPU all of step {stand_in + 1}, in which the others' wait")
 
 
 def _with_stuck_device(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
@@ -197,7 +197,9 @@ def _with_stuck_device(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) ->
     if not heartbeat.waits_for_device or heartbeat.device_step >= max(each.heartbeat.device_step for each in ranks):
         return None
     why = f"waits for its GPU, which stands still in step {heartbeat.device_step + 1}; others have finished that step"
-    return Culprit(snapshot, why, "a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine")
+    return Culprit(
+        snapshot=snapshot, why=why, fix="a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine"
+    )
 
 
 def _waits(snapshot: RankSnapshot) -> bool:
