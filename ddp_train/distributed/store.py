@@ -62,13 +62,6 @@ def serve_store(address: str, port: int) -> TCPStore:
     """
     address = address.strip("[]")
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(place)
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
+    listener = socket.create_server(place, family=family, backlog=1024)
     port = listener.getsockname()[1]
     return TCPStore(address, port, is_master=True, timeout=_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())

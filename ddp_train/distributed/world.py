@@ -131,18 +131,16 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         UserError: this node has fewer GPUs than processes.
     """
     local_rank, local_size = torchrun_env.local_rank(), torchrun_env.local_world_size()
-    if device == "cuda":
-        if torch.cuda.device_count() < local_size:
-            raise UserError(
-                key="cluster.processes_per_node",
-                happened=f"{socket.gethostname()} runs {local_size} processes, but torch sees {torch.cuda.device_count()} GPUs",
-                expected="a GPU for every process",
-                fix="fewer processes, or cluster=cpu",
-            )
-        torch_device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(torch_device)
-    else:
-        torch_device = torch.device("cpu")
+    if device == "cuda" and torch.cuda.device_count() < local_size:
+        raise UserError(
+            key="cluster.processes_per_node",
+            happened=f"{socket.gethostname()} runs {local_size} processes, but torch sees {torch.cuda.device_count()} GPUs",
+            expected="a GPU for every process",
+            fix="fewer processes, or cluster=cpu",
+        )
+    torch_device = torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu")
+    world = World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)
+    world.use_device()
     if local_size == size:
         _stay_inside()
     else:
@@ -156,7 +154,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
             timeout=timeout,
             device_id=torch_device if device == "cuda" else None,
         )
-    return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)
+    return world
 
 
 def _stay_inside() -> None:
