@@ -87,8 +87,7 @@ class Group:
         if handover.JOB in os.environ:
             return self._as_rank(self._again(Job.from_json(os.environ[handover.JOB])))
         if handover.GROUP in os.environ:
-            member = self._member()
-            return serve(self._lead(member), Path(os.environ[handover.GROUP])) if self._rank == 0 else member.follow()
+            return serve(self._lead(), Path(os.environ[handover.GROUP])) if self._rank == 0 else self._member().follow()
         if self._rank != 0:
             return self._follow()
         if self._final_code is not None:
@@ -130,7 +129,7 @@ class Group:
             )
         restart_note.remember(folder)
         self._announce({"sweep": str(folder)})
-        return [self._lead(self._member())]
+        return [self._lead()]
 
     def _follow(self) -> int:
         """Take part in what rank 0 announces (other ranks)."""
@@ -161,10 +160,10 @@ class Group:
         return replace(job, checkpoint=str(remembered) if remembered != job.run_folder.root else None)
 
     def _member(self) -> Member:
-        return Member(self._attempt.store, rank=self._rank, size=self._size, prefix=self._attempt.prefix)
+        return Member(self._attempt, self._rank, self._size)
 
-    def _lead(self, member: Member) -> Leader:
-        self._leader = Leader(member, self._attempt.store)
+    def _lead(self) -> Leader:
+        self._leader = Leader(self._attempt, self._rank, self._size)
         return self._leader
 
     def _clear(self, remembered: Path) -> None:

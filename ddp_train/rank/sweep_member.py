@@ -23,8 +23,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.distributed import Store
 
+from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.errors import DONE, FAILED, PREEMPTED
 from ddp_train.job import Job
@@ -62,22 +62,20 @@ class Member:
     """One rank's member.
 
     Args:
-        store: where all members meet; survives the ranks.
+        attempt: where all members meet; its store survives the ranks, of which every generation has a place of its own there.
         rank: the rank that it stands for.
         size: how many there are.
-        prefix: of the ranks' own places in the store; every generation has one.
     """
 
-    def __init__(self, store: Store, *, rank: int, size: int, prefix: str) -> None:
-        self._store, self._rank, self._size, self._prefix = store, rank, size, prefix
+    def __init__(self, attempt: Attempt, rank: int, size: int) -> None:
+        self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, rank, size
         self._child: _Child | None = None
         self._current: Announcement | None = None
         self._exit_code: int | None = None
         self._started = 0.0
         self._oom_kills: int | None = None
         self.is_stopping = False
-        for name in ("torch._dynamo", "torch.utils.tensorboard"):  # every rank needs them; once is enough
-            importlib.import_module(name)
+        importlib.import_module("torch.utils.tensorboard")  # every rank needs it; once is enough
         gc.collect()
         gc.freeze()  # what is here now stays in every rank: collecting there need not look at it, nor copy its pages
 
@@ -89,26 +87,26 @@ class Member:
             announced = Announcement(**json.loads(wait_for(self._store, f"job/{number}")))
             if not announced.job:
                 break
-            self.start(announced)
-            while self.poll(_POLL_S) is None:
+            self.begin(announced)
+            while self.poll_rank(_POLL_S) is None:
                 pass
-        self.end()
+        self.end_rank()
         return PREEMPTED if self.is_stopping else DONE
 
-    def start(self, announced: Announcement) -> None:
-        """Begin a job."""
+    def begin(self, announced: Announcement) -> None:
+        """Begin this rank's part of a job."""
         self._exit_code, self._current, self._started = None, announced, time.monotonic()
         if self._child is None or self._child.generation != announced.generation:
-            self.end()
+            self.end_rank()
             self._child = _Child(announced.generation, f"{self._prefix}/generation_{announced.generation}")
         for number in STOP_SIGNALS:  # the agent tells the rank too, which saves and reports: wait for it
-            if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `Leader.stop` is called
-                signal.signal(number, self.note_stop)
+            if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `stop` is called
+                signal.signal(number, self.stop)
         self._store.set(f"job/{announced.number}/pid/{self._rank}", str(self._child.process.pid))
         self._oom_kills = oom_kills()
         self._child.send(announced.job)
 
-    def poll(self, timeout_s: float) -> int | None:
+    def poll_rank(self, timeout_s: float) -> int | None:
         """Return the exit code of this rank's part of the job, or None when it runs still."""
         if self._exit_code is not None:
             return self._exit_code
@@ -118,35 +116,25 @@ class Member:
         if exit_code is None and self._child.process.exit_code() is not None:
             exit_code = self._report_death()
         elif exit_code is None and self._store.check([f"{prefix}/failed"]):  # on another rank: this one waits for it in vain
-            self.end(at_once=True)
+            self.end_rank(at_once=True)
             exit_code = FAILED
         if exit_code is None:
             return None
         if exit_code not in (DONE, *STOPPED.values()):
             self._store.set(f"{prefix}/failed", str(self._rank))
-            self.end(at_once=True)
+            self.end_rank(at_once=True)
         self._store.add(f"{prefix}/done", 1)
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) == self.note_stop:
+            if signal.getsignal(number) == self.stop:
                 signal.signal(number, signal.SIG_DFL)
         self._exit_code = exit_code
         return exit_code
 
-    def end(self, *, at_once: bool = False) -> None:
+    def end_rank(self, *, at_once: bool = False) -> None:
         """End the rank's process, if there is one."""
         if self._child is not None:
             self._child.end(at_once=at_once)
             self._child = None
-
-    def is_done_everywhere(self) -> bool:
-        """Tell whether every member is through with the job."""
-        assert self._current is not None
-        return int(self._store.add(f"job/{self._current.number}/done", 0)) == self._size
-
-    def has_failed_anywhere(self) -> bool:
-        """Tell whether a rank failed in the job."""
-        assert self._current is not None
-        return self._store.check([f"job/{self._current.number}/failed"])
 
     def _report_death(self) -> int:
         """Say what a rank died of that could not say it itself, and what the others were doing."""
@@ -180,18 +168,18 @@ class Member:
         wait_until(lambda: exit_code() is not None, within_s=_LAST_WORDS_S, every_s=0.02)
         return exit_code()
 
-    def note_stop(self, number: int, frame: FrameType | None = None) -> None:
-        """Take a stop signal: the rank saves and ends, and this member with it."""
+    def stop(self, number: int, frame: FrameType | None = None) -> None:
+        """Take a stop signal: the rank saves and ends, and this member with it. SIGKILL ends the rank at once; the others notice."""
         self.is_stopping = True
         if self._child is not None:
             self._child.process.signal(number)
 
 
-class Leader:
+class Leader(Member):
     """The member of rank 0: runs jobs with all the others. A `launch.launcher.Slot`."""
 
-    def __init__(self, member: Member, store: Store) -> None:
-        self._member, self._store = member, store
+    def __init__(self, attempt: Attempt, rank: int, size: int) -> None:
+        super().__init__(attempt, rank, size)
         self._number = self._generation = 0
         self._needs_new_ranks = False
         self._environment: list[Any] = []  # what a process or its process group takes over once, when it starts
@@ -203,37 +191,28 @@ class Leader:
         if fresh or self._needs_new_ranks or environment != self._environment:
             self._generation += 1
         self._needs_new_ranks, self._environment = False, environment
-        self._member.start(self._announce(job.to_json()))
+        self.begin(self._announce(job.to_json()))
 
     def poll(self, timeout_s: float) -> int | None:
         """Return the exit code of the job when every rank is through with it."""
-        exit_code = self._member.poll(timeout_s)
+        exit_code = self.poll_rank(timeout_s)
         if exit_code is None:
             return None
-        if self._member.is_stopping and exit_code == FAILED:
+        if self.is_stopping and exit_code == FAILED:
             return FAILED  # another member may be gone, and never be done
-        if not self._member.is_done_everywhere():
+        if int(self._store.add(f"job/{self._number}/done", 0)) < self._size:
             time.sleep(min(timeout_s, 0.002))
             return None
-        self._needs_new_ranks = self._member.has_failed_anywhere()
+        self._needs_new_ranks = self._store.check([f"job/{self._number}/failed"])
         return FAILED if self._needs_new_ranks else exit_code
-
-    def stop(self, number: int) -> None:
-        """Pass a stop signal on to this rank, which tells the others; they notice when SIGKILL ends it."""
-        self._member.note_stop(number)
 
     def end(self) -> None:
         """Keep the ranks: the next job may have them."""
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the agent told this rank to end."""
-        return self._member.is_stopping
-
     def leave(self) -> None:
         """Tell the other members that there are no more jobs, and end."""
         self._announce("")
-        self._member.end()
+        self.end_rank()
 
     def _announce(self, job: str) -> Announcement:
         self._number += 1

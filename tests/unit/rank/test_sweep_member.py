@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import HashStore
 
+from ddp_train.distributed.attempt import Attempt
 from ddp_train.job import Job
 from ddp_train.rank.sweep_member import Announcement, Leader
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.parts import checked
 
 
-class Member:
-    """Takes jobs, and runs none."""
+class IdleLeader(Leader):
+    """Announces jobs, and runs none."""
 
-    def __init__(self) -> None:
-        self.generations: list[int] = []
+    def begin(self, announced: Announcement) -> None:
+        generations.append(announced.generation)
 
-    def start(self, announced: Announcement) -> None:
-        self.generations.append(announced.generation)
+
+generations: list[int] = []
 
 
 def test_ranks_are_renewed_when_what_a_process_reads_once_changes(tmp_path: Path) -> None:
-    member: Any = Member()
-    leader = Leader(member, HashStore())
+    leader = IdleLeader(Attempt(store=HashStore(), prefix="", remembered=None), rank=0, size=1)
     for overrides in (
         ["seed=1"],
         ["seed=2"],
@@ -35,4 +34,4 @@ def test_ranks_are_renewed_when_what_a_process_reads_once_changes(tmp_path: Path
         ["+cluster.env.NCCL_ALGO=Ring"],
     ):
         leader.start(Job(config=checked(*overrides), run_folder=RunFolder(tmp_path), command=[], overrides=[], in_sweep=True), fresh=False)
-    assert member.generations == [1, 1, 2, 2, 3, 4]
+    assert generations == [1, 1, 2, 2, 3, 4]
