@@ -84,14 +84,9 @@ def _file_of(agent: int) -> Path:
     facts = folder.lstat()
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or folder.is_symlink():
         raise PermissionError(f"{folder} is not a folder of yours alone")  # what another user writes there could send us anywhere
-    here = _here()
+    here = f"{socket.gethostname()}_{pid_namespace()}"  # containers may share a temporary directory, and each counts its processes from 1
     for file in folder.glob(f"{here}_*"):
         pid, _, start = file.name.removeprefix(f"{here}_").partition("_")
         if pid.isdigit() and start_of(int(pid)) != start:
             file.unlink(missing_ok=True)
     return folder / f"{here}_{agent}_{start_of(agent)}"
-
-
-def _here() -> str:
-    """Name this machine and its process numbers: containers may share a temporary directory, and each counts from 1."""
-    return f"{socket.gethostname()}_{pid_namespace()}"

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from ddp_train.config.cluster import ALONE, ON_ADDRESS, Meeting, environment_of, max_restarts, meeting, processes_given
 from ddp_train.config.schema import ClusterConfig
@@ -98,11 +99,9 @@ def _reach(found: Meeting, *, within_s: float) -> UserError | None:
 
 def _is_here(address: tuple[str, int]) -> bool:
     """Tell whether an address is this machine's: only then something can be bound to it."""
-    try:
+    with suppress(OSError):
         for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind, protocol) as probe:
                 probe.bind((place[0], 0))
             return True
-    except OSError:
-        pass
     return False

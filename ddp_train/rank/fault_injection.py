@@ -138,23 +138,19 @@ def _deadlock() -> None:
     lock.acquire()
 
 
-def _send(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)
-
-
 ON_ITSELF: Mapping[str, Callable[[], object]] = {
     "exception": _raise,
-    "kill": partial(_send, signal.SIGKILL),
+    "kill": partial(signal.raise_signal, signal.SIGKILL),
     "segfault": partial(ctypes.string_at, 0),
     "exit": partial(os._exit, 0),
-    "stop": partial(_send, signal.SIGSTOP),
+    "stop": partial(signal.raise_signal, signal.SIGSTOP),
     "gil": _hold_the_interpreter,
     "loop": _loop,
     "deadlock": _deadlock,
-    "sigterm": partial(_send, signal.SIGTERM),
-    "sigusr1": partial(_send, signal.SIGUSR1),
-    "sigusr2": partial(_send, signal.SIGUSR2),
-    "sigint": partial(_send, signal.SIGINT),
+    "sigterm": partial(signal.raise_signal, signal.SIGTERM),
+    "sigusr1": partial(signal.raise_signal, signal.SIGUSR1),
+    "sigusr2": partial(signal.raise_signal, signal.SIGUSR2),
+    "sigint": partial(signal.raise_signal, signal.SIGINT),
 }
 """The faults that need to know nothing of the run."""
 
@@ -214,16 +210,11 @@ def _scale_output(model: nn.Module, factor: float) -> RemovableHandle:
     return model.register_forward_hook(scale)
 
 
-class _FailingRead:
-    """A data source's `batch` that raises from a certain moment on, in whichever process it is called."""
-
-    def __init__(self, read: Callable[[Indices], Any], fails: Any) -> None:
-        self._read, self._fails = read, fails
-
-    def __call__(self, indices: Indices) -> Any:
-        if self._fails.is_set():
-            _raise()
-        return self._read(indices)
+def _read_or_raise(read: Callable[[Indices], Any], fails: Any, indices: Indices) -> Any:
+    """Do what a data source's `batch` does until a certain moment, and then raise, in whichever process it is called."""
+    if fails.is_set():
+        _raise()
+    return read(indices)
 
 
 def _let_reads_fail(components: Components) -> Any:
@@ -232,7 +223,7 @@ def _let_reads_fail(components: Components) -> Any:
     if source is None:
         raise UserError(key="debug.faults", happened="worker_raise: the data is a stream", expected="data with positions")
     fails = multiprocessing.get_context("forkserver").Event()
-    source.batch = _FailingRead(source.batch, fails)
+    source.batch = partial(_read_or_raise, source.batch, fails)
     return fails
 
 

@@ -16,7 +16,6 @@ from typing import NoReturn, TextIO
 from torch.distributed import DistError, Store
 
 from ddp_train.config import cluster
-from ddp_train.config.schema import ClusterConfig
 from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL
@@ -131,7 +130,9 @@ class Rank:
                     report=None
                     if handover.JOB in os.environ or job.in_sweep
                     else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal),
-                    at=None if job.in_sweep else _stops_at(config.cluster),  # a sweep stops as a whole
+                    at=None  # a sweep stops as a whole
+                    if job.in_sweep
+                    else cluster.stops_at(config.cluster, os.environ, started=restart_note.run_started(), now=time.time()),
                 )
                 if self._world.is_main:
                     notes = begin(job.run_folder)
@@ -222,10 +223,6 @@ def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float 
     is_first = found.record(job.run_folder, seconds=seconds)
     if is_first and not job.in_sweep and (is_last_attempt() or found.exit_code in FINAL):
         print(found.screen(job.run_folder), file=terminal, flush=True)
-
-
-def _stops_at(section: ClusterConfig) -> float | None:
-    return cluster.stops_at(section, os.environ, started=restart_note.run_started(), now=time.time())
 
 
 def _leave_untrained(run_folder: RunFolder, number: signal.Signals) -> None:

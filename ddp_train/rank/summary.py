@@ -56,7 +56,7 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
 
 def closing(job: Job, result: Result) -> str:
     """Say what was reached, where it lies, and what to try next."""
-    reached = [f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in result.last.items() if _is_shown(name)]
+    shown = {name: value for name, value in result.last.items() if name == "train/loss" or name.startswith("eval/")}
     folder, command, tools = job.run_folder.shown(), _command("ddp-train"), _command("tensorboard")
     trainer = job.config.trainer
     longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
@@ -64,7 +64,7 @@ def closing(job: Job, result: Result) -> str:
         [
             "",
             f"Done: {result.step} steps, {result.samples:,} samples in {result.seconds:.1f} s",
-            *reached,
+            *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
             f"  run folder           {folder}",
             "",
             "Try next:",
@@ -107,10 +107,6 @@ def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> st
     if unsaved:
         what = f"stopped after step {step}, which was NOT saved; the run goes on {unsaved}"
     return f"{what}; `{_command('ddp-train')} resume {shlex.quote(run_folder.shown())}` continues"
-
-
-def _is_shown(name: str) -> bool:
-    return name == "train/loss" or name.startswith("eval/")
 
 
 def _best(result: Result, name: str) -> str:

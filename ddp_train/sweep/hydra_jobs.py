@@ -60,7 +60,6 @@ class Multirun:
     def __init__(self, sweep: Sweep, settings: SweepConfig, make_slots: MakeSlots, check: Check) -> None:
         self.sweep = sweep
         self._check = check
-        self._metric: str | None = settings.metric
         self._known: list[SweepJob] = []  # of an earlier attempt, completed or failed; each answers one launch of the same identity
         self._screen = SweepScreen(sweep)
         self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
@@ -118,7 +117,7 @@ class Multirun:
         tries_failed_again = is_asked and self.sweep.is_planned
         jobs: list[tuple[SweepJob, Job]] = []
         for entry in self.sweep.jobs:
-            self.sweep.read_result(entry, self._metric)
+            self.sweep.read_result(entry, self._settings.metric)
             if entry.status == Status.COMPLETED or (entry.status == Status.FAILED and not tries_failed_again):
                 continue
             if tries_failed_again:
@@ -168,8 +167,8 @@ class Multirun:
                 self.sweep.save()
             show(self.sweep)
         missing = [job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None]
-        if missing and self._metric:
-            self._screen.say(str(_no_such_metric(self.sweep, self._metric, missing[0])))
+        if missing and self._settings.metric:
+            self._screen.say(str(_no_such_metric(self.sweep, self._settings.metric, missing[0])))
 
     def exit_code(self) -> int:
         """Return 1 when a job failed, else 0."""

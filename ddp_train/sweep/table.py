@@ -124,17 +124,13 @@ def show(sweep: Sweep) -> None:
     console = Console(file=sys.stdout)
     console.print(table)
     folder = RunFolder(sweep.root).shown()
-    best = sweep.ranked()[0] if sweep.jobs else None
-    lines = (
-        []
-        if best is None or best.metric is None or sweep.goal is None
-        else [f"best     job {best.number}: {sweep.metric} {best.metric:.6g}  {folder}/{best.folder}"]
-    )
-    unfinished = [job for job in sweep.jobs if job.status != Status.COMPLETED]
-    lines += [f"table    {folder}/sweep.csv"]
+    for best in sweep.ranked()[:1]:
+        if best.metric is not None and sweep.goal is not None:
+            print(f"best     job {best.number}: {sweep.metric} {best.metric:.6g}  {folder}/{best.folder}")
+    print(f"table    {folder}/sweep.csv", flush=True)
+    unfinished = sum(job.status != Status.COMPLETED for job in sweep.jobs)
     if unfinished:
-        lines += [f"{len(unfinished)} of {len(sweep.jobs)} jobs are not completed; `ddp-train resume {folder}` runs them"]
-    print("\n".join(lines), flush=True)
+        print(f"{unfinished} of {len(sweep.jobs)} jobs are not completed; `ddp-train resume {folder}` runs them", flush=True)
 
 
 def _table(sweep: Sweep, caption: str | None = None) -> Table:
