@@ -22,6 +22,7 @@ from ddp_train.system import torchrun_env
 from ddp_train.system.network import address_towards, interface_of
 
 _TIMEOUT = timedelta(minutes=10)
+_LOOPBACK = "lo"  # Linux has no other name for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +161,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
 def _stay_inside() -> None:
     """Let the ranks of one machine talk through its loopback interface, unless the environment names another one."""
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if (inside := _loopback()) is not None:
-            os.environ.setdefault(variable, inside)
+        os.environ.setdefault(variable, _LOOPBACK)
 
 
 def _reach_out(store: dist.Store) -> None:
@@ -183,10 +183,6 @@ def _reach_out(store: dist.Store) -> None:
         if theirs := store.get(f"address/{other}").decode():
             address = address_towards(theirs)
     # Without any address all agents are on this machine.
-    interface = interface_of(address) if address else _loopback()
+    interface = interface_of(address) if address else _LOOPBACK
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-
-
-def _loopback() -> str | None:
-    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)

@@ -71,7 +71,7 @@ def processes_per_node(configured: int | None, device: str) -> int:
 
 def cores() -> int:
     """Return how many CPU cores this process may use (a container's or SLURM's share, not the machine's)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def _machine() -> nvml.Machine:

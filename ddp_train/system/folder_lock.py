@@ -83,7 +83,7 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
             expected="one run per folder",
             fix=f"wait for it{lease}, or choose another folder",
         )
-    with contextlib.suppress(OSError, AttributeError):  # no such locks here, or not Linux: `is_held` goes by the holder's file
+    with contextlib.suppress(OSError, AttributeError):  # no such locks, or a Python without them: `is_held` goes by the holder's file
         _record_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
     _write(folder)
     _held.append(_Held(folder, descriptor, os.getpid(), _lease(folder / HOLDER) if _is_shared(folder) else None))

@@ -1,6 +1,6 @@
 """Processes: ties between them, so that nothing of ours outlives the process that started it, and what the kernel says of them.
 
-The only reader of /proc/PID. Without it (macOS) little is known of other processes.
+The only reader of /proc/PID.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ EARLY_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Those of them after which the batch system sends SIGTERM as well."""
 
 _PR_SET_PDEATHSIG = 1
-_HAS_PROC = Path("/proc/self/stat").exists()
-HAS_SHARED_MEMORY = _HAS_PROC and hasattr(os, "memfd_create")
-"""Whether a process finds another one's files in memory (`os.memfd_create`). They are in no folder, so nothing is left behind."""
+HAS_SHARED_MEMORY = hasattr(os, "memfd_create")  # a Python that was built for an old glibc has none
+"""Whether there are files in memory. Other processes find them by our pid; they are in no folder, so nothing is left behind."""
 
 
 def be_private() -> None:
@@ -84,7 +83,7 @@ def fork(work: Callable[[], int]) -> Child:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process when its parent is gone (Linux; elsewhere it does nothing).
+    """Ask the kernel to kill this process when its parent is gone.
 
     A killed agent cannot tell its ranks, and a torchrun agent that is killed otherwise leaves them training for ever.
 
@@ -93,7 +92,7 @@ def die_with_parent(parent: int | None = None) -> None:
     """
     parent = parent or os.getppid()
     _at_death_of_parent(signal.SIGKILL)
-    if sys.platform.startswith("linux") and os.getppid() != parent:  # it died between the two lines
+    if os.getppid() != parent:  # it died between the two lines
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -103,8 +102,7 @@ def outlive_parent() -> None:
 
 
 def _at_death_of_parent(number: int) -> None:
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def state_of(pid: int) -> str:
@@ -114,7 +112,7 @@ def state_of(pid: int) -> str:
 
 def is_alive(pid: int) -> bool:
     """Tell whether a process has not ended."""
-    return state_of(pid) not in ("", "Z", "X") if _HAS_PROC else _has_number(pid)
+    return state_of(pid) not in ("", "Z", "X")
 
 
 def exit_code_of(pid: int) -> int | None:
@@ -130,8 +128,6 @@ def parent_of(pid: int) -> int:
 
 def start_of(pid: int) -> str:
     """Return when a process began, so that a number given out again is not mistaken for it; "" when it is gone."""
-    if not _HAS_PROC:
-        return "0" if _has_number(pid) else ""
     return _stat(pid)[19]  # in clock ticks since the machine started
 
 
@@ -195,15 +191,6 @@ def _read(path: str | Path) -> str:
         return Path(path).read_text()
     except OSError:  # also when a process ends while we read
         return ""
-
-
-def _has_number(pid: int) -> bool:
-    """Tell whether any process has this number: all that can be known without /proc (macOS)."""
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
 
 
 def _become(work: Callable[[], int], parent: int) -> NoReturn:

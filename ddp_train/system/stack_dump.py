@@ -16,7 +16,7 @@ from traceback import FrameSummary
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import HAS_SHARED_MEMORY, handles_signal, open_memory
 
-_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 9
+_SIGNAL = signal.SIGRTMIN + 9
 _SIGNAL_TO_PYTHON = _SIGNAL + 1
 _STACKS, _NOTE, _ANSWERS = "ddp_train_stacks", "ddp_train_note", "ddp_train_answers"
 _NOTE_BYTES = 200
