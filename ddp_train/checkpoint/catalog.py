@@ -1,4 +1,4 @@
-"""After which steps a checkpoint is saved, which ones stay, and which is the best. Imports no torch.
+"""Which checkpoints there are, and which is the best. Imports no torch.
 
 What there is to know of a checkpoint is in its manifest: the metrics of its step, and by which of them checkpoints are compared. So the
 folder alone tells what to keep and what `best` is, also after a restart and to another run.

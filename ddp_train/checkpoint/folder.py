@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from itertools import count
@@ -54,16 +53,3 @@ def remove_debris(folder: Path) -> list[str]:
         else:
             shutil.rmtree(path)
     return [path.name for path in found]
-
-
-def sync(path: Path) -> None:
-    """Let a file, or the names in a folder, survive a power cut.
-
-    Raises:
-        OSError: they may not.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,13 +12,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from torch.distributed import DistError
+from torch.distributed import DistError, Store
 
 from ddp_train.checkpoint import tensor_file
-from ddp_train.checkpoint.mailbox import Mailbox
 from ddp_train.checkpoint.publish import make_partial, publish
 from ddp_train.checkpoint.snapshot import Snapshot
 from ddp_train.checkpoint.verify import name_of, rank_file
+from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class _Report:
     layout: dict[str, str] = field(default_factory=dict)  # of the shared state, by part
 
 
-def write_together(order: SaveOrder, board: Mailbox, world: World) -> str:
+def write_together(order: SaveOrder, mailbox: Store, world: World) -> str:
     """Write this rank's part and wait for the others; return what went wrong on any rank, the same on all, or "".
 
     Raises:
@@ -59,19 +59,19 @@ def write_together(order: SaveOrder, board: Mailbox, world: World) -> str:
     """
     number = order.number
     if world.is_main:
-        board.put(f"{number}/made", _attempt(lambda: make_partial(order.partial)))
-    if problem := board.get(f"{number}/made"):
+        mailbox.set(f"{number}/made", _attempt(lambda: make_partial(order.partial)))
+    if problem := wait_for(mailbox, f"{number}/made"):
         report = _Report(order.snapshot.num_bytes, problem=problem if world.is_main else "", needs_room=True)
     else:
         report = _write_share(order, world.rank)
-    board.put(f"{number}/rank/{world.rank}", json.dumps(asdict(report)))
+    mailbox.set(f"{number}/rank/{world.rank}", json.dumps(asdict(report)))
     order.is_written.set()
     if world.is_main:
-        reports = [_Report(**json.loads(board.get(f"{number}/rank/{rank}"))) for rank in range(world.size)]
-        board.put(f"{number}/outcome", _conclude(order, reports))
+        reports = [_Report(**json.loads(wait_for(mailbox, f"{number}/rank/{rank}"))) for rank in range(world.size)]
+        mailbox.set(f"{number}/outcome", _conclude(order, reports))
         for key in ("made", "outcome", *(f"rank/{rank}" for rank in range(world.size))):
-            board.remove(f"{number - 1}/{key}")  # who reports on this save has read the outcome of the one before
-    return board.get(f"{number}/outcome")
+            mailbox.delete_key(f"{number - 1}/{key}")  # who reports on this save has read the outcome of the one before
+    return wait_for(mailbox, f"{number}/outcome")
 
 
 def _write_share(order: SaveOrder, rank: int) -> _Report:

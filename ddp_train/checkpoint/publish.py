@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from ddp_train.checkpoint.folder import sync
 from ddp_train.checkpoint.verify import COMPLETE, FORMAT, MANIFEST
 
 
@@ -44,12 +43,12 @@ def publish(partial: Path, final: Path, *, facts: Mapping[str, Any], files: Mapp
     _write(partial / MANIFEST, text)
     _write(partial / COMPLETE, hashlib.sha256(text.encode()).hexdigest() + "\n")
     for path in (partial / MANIFEST, partial / COMPLETE, partial):  # after all is written: most file systems then wait for the disk once
-        sync(path)
+        _sync(path)
     if os.path.lexists(final):  # a rename would replace an empty folder
         raise FileExistsError(f"{final.name} is there already")
     os.rename(partial, final)
     try:
-        sync(final.parent)
+        _sync(final.parent)
     except OSError:
         with suppress(OSError):
             os.rename(final, partial)  # what may be gone after a power cut does not count
@@ -62,5 +61,14 @@ def _write(path: Path, text: str) -> None:
         content = memoryview(text.encode())
         while content:
             content = content[os.write(descriptor, content) :]
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    """Let a file, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,11 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
     with ExitStack() as stack:
         file = _File(checkpoint, rank, stack)
         plain = file.plain(OWN)
-        pieces = whole(_leaves(plain))
-        for piece in pieces:
+        tensors = {}
+        for piece in whole(_leaves(plain)):
             file.require(piece)
-        tensors = {piece.name: torch.empty(piece.leaf.shape, dtype=piece.dtype) for piece in pieces}
-        for part in chain.from_iterable(_rounds([(rank, piece) for piece in pieces], tensors)):
-            file.read(part)
+            tensors[piece.name] = values = torch.empty(piece.shape, dtype=piece.dtype)
+            file.read(_Part(rank, piece, 0, values.view(-1).view(torch.uint8)))
         return _as_state(plain, tensors)
 
 

@@ -21,7 +21,7 @@ from threading import Thread
 from typing import Any
 
 from ddp_train.checkpoint.joint_save import SaveOrder, write_together
-from ddp_train.checkpoint.mailbox import POLL_S, Mailbox
+from ddp_train.checkpoint.mailbox import POLL_S, open_mailbox, wait_for_thread
 from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.checkpoint.verify import name_of
 from ddp_train.distributed.world import World
@@ -54,7 +54,7 @@ class Saver:
     def __post_init__(self) -> None:
         self._buffer = Buffer(self.world.device)
         self._nonce: str = self.world.from_main(secrets.token_hex(4))
-        self._board = Mailbox(self.world, self._nonce)
+        self._mailbox = open_mailbox(self.world, self._nonce)
         self._count = self._parts_written = 0
         self._under_way: tuple[Thread, SaveOrder] | None = None
         self._problem = ""
@@ -103,7 +103,7 @@ class Saver:
                 if self._parts_written != seen:
                     seen = self._parts_written
                     self.moves()
-            self._board.wait_for(thread)
+            wait_for_thread(thread)
             self._under_way = None
         if self._error is not None:
             raise self._error
@@ -116,7 +116,7 @@ class Saver:
         """Write, and say so when it has failed (a thread)."""
         began = time.monotonic()
         try:
-            self._problem = write_together(order, self._board, self.world)
+            self._problem = write_together(order, self._mailbox, self.world)
         except Exception as error:
             logger.exception("the checkpoint of step %d was not saved", order.step)
             self._error = error  # of the main thread too, which knows what to make of a lost store

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import logging
+import mmap
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +19,17 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import Leaf
-from ddp_train.checkpoint.host_memory import allocate
 from ddp_train.checkpoint.partition import Piece, divide, whole
+
+logger = logging.getLogger(__name__)
 
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of the plain parts."""
 
 _SLACK, _TEXTS = 64, 1 << 16
 """Room for what grows from save to save, a 64th and 64 KiB (numbers since the last record, say): new memory costs a GPU's rank seconds."""
+
+_PORTABLE = 1  # cudaHostRegisterPortable: for all contexts of the process, as torch registers its own
 
 _ALIKE = tuple(f"{SHARED}.{part}." for part in ("model", "objective", "optimizer"))
 """Whose tensors are the same on all ranks: the strategy keeps the weights so, and with them the optimizer; `Saver` the buffers."""
@@ -111,7 +119,7 @@ class Buffer:
         total = sum(piece.num_bytes for piece in pieces)
         if self._memory.numel() < total:
             self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
-            self._memory = allocate(total + total // _SLACK + _TEXTS, pinned=self._is_pinned)
+            self._memory = _allocate(total + total // _SLACK + _TEXTS, pinned=self._is_pinned)
         position = 0
         for piece in pieces:
             yield piece, self._memory[position : position + piece.num_bytes].view(piece.dtype).view(piece.shape)
@@ -132,3 +140,38 @@ def _range(values: Tensor) -> tuple[Tensor, Tensor]:
         values = values.to(torch.float32)
     lowest, highest = torch.aminmax(values)
     return lowest, highest
+
+
+def _allocate(num_bytes: int, *, pinned: bool) -> Tensor:
+    """Return memory on the CPU, uint8, shape [num_bytes]; pinned for a GPU, and then given back with the last tensor that uses it.
+
+    torch's own pinned memory comes in powers of two: a share of 5 GB would take 8 GB, on each rank, for good. Here whole pages are made and
+    registered with CUDA, which makes the same of them.
+    """
+    if not pinned or not num_bytes:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    owner = (ctypes.c_uint8 * size).from_buffer(memory)  # the tensor's; it ends before the pages do, which CUDA must give back first
+    values = torch.frombuffer(owner, dtype=torch.uint8)
+    error = int(torch.cuda.cudart().cudaHostRegister(values.data_ptr(), size, _PORTABLE))
+    if error:  # a limit on locked memory, say
+        _forget_error()
+        logger.warning(
+            "checkpoints are copied to %d MB of memory that is not pinned (CUDA error %d): as right, but slower", size >> 20, error
+        )
+    else:
+        weakref.finalize(owner, _give_back, memory, values.data_ptr()).atexit = False  # CUDA may be gone before
+    return values[:num_bytes]
+
+
+def _give_back(memory: mmap.mmap, address: int) -> None:
+    """Let CUDA forget pages that are still there; `memory` goes with this call's end."""
+    if torch.cuda.cudart().cudaHostUnregister(address):
+        _forget_error()
+
+
+def _forget_error() -> None:
+    """Take CUDA's note of an error away, which the next kernel would be blamed for."""
+    with suppress(Exception):
+        torch.zeros(1, device="cuda")

@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch.distributed import DistError, DistNetworkError
 
-from ddp_train.checkpoint import codec, tensor_file
+from ddp_train.checkpoint import codec, joint_save, tensor_file
 from ddp_train.checkpoint.folder import newest_good
-from ddp_train.checkpoint.mailbox import Mailbox
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import verify
@@ -162,7 +161,7 @@ def test_a_store_that_is_gone_is_no_failed_save(tmp_path: Path, trained: Compone
 
     ranks = Ranks(tmp_path, trained)
     assert ranks.save(1) == ""
-    monkeypatch.setattr(Mailbox, "get", gone)
+    monkeypatch.setattr(joint_save, "wait_for", gone)
     ranks.start(2)
     for saver in ranks.savers:
         with pytest.raises(DistError, match="reset by peer"):
