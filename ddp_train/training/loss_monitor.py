@@ -74,9 +74,13 @@ class LossMonitor:
         totals, weights, norms = reading.totals, reading.weights, reading.norms
         newest = 0.0 if reading.grad_norm is None else reading.grad_norm
         skipped = []
-        carried = len(totals) - window.steps  # steps of a checkpoint, looked at before it was written
-        for step in self._steps(window, state, order, carried=carried):
-            place = step.place
+        samples = state.samples - window.samples
+        for place in range(len(totals) - window.steps, len(totals)):  # those before are of a checkpoint, looked at before it was written
+            batch = order.batch_at(samples)
+            step = _Step(state.step - len(totals) + place + 1, samples, batch.size, order)
+            samples += batch.size
+            if place < window.num_judged:
+                continue
             loss = totals[place] / (weights[place] or 1.0)  # 0: nothing counted
             is_newest = place == len(totals) - 1
             norm = norms[place - window.num_judged] if norms else newest if is_newest else 0.0
@@ -95,16 +99,6 @@ class LossMonitor:
         window.norms.clear()
         left = [place for place in range(len(totals)) if place not in set(skipped)]
         return float(sum(totals[place] for place in left) / (sum(weights[place] for place in left) or 1.0))
-
-    def _steps(self, window: LogWindow, state: TrainState, order: BatchOrder, *, carried: int) -> list[_Step]:
-        """Return the steps that were not looked at yet."""
-        samples, steps = state.samples - window.samples, []
-        for number in range(window.steps):
-            batch = order.batch_at(samples)
-            if carried + number >= window.num_judged:
-                steps.append(_Step(carried + number, state.step - window.steps + number + 1, samples, batch.size, order))
-            samples += batch.size
-        return steps
 
     def _on_skipped(self, step: _Step, state: TrainState, loss: float, norm: float, *, is_scaled: bool) -> None:
         state.skipped_in_a_row += 1
@@ -165,7 +159,6 @@ def robust_zscore(loss: float, before: Sequence[float]) -> float | None:
 class _Step:
     """One step of a window, and the batch that it took."""
 
-    place: int  # in the window
     number: int
     samples: int  # the data's position before it
     size: int

@@ -19,7 +19,11 @@ from ddp_train.training.state import TrainState
 
 def resume(job: Job, components: Components, state: TrainState, world: World, *, moves: Callable[[], None]) -> bool:
     """Continue from the given or the newest good checkpoint; tell whether there is one. Collective."""
-    chosen = _choose_checkpoint(job, world, moves)
+    if job.checkpoint is None:
+        chosen = newest_good(job.run_folder.checkpoints, world, moves=moves)
+    else:
+        given, check = Path(job.checkpoint), partial(verify, moves=moves)
+        chosen = world.from_main(catalog.find(given, check, key="resume") if world.is_main else None)
     if world.is_main:
         remove_debris(job.run_folder.checkpoints)
         for name in set_aside_after(chosen.parent if chosen else job.run_folder.checkpoints, chosen):
@@ -32,12 +36,3 @@ def resume(job: Job, components: Components, state: TrainState, world: World, *,
     if not load(chosen, components, state, world, moves=moves):
         seed_all(job.config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     return True
-
-
-def _choose_checkpoint(job: Job, world: World, moves: Callable[[], None]) -> Path | None:
-    """Return the given or the newest good one, the same on all ranks. Collective."""
-    if job.checkpoint is not None:
-        given = Path(job.checkpoint)
-        found: Path = world.from_main(catalog.find(given, partial(verify, moves=moves), key="resume") if world.is_main else None)
-        return found
-    return newest_good(job.run_folder.checkpoints, world, moves=moves)

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed import DistError
-from torch.utils.hooks import RemovableHandle
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
@@ -74,9 +73,8 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
             tried = NamedBatch(first[0], components.train_loader.sample_ids(samples, 0), "the first training batch")
             lines.append(_try(components, tried, world, split="training", predicts=predicts))
             _refuse_means(components, first[0], world)
-        evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
-        if components.eval_loader is not None and evaluated is not None:
-            tried = NamedBatch(evaluated, components.eval_loader.sample_ids(0), "the first evaluation batch")
+        if (loader := components.eval_loader) is not None and (evaluated := loader.peek()) is not None:
+            tried = NamedBatch(evaluated, loader.sample_ids(0), "the first evaluation batch")
             lines.append(_try(components, tried, world, split="evaluation", predicts=predicts))
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # its blocks are of other sizes than the steps'
@@ -92,7 +90,7 @@ def explain(error: Exception, components: Components, named: NamedBatch) -> None
     if _LABEL_ERROR.search(str(error)) is None:
         return
     seen = _Seen(components.model)
-    with contextlib.suppress(Exception), torch.no_grad(), seen:
+    with contextlib.suppress(Exception), torch.no_grad(), seen.forward():
         components.objective.loss(components.model, named.micro_batch.batch)
     _refuse_labels(seen, named, error)
 
@@ -112,7 +110,7 @@ def _try(components: Components, named: NamedBatch, world: World, *, split: str,
     shown = ""
     try:
         batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
-        with components.amp.autocast(world.device), seen:
+        with components.amp.autocast(world.device), seen.forward():
             if split == "training":
                 weight = float(objective.weight(micro_batch.batch))
                 loss = objective.loss(model, batch)
@@ -217,14 +215,12 @@ def _refuse_known_labels(objective: Objective, seen: _Seen, named: NamedBatch, s
         return
     ignored = getattr(getattr(objective, "loss_fn", None), "ignore_index", None)
     found = labels.cpu().numpy()
-    problem = _out_of_range(found, ids, num_classes, ignored=ignored, name=named.name)
-    if problem is None and isinstance(source, Labelled) and ids is not None:
+    _refuse_others(found, ids, num_classes, ignored=ignored, name=named.name)
+    if isinstance(source, Labelled) and ids is not None:
         every = np.asarray(source.labels)
         if np.array_equal(every[ids], found):  # the labels are what is trained on
             name = named.name.replace("first ", "").replace("batch", "data")
-            problem = _out_of_range(every, np.arange(len(every)), num_classes, ignored=ignored, name=name)
-    if problem is not None:
-        raise problem
+            _refuse_others(every, np.arange(len(every)), num_classes, ignored=ignored, name=name)
 
 
 def _refuse_labels(seen: _Seen, named: NamedBatch, error: Exception) -> None:
@@ -239,20 +235,18 @@ def _refuse_labels(seen: _Seen, named: NamedBatch, error: Exception) -> None:
         for labels in integers:
             for classes in (1, len(shape) - 1):
                 if labels.shape == shape[:classes] + shape[classes + 1 :]:
-                    problem = _out_of_range(labels.numpy(), ids, shape[classes], ignored=ignored, name=named.name)
-                    if problem is not None:
-                        raise problem from error
+                    _refuse_others(labels.numpy(), ids, shape[classes], ignored=ignored, name=named.name)
 
 
-def _out_of_range(labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, name: str) -> DataError | None:
-    """Return what to say of labels that are no class; None: all of them are."""
+def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, name: str) -> None:
+    """Refuse labels that are no class, if there are any."""
     is_wrong = ((labels < 0) | (labels >= num_classes)) & (True if ignored is None else labels != ignored)
     places = np.argwhere(is_wrong)
     if not len(places):
-        return None
+        return
     first = places[0]
     sample = f"sample {ids[first[0]]}" if ids is not None else f"sample number {first[0] + 1} of the batch"
-    return DataError(
+    raise DataError(
         key="data",
         happened=f"label {labels[tuple(first)]} of {sample} is out of range: the model's output has {num_classes} classes"
         f" ({len(places)} such among the {labels.size} labels of {name})",
@@ -341,7 +335,7 @@ def untouched(components: Components, device: torch.device) -> Iterator[None]:
 
 
 class _Seen:
-    """Notes what the model is given and gives, in its first forward while this is entered: types and shapes, no tensor."""
+    """Notes what the model is given and gives, in the first forward that is noted: types and shapes, no tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -349,18 +343,16 @@ class _Seen:
         self.is_tensor = False  # what it gives, and nothing around it
         self.scores: list[torch.Size] = []  # the shapes of what could be scores of classes
         self.then: Callable[[], None] = lambda: None  # after that forward
-        self._handles: list[RemovableHandle] = []
 
-    def __enter__(self) -> None:
-        self._handles = [
-            self._model.register_forward_pre_hook(self._before, with_kwargs=True),
-            self._model.register_forward_hook(self._after),
-        ]
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self.then = lambda: None  # which may know this object, and so keep a batch alive
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Let a forward be noted."""
+        model = self._model
+        with model.register_forward_pre_hook(self._before, with_kwargs=True), model.register_forward_hook(self._after):
+            try:
+                yield
+            finally:
+                self.then = lambda: None  # which may know this object, and so keep a batch alive
 
     def __str__(self) -> str:
         return (f"takes {self.takes}" if self.takes else "was not called yet") + (f", gives {self.gives}" if self.gives else "")

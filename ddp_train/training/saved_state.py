@@ -62,18 +62,9 @@ def content(components: Components, state: TrainState, window: WindowSums, world
     with what the checkpoint holds. Under DDP nothing else would come of it: its next step begins with rank 0's buffers anyway.
     """
     world.copy_from_main(components.trained.buffers())
-    return Content(
-        step=state.step,
-        shared=_shared_state(components, state),
-        own=_own_state(components, state, window, world),
-        may_be_infinite=_may_be_infinite(components),
-    )
-
-
-def _shared_state(components: Components, state: TrainState) -> dict[str, Any]:
-    """Return what is the same on every rank."""
-    states = {name: module.state_dict() for name, module in modules(components).items()}
-    return {
+    found = modules(components).items()
+    states = {name: module.state_dict() for name, module in found}
+    shared = {
         **states,
         # Of the modules' own formats, which torch keeps beside the tensors.
         **{f"{name}_versions": getattr(each, "_metadata", {}) for name, each in states.items()},
@@ -81,22 +72,13 @@ def _shared_state(components: Components, state: TrainState) -> dict[str, Any]:
         "optimizer_class": class_of(components.optimizer),
         **{name: part.state_dict() for name, part in parts(components, state).items()},
     }
-
-
-def _own_state(components: Components, state: TrainState, window: WindowSums, world: World) -> dict[str, Any]:
-    """Return what is this rank's alone."""
-    return {
+    own = {
         "random": random_state(world.device),
         "window": asdict(window),
         "data": components.train_loader.state_dict(state.samples),
     }
-
-
-def _may_be_infinite(components: Components) -> Callable[[str], bool]:
-    """Return what tells of a tensor's name whether infinity is no sign of lost weights: a buffer may hold a mask."""
-    found = modules(components).items()
-    buffers = {f"{part}.{name}" for part, module in found for name, _ in module.named_buffers(remove_duplicate=False)}
-    return lambda name: name in buffers
+    buffers = {f"{part}.{name}" for part, module in found for name, _ in module.named_buffers(remove_duplicate=False)}  # may hold a mask
+    return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)
 
 
 def load(checkpoint: Path, components: Components, state: TrainState, world: World, *, moves: Callable[[], None] = lambda: None) -> bool:
