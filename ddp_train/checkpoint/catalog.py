@@ -108,8 +108,7 @@ def find(given: Path, verify: Callable[[Path], str], *, key: str) -> Path:
         if problem := verify(given):
             raise UserError(key=key, happened=f"{given}: {problem}", expected="a checkpoint that is complete and undamaged")
         return given
-    require_candidates(given, key=key)
-    for path in candidates(given):
+    for path in require_candidates(given, key=key):
         problem = verify(path)
         if not problem:
             return path
@@ -117,14 +116,14 @@ def find(given: Path, verify: Callable[[Path], str], *, key: str) -> Path:
     raise UserError(key=key, happened=f"{given}: every one of them is damaged", expected="one checkpoint that is undamaged")
 
 
-def require_candidates(name: Path, *, key: str) -> None:
-    """Refuse a name that no checkpoint has.
+def require_candidates(name: Path, *, key: str) -> list[Path]:
+    """Return the checkpoints that a name may mean, of which there is one at least.
 
     Raises:
         ConfigError: there is no checkpoint or, for `best`, none with the metric by which they are compared.
     """
-    if candidates(name):
-        return
+    if found := candidates(name):
+        return found
     there = saved(name.parent)
     raise ConfigError(
         key=key,

@@ -48,8 +48,9 @@ def build(config: RunConfig, world: World) -> Components:
         _require_same_facts(facts, eval_source.facts)
     answers = auto.answer({name: getattr(config, name) for name in auto.BY_DATA}, facts)
     if config.loader.on_device:
-        for source in (train_source, eval_source):
-            _place(source, world)
+        _place(train_source, world)
+        if eval_source is not None:
+            _place(eval_source, world)
     train_loader = _train_loader(train_source, config, world)
     eval_loader = _eval_loader(eval_source, config, world) if eval_source is not None else None
     total_steps = _total_steps(config.trainer, train_loader.order.steps_per_epoch)
@@ -99,20 +100,13 @@ def _source(config: RunConfig, changes: Mapping[str, Any], *, key: str) -> DataS
     try:
         made = instantiate({**node, **changes}, key=key)
     except UserError as error:
-        if key == "data.eval":
-            _blame_evaluation(error, changes)
+        name = error.key.removeprefix("data.")
+        if name in changes:  # a data set knows its arguments as `data.split` alone
+            error.key = f"data.eval.{name}"
+            fix = error.fix.replace(f"data.{name}=", f"data.eval.{name}=")
+            error.fix = " or ".join(part for part in (fix, "data.eval=null for none") if part)
         raise
     return Stream(made, config.loader.fields) if is_stream(made) else as_source(made, config.loader.fields)
-
-
-def _blame_evaluation(error: UserError, changes: Mapping[str, Any]) -> None:
-    """Name the key that gave the evaluation split its value: a data set knows its arguments as `data.split` alone."""
-    name = error.key.removeprefix("data.")
-    if name in changes:
-        error.key = f"data.eval.{name}"
-        error.fix = " or ".join(
-            part for part in (error.fix.replace(f"data.{name}=", f"data.eval.{name}="), "data.eval=null for none") if part
-        )
 
 
 def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:
@@ -180,17 +174,16 @@ def _require_steps(config: RunConfig, stream: Stream) -> None:
             )
 
 
-def _place(source: DataSource | Stream | None, world: World) -> None:
+def _place(source: DataSource | Stream, world: World) -> None:
     """Move a data set to the rank's device."""
-    if source is not None and not isinstance(source, Resident):
+    if not isinstance(source, Resident):
         raise ConfigError(
             key="loader.on_device",
             happened=f"a {type(source).__name__} cannot live on the device",
             expected="a data source with to(device)",
             fix="loader.on_device=false",
         )
-    if source is not None:
-        source.to(world.device)
+    source.to(world.device)
 
 
 def _require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:

@@ -37,22 +37,17 @@ class RewindError(RunError):
 
 @dataclass(kw_only=True)
 class Checkpoints:
-    """Saves one run, and takes it back. Making one is collective.
-
-    Args:
-        keep: which checkpoints stay (`retention`).
-        agree: gets on rank 0 whether a checkpoint is due by the clock; tells whether all ranks save after this step.
-    """
+    """Saves one run, and takes it back. Making one is collective."""
 
     config: RunConfig
     run_folder: RunFolder
     components: Components
     state: TrainState
     world: World
-    keep: Retention
+    keep: Retention  # which checkpoints stay (`retention`)
     records: Records
     tracker: PhaseTracker
-    agree: Callable[[bool], bool]
+    agree: Callable[[bool], bool]  # gets on rank 0 whether one is due by the clock; tells whether all ranks save after this step
 
     def __post_init__(self) -> None:
         settings, folder = self.config.checkpoint, self.run_folder.checkpoints

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -88,13 +87,6 @@ def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
             if isinstance(value, Tensor) and isinstance(loaded.get(key), Tensor) and loaded[key].dtype != value.dtype:
                 loaded[key] = value.to(loaded[key].device)  # torch has cast it to the parameter's type without a word
     return differences
-
-
-def with_versions(tensors: Mapping[str, Any], versions: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Return a model's state as torch makes it: with the versions of the modules' formats."""
-    state = OrderedDict(tensors)
-    state._metadata = versions  # type: ignore[attr-defined]  # where torch looks for them
-    return state
 
 
 def _put_in_places(state: Any, places: list[int], size: int) -> Any:

@@ -35,19 +35,12 @@ class Rewind(Exception):
 
 @dataclass(kw_only=True)
 class LossMonitor:
-    """What is looked for, and what is done then.
+    """What is looked for, and what is done then."""
 
-    Args:
-        on_nonfinite: `stop`, `skip` (the step guard has left the step out; here it is told) or `rewind`.
-        spike_zscore: the robust z-score from which on a loss is a spike; None: spikes are not looked for.
-        on_spike: `warn` or `rewind`.
-        tell: takes an event, and the line for people; rank 0 writes them, the others drop them.
-    """
-
-    on_nonfinite: str = "stop"
-    spike_zscore: float | None = None
-    on_spike: str = "warn"
-    tell: Callable[[Event, str], None] = lambda event, line: None
+    on_nonfinite: str = "stop"  # or `skip` (the step guard has left the step out; here it is told), or `rewind`
+    spike_zscore: float | None = None  # the robust z-score from which on a loss is a spike; None: spikes are not looked for
+    on_spike: str = "warn"  # or `rewind`
+    tell: Callable[[Event, str], None] = lambda event, line: None  # takes an event, and the line for people; rank 0 writes them
 
     def judge(
         self,

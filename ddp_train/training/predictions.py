@@ -23,9 +23,6 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 
-_Layout = tuple[str, tuple[int, ...]]
-"""A row's type, as numpy describes it, and its shape."""
-
 
 class PredictionFiles:
     """The files of one evaluation while they are written. Making one is collective.
@@ -39,9 +36,9 @@ class PredictionFiles:
     def __init__(self, folder: Path, world: World, *, num_samples: int, first: int) -> None:
         self._folder, self._partial = folder, folder.with_name(f".partial_{folder.name}")
         self._world, self._num_samples = world, num_samples
-        self._row, self._written = first, 0
+        self._first = self._row = first  # the row of this rank's next sample
         self._files: dict[str, int] = {}
-        self._layouts: dict[str, _Layout] = {}
+        self._layouts: dict[str, tuple[str, tuple[int, ...]]] = {}  # a row's type, as numpy describes it, and its shape
         self._problem = ""
         if world.is_main:
             try:
@@ -76,7 +73,6 @@ class PredictionFiles:
             except OSError as error:
                 self._problem = f"rank {self._world.rank}: {error}"
         self._row += num_rows
-        self._written += num_rows
 
     def close(self, *, keep: bool) -> None:
         """Let the files appear under their name, in place of those of an earlier evaluation after the same step. Collective.
@@ -89,7 +85,7 @@ class PredictionFiles:
             ValueError: on every rank when the rows are not one per sample, or differ between ranks.
         """
         self._sync()
-        problems, written, layouts = zip(*self._world.gather((self._problem, self._written, self._layouts)), strict=True)
+        problems, written, layouts = zip(*self._world.gather((self._problem, self._row - self._first, self._layouts)), strict=True)
         problem = "; ".join(text for text in problems if text)
         given = [layout for layout in layouts if layout]  # a rank without samples has none
         is_whole = sum(written) == self._num_samples and all(layout == given[0] for layout in given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from ddp_train.checkpoint.verify import read_manifest
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Joint
-from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, regrouped_schedule, with_versions
+from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, regrouped_schedule
 from ddp_train.training.components import Components
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import TrainState, WindowSums
@@ -120,7 +121,9 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
     if not problems:
         try:
             for name, module in found.items():
-                module.load_state_dict(with_versions(shared[name], shared[f"{name}_versions"]))
+                tensors = OrderedDict(shared[name])
+                tensors._metadata = shared[f"{name}_versions"]  # type: ignore[attr-defined]  # where torch looks for them
+                module.load_state_dict(tensors)
             schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
             differences = load_optimizer(optimizer, shared["optimizer"])
             for name, part in parts(components, state).items():
