@@ -73,12 +73,11 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_steps: int =
 
     Source: Loshchilov & Hutter 2016, arXiv:1608.03983 (SGDR, without restarts).
     """
-    _check_fits(total_steps, warmup_steps=warmup_steps)
 
     def fall(progress: float) -> float:
         return final_ratio + (1 - final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
-    return _falling(optimizer, total_steps, warmup_steps, last_peak=warmup_steps, fall=fall)
+    return _falling(optimizer, total_steps, warmup_steps, fall)
 
 
 def warmup_linear(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.0) -> LRSchedule:
@@ -89,8 +88,7 @@ def warmup_linear(optimizer: Optimizer, total_steps: int, *, warmup_steps: int =
 
     Source: Devlin et al. 2018, arXiv:1810.04805, appendix A.2 (BERT).
     """
-    _check_fits(total_steps, warmup_steps=warmup_steps)
-    return _falling(optimizer, total_steps, warmup_steps, last_peak=warmup_steps, fall=lambda progress: 1 - (1 - final_ratio) * progress)
+    return _falling(optimizer, total_steps, warmup_steps, lambda progress: 1 - (1 - final_ratio) * progress)
 
 
 def warmup_stable_decay(
@@ -106,9 +104,7 @@ def warmup_stable_decay(
     Source: Hu et al. 2024, arXiv:2404.06395 (MiniCPM, WSD; its decay is exponential);
         Haegele et al. 2024, arXiv:2405.18392 (linear cooldown).
     """
-    _check_fits(total_steps, warmup_steps=warmup_steps, decay_steps=decay_steps)
-    last_peak = total_steps - decay_steps - 1
-    return _falling(optimizer, total_steps, warmup_steps, last_peak=last_peak, fall=lambda progress: 1 - (1 - final_ratio) * progress)
+    return _falling(optimizer, total_steps, warmup_steps, lambda progress: 1 - (1 - final_ratio) * progress, decay_steps=decay_steps)
 
 
 def step(optimizer: Optimizer, *, step_size: int, gamma: float = 0.1) -> LRSchedule:
@@ -128,7 +124,21 @@ def _warmup(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / (warmup_steps + 1))
 
 
-def _falling(optimizer: Optimizer, total_steps: int, warmup_steps: int, *, last_peak: int, fall: Callable[[float], float]) -> LRSchedule:
+def _falling(
+    optimizer: Optimizer, total_steps: int, warmup_steps: int, fall: Callable[[float], float], *, decay_steps: int | None = None
+) -> LRSchedule:
+    """Leave the peak as `fall` says, from 0 to 1 on the way to the end: `decay_steps` before it, or as soon as the warm-up is over."""
+    room = total_steps - (decay_steps or 0)
+    if warmup_steps > room:
+        decay = f" + decay {decay_steps}" if decay_steps else ""
+        raise ConfigError(
+            key="scheduler.warmup_steps",
+            happened=f"warm-up {warmup_steps}{decay} steps are more than the run's {total_steps}",
+            expected="together at most the number of optimizer steps",
+            fix=f"scheduler.warmup_steps={max(0, room)}, or a longer run (trainer.max_steps)",
+        )
+    last_peak = warmup_steps if decay_steps is None else total_steps - decay_steps - 1
+
     def factor(step: int) -> float:
         if step <= last_peak:
             return _warmup(step, warmup_steps)
@@ -136,14 +146,3 @@ def _falling(optimizer: Optimizer, total_steps: int, warmup_steps: int, *, last_
         return fall(min(1.0, (step - last_peak) / max(1, total_steps - 1 - last_peak)))
 
     return LRSchedule(optimizer, factor)
-
-
-def _check_fits(total_steps: int, *, warmup_steps: int, decay_steps: int = 0) -> None:
-    if warmup_steps + decay_steps > total_steps:
-        decay = f" + decay {decay_steps}" if decay_steps else ""
-        raise ConfigError(
-            key="scheduler.warmup_steps",
-            happened=f"warm-up {warmup_steps}{decay} steps are more than the run's {total_steps}",
-            expected="together at most the number of optimizer steps",
-            fix=f"scheduler.warmup_steps={max(0, min(warmup_steps, total_steps - decay_steps))}, or a longer run (trainer.max_steps)",
-        )
