@@ -132,13 +132,13 @@ class StreamLoader:
                 samples += self.order.global_batch_size
                 for place in range(self.grad_accum_steps):
                     if place < num_read:
-                        read: _Read = next(results)
+                        batch, position = next(results)
                         number = next(iter(positions))
                         positions[number] = positions.pop(number)
                         if requests[place].keeps_position:
-                            positions[number] = read.position
-                            self._note(read)
-                        micro_batch = MicroBatch(read.batch, counts=True)
+                            positions[number] = position
+                            self._note(position)
+                        micro_batch = MicroBatch(batch, counts=True)
                         if self._pin_memory and workers is None:
                             micro_batch = micro_batch.pin_memory()
                     else:
@@ -163,7 +163,8 @@ class StreamLoader:
         reader = self._reader(0, None)
         with suppress(Exception):  # one that cannot be copied is read itself
             reader = copy.deepcopy(reader)
-        return MicroBatch(reader(_Request(self._sizes[0], keeps_position=False)).batch, counts=True)
+        batch, _ = reader(_Request(self._sizes[0], keeps_position=False))
+        return MicroBatch(batch, counts=True)
 
     def sample_ids(self, samples: int, number: int) -> None:
         """They have none."""
@@ -196,8 +197,8 @@ class StreamLoader:
             found.append("Hugging Face keeps no shuffle buffer in its state: after a resume the samples that were in it are skipped")
         return found
 
-    def _note(self, read: _Read) -> None:
-        if self._keeps_state and read.position is None:
+    def _note(self, position: bytes | None) -> None:
+        if self._keeps_state and position is None:
             self._keeps_state = False
             if self._first_reader == 0:
                 what = f"the state of {type(self._stream.dataset).__name__} is not kept, it has more than tensors and plain containers"
@@ -258,14 +259,6 @@ class _Request:
     keeps_position: bool
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What a reader gives."""
-
-    batch: Batch
-    position: bytes | None  # of the reader after it: pickled, so that what is rarely looked at costs little on its way
-
-
 class _Reader:
     """Reads one shard, pass after pass, in this process or in a worker.
 
@@ -281,12 +274,13 @@ class _Reader:
         self._pass = 0
         self._samples: Iterator[Any] | None = None
 
-    def __call__(self, request: _Request) -> _Read:
+    def __call__(self, request: _Request) -> tuple[Batch, bytes | None]:
+        """Return the next samples and the position after them: pickled, so that what is rarely looked at costs little on its way."""
         if self._samples is None:
             self._shard = cut(self._stream.dataset, self._number, self._count)
             self._samples = self._all_samples()
         batch = collate(list(islice(self._samples, request.size)), self._stream.fields)
-        return _Read(batch, self._position_now() if request.keeps_position and self._stream.has_state else None)
+        return batch, self._position_now() if request.keeps_position and self._stream.has_state else None
 
     def _all_samples(self) -> Iterator[Any]:
         dataset, position = self._shard.dataset, self._position
