@@ -33,8 +33,7 @@ class CIFAR10(ImageArray):
     Args:
         root: folder with the official files, or with cifar-10-batches-bin or cifar-10-batches-py in it.
         split: "train" or "test".
-        crop_padding: black pixels added to each side before a random crop; 0 is no crop.
-        flip: mirror half of the images left to right.
+        crop_padding, flip: as for `ImageArray`.
     """
 
     archive: ClassVar[RemoteFile] = RemoteFile(
@@ -49,9 +48,9 @@ class CIFAR10(ImageArray):
         found = _find(Path(root), names)
         if found is None:
             ensure_unpacked(self.archive, Path(root), member=_BINARY_FOLDER)
-            found = Path(root, _BINARY_FOLDER), ".bin", _read_binary
-        folder, suffix, read = found
-        batches = [_checked(path, read(path)) for path in (folder / (name + suffix) for name in names)]
+            found = Path(root, _BINARY_FOLDER), ".bin", _parse_binary
+        folder, suffix, parse = found
+        batches = [_read(folder / (name + suffix), parse) for name in names]
         super().__init__(
             np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32),
             np.concatenate([labels for _, labels in batches]),
@@ -63,29 +62,27 @@ class CIFAR10(ImageArray):
         )
 
 
-def _find(root: Path, names: list[str]) -> tuple[Path, str, Callable[[Path], Batch]] | None:
-    """Return the first folder that has any of the files, their suffix and how to read them."""
-    for folder, suffix, read in [
-        (root, ".bin", _read_binary),
-        (root / _BINARY_FOLDER, ".bin", _read_binary),
-        (root, "", _read_python),
-        (root / _PYTHON_FOLDER, "", _read_python),
+def _find(root: Path, names: list[str]) -> tuple[Path, str, Callable[[Path, bytes], Batch]] | None:
+    """Return the first folder that has any of the files, their suffix and how to parse them."""
+    for folder, suffix, parse in [
+        (root, ".bin", _parse_binary),
+        (root / _BINARY_FOLDER, ".bin", _parse_binary),
+        (root, "", _parse_python),
+        (root / _PYTHON_FOLDER, "", _parse_python),
     ]:
         if any((folder / (name + suffix)).is_file() for name in names):
-            return folder, suffix, read
+            return folder, suffix, parse
     return None
 
 
-def _read_binary(path: Path) -> Batch:
-    content = _read_bytes(path)
+def _parse_binary(path: Path, content: bytes) -> Batch:
     if len(content) % _RECORD_BYTES:
         raise _damaged(path, f"has {len(content)} bytes", f"a multiple of {_RECORD_BYTES}: a label and 3 x 32 x 32 pixels per record")
     records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD_BYTES)
     return records[:, 1:], records[:, 0]
 
 
-def _read_python(path: Path) -> Batch:
-    content = _read_bytes(path)
+def _parse_python(path: Path, content: bytes) -> Batch:
     try:
         entries = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()  # bytes: Python 2 wrote the official files
         by_name = {key.decode() if isinstance(key, bytes) else key: value for key, value in entries.items()}
@@ -110,22 +107,19 @@ class _ArrayUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a data file")
 
 
-def _checked(path: Path, batch: Batch) -> Batch:
-    _, labels = batch
+def _read(path: Path, parse: Callable[[Path, bytes], Batch]) -> Batch:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _damaged(path, f"cannot be read: {error.strerror}", "all files of the split side by side") from error
+    pixels, labels = parse(path, content)
     if labels.size == 0:
         raise _damaged(path, "is empty", "at least one image")
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise _damaged(path, f"has labels {labels.dtype} {labels.shape}", "one whole number per image")
     if labels.min() < 0 or labels.max() > 9:
         raise _damaged(path, f"has labels from {labels.min()} to {labels.max()}", "0 to 9")
-    return batch
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _damaged(path, f"cannot be read: {error.strerror}", "all files of the split side by side") from error
+    return pixels, labels
 
 
 def _damaged(path: Path, what: str, expected: str) -> DataError:

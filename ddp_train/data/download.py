@@ -127,14 +127,8 @@ def _reach(url: str) -> None:
         return
     port = address.port or (443 if address.scheme == "https" else 80)
     try:
-        candidates = socket.getaddrinfo(address.hostname, port, type=socket.SOCK_STREAM)
-        for number, (*_, endpoint) in enumerate(candidates, start=1):
-            try:
-                socket.create_connection((str(endpoint[0]), port), timeout=_TIMEOUT_S / len(candidates)).close()
-                return
-            except OSError:
-                if number == len(candidates):
-                    raise
+        num_addresses = len(socket.getaddrinfo(address.hostname, port, type=socket.SOCK_STREAM))
+        socket.create_connection((str(address.hostname), port), timeout=_TIMEOUT_S / num_addresses).close()
     except OSError as error:
         raise DataError(key="data.root", happened=f"{address.hostname} cannot be reached: {_reason(error)}") from error
 

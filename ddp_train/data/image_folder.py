@@ -30,8 +30,7 @@ class ImageFolder(ImageArray):
         channels: 3 is RGB, 1 is grey.
         in_memory: decode everything once at the start and keep it as uint8, instead of decoding each image each time.
         mean, std: one value per channel, white is 1; None is 0.5.
-        crop_padding: black pixels added to each side before a random crop; 0 is no crop.
-        flip: mirror half of the images left to right.
+        crop_padding, flip: as for `ImageArray`.
 
     Raises:
         DataError: no images, images of different sizes without `image_size`, a damaged file (also from `batch`).

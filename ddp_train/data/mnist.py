@@ -29,8 +29,7 @@ class MNIST(ImageArray):
     Args:
         root: folder with the four official files, gzip-compressed or not; the missing ones are downloaded into it.
         split: "train" or "test".
-        crop_padding: black pixels added to each side before a random crop; 0 is no crop.
-        flip: mirror half of the images left to right.
+        crop_padding, flip: as for `ImageArray`.
 
     Source: LeCun, Cortes, Burges; the mirror is the one that torchvision uses.
     """

@@ -25,10 +25,7 @@ class PaddedTokens:
     padding. No document sees another, and causal attention no padding, so a document's loss does not depend on what it is batched with.
     With `loader.bucket_batches` batches hold documents of similar `lengths`, and little is padding.
 
-    Args:
-        root: folder that `ddp-train prepare tokens` has made.
-        split: a name in its index.
-        context_length: T.
+    Args: as for `PackedTokens`.
     """
 
     def __init__(self, root: str, split: str = "train", *, context_length: int) -> None:

@@ -90,7 +90,13 @@ class EncodedImages:
             index = int(indices[place])
             image = self._decode(index)
             if image.shape != self.shape[1:]:
-                raise self._odd_size(index, image.shape)
+                H, W = self.shape[2:]
+                raise DataError(
+                    key="data.image_size",
+                    happened=f"image {index}, {self._files.name(index)}, is {image.shape[1]} x {image.shape[2]} pixels",
+                    expected=f"{H} x {W}, as the first image, {self._files.name(0)}",
+                    fix=f"data.image_size={min(H, W)}, which resizes all to one size",
+                )
             images_BCHW[place] = image
         return images_BCHW
 
@@ -117,15 +123,6 @@ class EncodedImages:
             name = self._files.name(index)
             happened = f"image {index}, {name}, cannot be decoded: {type(error).__name__}: {error}"
             raise DataError(key="data.root", happened=happened, expected="a complete image", fix=f"replace or remove {name}") from error
-
-    def _odd_size(self, index: int, shape: tuple[int, ...]) -> DataError:
-        _, H, W = self.shape[1:]
-        return DataError(
-            key="data.image_size",
-            happened=f"image {index}, {self._files.name(index)}, is {shape[1]} x {shape[2]} pixels",
-            expected=f"{H} x {W}, as the first image, {self._files.name(0)}",
-            fix=f"data.image_size={min(H, W)}, which resizes all to one size",
-        )
 
 
 def _import_pillow() -> ModuleType:

@@ -55,7 +55,9 @@ def find_shards(root: str, split: str) -> ShardSet:
     sets = [ShardSet(folder, pattern, _expand(folder, pattern)) for folder, pattern in candidates]
     found = [shards for shards in sets if shards.names]
     if not found:
-        raise _nothing(candidates)
+        wanted = " or ".join(os.path.join(folder, pattern) for folder, pattern in candidates)
+        beside = ", ".join(sorted(os.listdir(root))[:5]) or "nothing"
+        raise DataError(key="data.split", happened=f"there is no {wanted}", expected=f"tar shards; {root} has {beside}", fix=_FIX)
     if len(found) > 1:
         happened = f"there are tars in {found[0].folder} and tars {found[1].pattern} beside it"
         fix = f"data.split='{split}/*.tar' or data.split='{split}-*.tar'"
@@ -99,10 +101,3 @@ def refusal(path: str) -> DataError:
         expected="plain tars: in a compressed one no sample can be reached without reading all before it",
         fix="unpack it (gunzip, unzstd, ...); images are compressed already, so it hardly grows",
     )
-
-
-def _nothing(candidates: list[tuple[str, str]]) -> DataError:
-    wanted = " or ".join(os.path.join(folder, pattern) for folder, pattern in candidates)
-    root = candidates[-1][0]
-    beside = ", ".join(sorted(os.listdir(root))[:5]) or "nothing"
-    return DataError(key="data.split", happened=f"there is no {wanted}", expected=f"tar shards; {root} has {beside}", fix=_FIX)

@@ -55,7 +55,13 @@ def scan(path: str, *, image_extensions: tuple[str, ...], label_extension: str) 
     rows = []
     for key, sample in samples.items():
         if sample.image is None or sample.label is None:
-            raise _incomplete(path, key, sample, image_extensions if sample.image is None else (label_extension,))
+            lacking = image_extensions if sample.image is None else (label_extension,)
+            raise DataError(
+                key="data.root",
+                happened=f"{path}: sample {key} has no .{' or .'.join(lacking)}, only .{', .'.join(sample.extensions)}",
+                expected="an image and a label for each key (the path up to the first dot of the base name), in the same tar",
+                fix="data.image_extensions=[...] or data.label_extension=..., if they are called otherwise",
+            )
         rows.append((0, *sample.image, sample.label))
     return np.array(rows, SAMPLE)
 
@@ -119,13 +125,4 @@ def _twice(path: str, name: str, what: str) -> DataError:
         happened=f"{path}: {name} is the second {what} of its sample",
         expected=f"one {what} for each key (the path up to the first dot of the base name)",
         fix="data.image_extensions=[jpg] where a sample has several images on purpose; else another key",
-    )
-
-
-def _incomplete(path: str, key: str, sample: _Sample, wanted: tuple[str, ...]) -> DataError:
-    return DataError(
-        key="data.root",
-        happened=f"{path}: sample {key} has no .{' or .'.join(wanted)}, only .{', .'.join(sample.extensions)}",
-        expected="an image and a label for each key (the path up to the first dot of the base name), in the same tar",
-        fix="data.image_extensions=[...] or data.label_extension=..., if they are called otherwise",
     )

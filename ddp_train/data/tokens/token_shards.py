@@ -226,9 +226,7 @@ class TokenShards:
 class TokenDocuments:
     """The documents of one split, in the order of the shards.
 
-    Args:
-        root: folder that `ddp-train prepare tokens` has made.
-        split: a name in its index.
+    Args: as for `TokenShards`.
 
     Raises:
         DataError: as `TokenShards`; from `lengths` and `read` also for the files of the documents' starts.
@@ -237,33 +235,31 @@ class TokenDocuments:
     def __init__(self, root: str | Path, split: str = "train") -> None:
         self._tokens = TokenShards(root, split)
         self.index = self._tokens.index
-        self._ends = np.cumsum([shard.documents for shard in self._tokens.shards], dtype=np.int64)
+        self._borders = np.cumsum([0, *(shard.documents for shard in self._tokens.shards)], dtype=np.int64)
         self._starts: dict[int, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
         """Return the number of documents, N."""
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self._borders[-1])
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each document with its `end_of_text`, shape [N]."""
         lengths = np.empty(len(self), np.int64)
-        low = 0
         for number, shard in enumerate(self._tokens.shards):
-            starts, part = self._starts_of(number), lengths[low : low + shard.documents]
+            starts, part = self._starts_of(number), lengths[self._borders[number] : self._borders[number + 1]]
             np.subtract(starts[1:], starts[:-1], out=part[:-1])
             part[-1] = shard.tokens - starts[-1]
             if starts[0] != 0 or part.min() < 1:
                 path = self._tokens.root / shard.starts_file
                 raise damaged(path, "does not rise from 0 to the shard's end", "the starts of its documents")
-            low += shard.documents
         return lengths
 
     def read(self, index: int) -> Tokens:
         """Return the tokens of one document and its `end_of_text`: a read-only view of the mapped file."""
-        number = int(self._ends.searchsorted(index, side="right"))
+        number = int(self._borders.searchsorted(index, side="right")) - 1
         shard, starts = self._tokens.shards[number], self._starts_of(number)
-        place = index - (int(self._ends[number - 1]) if number else 0)
+        place = index - int(self._borders[number])
         start, stop = int(starts[place]), int(starts[place + 1]) if place + 1 < shard.documents else shard.tokens
         if not 0 <= start < stop <= shard.tokens:
             raise damaged(
