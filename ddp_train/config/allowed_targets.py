@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,6 @@ def check_allowed(allowed: Sequence[str]) -> list[ConfigError]:
         for prefix in allowed
         if _is_standard(prefix) or not all(part.isidentifier() for part in prefix.split("."))
     ]
-
-
-def check_arguments(node: Mapping[str, Any], key: str) -> list[ConfigError]:
-    """Refuse the one argument that makes a component of a known package run code from elsewhere."""
-    if node.get("trust_remote_code") not in (True, "true", "True"):
-        return []
-    happened = "is true: code from a hub would run here, unseen"
-    return [ConfigError(key=f"{key}.trust_remote_code", happened=happened, expected="false", fix="a class of your own with that code")]
 
 
 def _origin(path: str, target: Any) -> tuple[str, str]:

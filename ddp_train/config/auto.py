@@ -9,11 +9,12 @@ Answers are kept by their dotted keys, `model.num_classes`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddp_train.config.spelling import nearest, override, text_of
 from ddp_train.config.target import AUTO, DIRECTIVES, FACTS, admits_text, hints_of, locate
+from ddp_train.config.tree import changed
 from ddp_train.errors import ConfigError
 
 BY_DATA = ("model", "objective")
@@ -25,25 +26,25 @@ _SHOWN = 200  # characters of a fact
 _NOT_KNOWN = object()
 
 
-def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> list[ConfigError]:
-    """Return an error for every `auto` that nothing can answer, as far as can be told before the data is there.
+def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[ConfigError]:
+    """Yield an error for every `auto` that nothing can answer, as far as can be told before the data is there.
 
     Args:
         sections: those whose nodes are made.
     """
-    errors = []
     for section in sections:
         for key, name, owner in _autos(tree.get(section), section, "", None):
             if section in BY_DATA and name:
                 continue
-            default = _default(owner, name)
-            if name in BY_RUN.get(section, ()) or (default is None and section in BY_RUN) or _is_auto(default) or _takes_text(owner, name):
+            default, has_meaning = _argument(owner, name)
+            if has_meaning or name in BY_RUN.get(section, ()) or (default is None and section in BY_RUN):
                 continue
             own = f" ({', '.join(BY_RUN[section])})" if section in BY_RUN else ""
             expected = f"a value; auto takes facts of the data in model and objective, of the run in scheduler and metrics{own}"
             happened = "is auto, and nothing answers it" + ("" if name else ": in a list it has no name")
-            errors.append(ConfigError(key=key, happened=happened, expected=expected, fix=_with_value(key, default)))
-    return errors
+            is_plain = default is None or isinstance(default, (bool, int, float, str, list, tuple))
+            fix = override(key, plain(default)) if is_plain else f"{key}=VALUE"
+            yield ConfigError(key=key, happened=happened, expected=expected, fix=fix)
 
 
 def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,13 +58,12 @@ def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     for section, node in tree.items():
         for key, name, owner in _autos(node, section, "", None):
             fact = name if name in facts else _ALSO_CALLED.get(name, name)
+            default, has_meaning = _argument(owner, name)
             if fact in facts:
                 answers[key] = facts[fact]
-            elif _is_auto(default := _default(owner, name)) or _takes_text(owner, name):
-                continue  # the class has a meaning of its own for it
-            elif default is None:
+            elif default is None and not has_meaning:
                 answers[key] = None
-            else:
+            elif not has_meaning:
                 left[key] = name
     if left:
         raise _unanswered(left, facts)
@@ -72,12 +72,12 @@ def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def put(value: Any, key: str, answers: Mapping[str, Any]) -> Any:
     """Return a part of a configuration with answers in the place of its `auto`s."""
-    return _map(value, key, lambda at, found: answers.get(at, found) if _is_auto(found) else found)
+    return changed(value, key, lambda at, found: answers.get(at, found) if _is_auto(found) else found)
 
 
 def take(value: Any, key: str, keys: list[str]) -> Any:
     """Return a part of a configuration with `auto` in the place of answers."""
-    return _map(value, key, lambda at, found: AUTO if at in keys else found)
+    return changed(value, key, lambda at, found: AUTO if at in keys else found)
 
 
 def keys(tree: Mapping[str, Any]) -> list[str]:
@@ -126,11 +126,6 @@ def _unanswered(left: Mapping[str, str], facts: Mapping[str, Any]) -> ConfigErro
     )
 
 
-def _with_value(key: str, default: Any) -> str:
-    is_plain = default is None or isinstance(default, (bool, int, float, str, list, tuple))
-    return override(key, plain(default)) if is_plain else f"{key}=VALUE"
-
-
 def _shown(value: Any) -> str:
     text = text_of(plain(value))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -153,26 +148,13 @@ def _is_auto(value: Any) -> bool:
     return isinstance(value, str) and value == AUTO  # an array would compare its items
 
 
-def _default(owner: Mapping[str, Any] | None, name: str) -> Any:
-    """Return the default of a node's argument; `_NOT_KNOWN` where it has none."""
+def _argument(owner: Mapping[str, Any] | None, name: str) -> tuple[Any, bool]:
+    """Return the default of a node's argument (`_NOT_KNOWN`: it has none), and whether its class has a meaning of its own for `auto`."""
     try:
-        parameter = inspect.signature(locate(str(owner["_target_"]))).parameters.get(name) if owner is not None else None
-    except Exception:  # what cannot be imported, or has no signature, is told elsewhere
-        return _NOT_KNOWN
-    return _NOT_KNOWN if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
-
-
-def _takes_text(owner: Mapping[str, Any] | None, name: str) -> bool:
-    try:
-        return owner is not None and admits_text(hints_of(locate(str(owner["_target_"]))).get(name))
-    except Exception:  # as above
-        return False
-
-
-def _map(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
-    found = change(key, value)
-    if found is not value:
-        return found
-    if isinstance(value, Mapping):
-        return {part: _map(inner, f"{key}.{part}" if key else str(part), change) for part, inner in value.items()}
-    return [_map(inner, f"{key}.{place}", change) for place, inner in enumerate(value)] if isinstance(value, list) else value
+        target = locate(str((owner or {})["_target_"]))
+        parameter = inspect.signature(target).parameters.get(name)
+        takes_text = admits_text(hints_of(target).get(name))
+    except Exception:  # what cannot be imported, or has no signature, is told elsewhere; an item of a list has no owner
+        return _NOT_KNOWN, False
+    default = _NOT_KNOWN if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
+    return default, takes_text or _is_auto(default)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from ddp_train.config.cluster import most_nodes
@@ -37,7 +36,7 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
     Raises:
         ConfigError: what is given contradicts itself.
     """
-    nodes = 1 if is_torchrun_worker() else num_nodes(cluster)
+    nodes = 1 if is_torchrun_worker() else most_nodes(cluster)
     if nodes > 1 and cluster.launcher == "local":
         raise ConfigError(
             key="cluster.nodes", happened=f"is {cluster.nodes}, but cluster.launcher=local has one machine", fix="cluster=torchrun"
@@ -74,11 +73,3 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
         )
     micro = min(micro, -(-total // (world_size * accumulation)))
     return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size)
-
-
-def num_nodes(cluster: ClusterConfig) -> int:
-    """Return how many machines take part at most; 1 where the environment has no good number, which `check_machines` will say."""
-    try:
-        return most_nodes(cluster, os.environ if cluster.launcher == "torchrun" else {})
-    except ConfigError:
-        return 1

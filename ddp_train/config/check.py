@@ -26,7 +26,7 @@ from ddp_train.config.run_config import RunConfig, typed_sections
 from ddp_train.config.schema import ROOT_KEYS, SECTIONS, TARGETS, DebugConfig, FaultConfig, RootConfig
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.target import check_target
-from ddp_train.config.tree import leaves, nodes, texts
+from ddp_train.config.tree import changed, leaves, nodes, texts
 from ddp_train.config.unknown_names import targets_in_extra, unknown, unknown_hydra_names, unknown_root_names
 from ddp_train.errors import ConfigError
 
@@ -74,7 +74,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     if hydra is not None:
         errors += unknown_hydra_names(hydra)
     with _secrets_sealed():
-        tree = {"metrics": {}, **_unmarked(_resolve(config, "", errors))}
+        tree = {"metrics": {}, **changed(_resolve(config, "", errors), "", _unmarked)}
     errors += unknown_root_names(tree, hydra)
     errors += targets_in_extra(tree)
     errors += [_spelled_out(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
@@ -176,12 +176,8 @@ def _secrets_sealed() -> Iterator[None]:
 _MARK = "\0"  # around the name of a variable; what looked like an interpolation would be resolved again
 
 
-def _unmarked(value: Any) -> Any:
-    if isinstance(value, str):
-        return re.sub(f"{_MARK}(.*?){_MARK}", lambda found: redaction.reference(found[1]), value)
-    if isinstance(value, dict):
-        return {name: _unmarked(inner) for name, inner in value.items()}
-    return [_unmarked(inner) for inner in value] if isinstance(value, list) else value
+def _unmarked(key: str, value: Any) -> Any:
+    return re.sub(f"{_MARK}(.*?){_MARK}", lambda found: redaction.reference(found[1]), value) if isinstance(value, str) else value
 
 
 def _spelled_out(key: str, name: str) -> ConfigError:

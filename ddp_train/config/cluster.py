@@ -6,6 +6,7 @@ for SLURM export. docs/multinode.md has the table.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -109,14 +110,13 @@ def meeting(cluster: ClusterConfig, environment: Mapping[str, str]) -> Meeting:
     )
 
 
-def most_nodes(cluster: ClusterConfig, environment: Mapping[str, str]) -> int:
-    """Return how many machines take part at most.
-
-    Raises:
-        ConfigError: the environment has no number of machines.
-    """
-    nodes, source = _setting("nodes", cluster, environment)
-    return _read(node_range, nodes or 1, source)[1]
+def most_nodes(cluster: ClusterConfig) -> int:
+    """Return how many machines take part at most; 1 where the environment has no good number, which `meeting` will say."""
+    nodes, _ = _setting("nodes", cluster, os.environ if cluster.launcher == "torchrun" else {})
+    try:
+        return node_range(nodes or 1)[1]
+    except ValueError:
+        return 1
 
 
 def max_restarts(cluster: ClusterConfig, environment: Mapping[str, str]) -> int:

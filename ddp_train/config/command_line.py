@@ -63,7 +63,10 @@ def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapp
             yield ConfigError(key=key, happened="has no value behind it", expected=f"{key}=VALUE", fix=fix)
         else:
             close = nearest(key, [*keys, *groups])
-            expected = "key=value, group=option, +key=value or ~key" + _beside(key, keys)
+            section = key.rpartition(".")[0]
+            beside = [other.rpartition(".")[2] for other in keys if section and other.rpartition(".")[0] == section]
+            has = f"; {section} has {', '.join(beside)}" if beside else ""
+            expected = f"key=value, group=option, +key=value or ~key{has}"
             fix = f"did you mean {close}=VALUE?" if close else "ddp-train --help"
             yield ConfigError(key=key, happened="is no key of this configuration, and has no value behind it", expected=expected, fix=fix)
 
@@ -120,9 +123,3 @@ def _together(words: Sequence[str]) -> tuple[str, int]:
 
 def _depth(text: str) -> int:
     return sum((char in _OPEN) - (char in _CLOSE) for char in text)
-
-
-def _beside(key: str, keys: Mapping[str, Any]) -> str:
-    section = key.rpartition(".")[0]
-    names = [other.rpartition(".")[2] for other in keys if section and other.rpartition(".")[0] == section]
-    return f"; {section} has {', '.join(names)}" if names else ""

@@ -43,15 +43,15 @@ def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> s
     try:
         found = _find_all(arguments, conf)
     except ConfigErrors as known:
-        return str(known)
+        found = known.errors
     except Exception:  # then Hydra's own words must do
         found = []
-    if found:
-        return str(ConfigErrors(found))
-    said = [str(error).strip()]
-    if error.__cause__ is not None and str(error.__cause__) not in said[0]:
-        said.append(str(error.__cause__).strip())
-    return str(ConfigErrors([ConfigError(happened="\n".join(said))]))
+    if not found:
+        said = [str(error).strip()]
+        if error.__cause__ is not None and str(error.__cause__) not in said[0]:
+            said.append(str(error.__cause__).strip())
+        found = [ConfigError(happened="\n".join(said))]
+    return str(ConfigErrors(found))
 
 
 def refuse_unknown_options(arguments: list[str]) -> None:
@@ -76,13 +76,8 @@ def refuse_unknown_options(arguments: list[str]) -> None:
         name, equals, _ = text.partition("=")
         close = next(iter(get_close_matches(name.lstrip("-"), [option.lstrip("-") for option in own], n=1, cutoff=0.75)), "")
         meant = shlex.quote(text.lstrip("-")) if equals and not close else f"did you mean --{close}{text[len(name) :]}?" if close else ""
-        errors.append(
-            ConfigError(
-                happened=f"{name} is no option",
-                expected="key=value without dashes, or an option of ddp-train --help",
-                fix=meant or "ddp-train --help",
-            )
-        )
+        expected = "key=value without dashes, or an option of ddp-train --help"
+        errors.append(ConfigError(happened=f"{name} is no option", expected=expected, fix=meant or "ddp-train --help"))
     if errors:
         raise ConfigErrors(errors)
 
@@ -124,11 +119,9 @@ def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
         if text.startswith("~"):
             kept = "single values: a run that is resumed keeps its components"
             errors.append(ConfigError(key=key[1:], happened="would be removed", expected=kept, fix="leave it out"))
-        elif not equals:
-            continue
-        elif key not in values:
+        elif equals and key not in values:
             errors.append(_unknown(key, value, [*values]))
-        elif isinstance(values[key], Mapping):
+        elif equals and isinstance(values[key], Mapping):
             errors.append(ConfigError(key=key, happened="is a group", expected="single keys: a run that is resumed keeps its components"))
     if errors:
         raise ConfigErrors(errors)
@@ -181,7 +174,8 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
             is_known = any(name == key or name.startswith(f"{key}.") for name in there)
         else:
             is_known = each.is_add() or each.is_force_add() or key in known
-        if not is_known and not _is_below_added(each, values):
+        is_below_added = any(other.is_add() and key.startswith(f"{other.key_or_group}.") for other in values)
+        if not is_known and not is_below_added:
             unknown.append(each)
         elif problem := _wrong_sign(each, there):
             errors.append(problem)
@@ -293,11 +287,6 @@ def _wrong_sign(given: Override, known: Mapping[str, Any]) -> ConfigError | None
             key=key, happened="is in the configuration already", expected="no + before it", fix=shlex.quote(text.lstrip("+"))
         )
     return None
-
-
-def _is_below_added(given: Override, values: Sequence[Override]) -> bool:
-    """Tell whether a key lies below one that another override adds."""
-    return any(other.is_add() and given.key_or_group.startswith(f"{other.key_or_group}.") for other in values)
 
 
 def _not_there(given: Override, tree: Mapping[str, Any], valid: list[str]) -> ConfigError:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.batch_sizes import BatchSizes, derive_batch_sizes, num_nodes
-from ddp_train.config.cluster import check_environment, max_restarts, meeting
+from ddp_train.config.batch_sizes import BatchSizes, derive_batch_sizes
+from ddp_train.config.cluster import check_environment, max_restarts, meeting, most_nodes
 from ddp_train.config.schema import (
     CheckpointConfig,
     ClusterConfig,
@@ -180,7 +180,7 @@ def _check_checkpoints(checkpoint: CheckpointConfig, evaluation: EvaluationConfi
 
 def _check_device(cluster: ClusterConfig, amp: Any) -> Iterator[ConfigError]:
     device = devices.resolve_device(cluster.device)
-    if device == "cuda" and not is_torchrun_worker() and num_nodes(cluster) == 1:
+    if device == "cuda" and not is_torchrun_worker() and most_nodes(cluster) == 1:
         gpus, wanted = len(devices.gpus()), devices.processes_per_node(cluster.processes_per_node, "cuda")
         if gpus < wanted:
             why = "" if gpus else devices.why_none()

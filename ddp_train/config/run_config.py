@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +27,6 @@ from ddp_train.config.schema import (
     SweepConfig,
     TrainerConfig,
 )
-from ddp_train.config.tree import sha256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class RunConfig(RootConfig):
 
     def hash(self) -> str:
         """Return the sha256 of what was composed: the same on all ranks and in all attempts, whatever the `auto`s come to."""
-        return sha256(self.yaml())
+        return hashlib.sha256(self.yaml().encode()).hexdigest()
 
 
 ANSWERED = "auto"

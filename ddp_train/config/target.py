@@ -90,7 +90,7 @@ def check_target(node: Mapping[str, Any], key: str, *, allowed: Sequence[str] = 
 
 
 def refusal(node: Mapping[str, Any], key: str, target: Any, allowed: Sequence[str]) -> list[ConfigError]:
-    """Return why a node must not be instantiated (policy.py); [] when it may."""
+    """Return why a node must not be instantiated (allowed_targets.py); [] when it may."""
     if reason := allowed_targets.refuse(node["_target_"], target, allowed):
         root = node["_target_"].partition(".")[0]
         fix = (
@@ -99,7 +99,10 @@ def refusal(node: Mapping[str, Any], key: str, target: Any, allowed: Sequence[st
             else "a function of your own, in a file in your folder"
         )
         return [ConfigError(key=f"{key}._target_", happened=f"{node['_target_']} {reason}", expected="a component", fix=fix)]
-    return allowed_targets.check_arguments(node, key)
+    if node.get("trust_remote_code") in (True, "true", "True"):  # which makes a component of a known package run code from elsewhere
+        happened = "is true: code from a hub would run here, unseen"
+        return [ConfigError(key=f"{key}.trust_remote_code", happened=happened, expected="false", fix="a class of your own with that code")]
+    return []
 
 
 def _check_arguments(
@@ -194,11 +197,8 @@ def _is_tensor(member: Any) -> bool:
 
 
 def _spell(hint: Any) -> str:
-    return " or ".join(_spell_one(member) for member in _members(hint) if not _is_tensor(member))
-
-
-def _spell_one(member: Any) -> str:
-    return "null" if member is type(None) else str(getattr(typing.get_origin(member) or member, "__name__", member))
+    members = [typing.get_origin(member) or member for member in _members(hint) if not _is_tensor(member)]
+    return " or ".join("null" if member is type(None) else str(getattr(member, "__name__", member)) for member in members)
 
 
 def takes(target: Callable[..., Any], name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -35,7 +35,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 
 def identity(tree: Mapping[str, Any]) -> str:
     """Return the hash of everything that changes the results: two runs with the same one compute the same."""
-    return sha256(json.dumps(sorted((key, value) for key, value in leaves(tree) if _changes_results(key)), default=str))
+    text = json.dumps(sorted((key, value) for key, value in leaves(tree) if _changes_results(key)), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -48,14 +49,19 @@ def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from nodes(value, f"{prefix}{key}.")
 
 
+def changed(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
+    """Return a part of a tree with whatever `change` returns in the place of its values, given their dotted names."""
+    found = change(key, value)
+    if found is not value:
+        return found
+    if isinstance(value, Mapping):
+        return {part: changed(inner, f"{key}.{part}" if key else str(part), change) for part, inner in value.items()}
+    return [changed(inner, f"{key}.{place}", change) for place, inner in enumerate(value)] if isinstance(value, list) else value
+
+
 def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in nodes(tree) if not isinstance(value, Mapping))
 
 
 def _changes_results(key: str) -> bool:
     return not any(key == other or key.startswith(f"{other}.") for other in _WITHOUT_EFFECT_ON_RESULTS)
-
-
-def sha256(text: str) -> str:
-    """Return the hash that names a config."""
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -17,7 +17,7 @@ def run() -> RunConfig:
     return checked()
 
 
-def derived(run: RunConfig, total: int | None, ranks: int, accumulation: int | None) -> tuple[BatchSizes | None, list[ConfigError]]:
+def derived(run: RunConfig, total: int | None, ranks: int, accumulation: int | None) -> BatchSizes:
     """Return what is derived from micro-batches of eight."""
     trainer = replace(run.trainer, global_batch_size=total, grad_accum_steps=accumulation)
     return derive_batch_sizes(trainer, replace(run.loader, micro_batch_size=8), replace(run.cluster, processes_per_node=ranks))
@@ -35,14 +35,14 @@ def derived(run: RunConfig, total: int | None, ranks: int, accumulation: int | N
 def test_what_is_not_given_follows_from_the_rest(
     run: RunConfig, total: int | None, ranks: int, accumulation: int | None, said: str
 ) -> None:
-    sizes, errors = derived(run, total, ranks, accumulation)
-    assert (str(sizes), errors) == (said, [])
+    assert str(derived(run, total, ranks, accumulation)) == said
 
 
 @pytest.mark.parametrize(
     ("total", "accumulation", "said"), [(2, None, "2 is smaller than the world size 3"), (48, 3, "8 x 3 ranks x accumulation 3 = 72")]
 )
 def test_a_contradiction_is_refused(run: RunConfig, total: int, accumulation: int | None, said: str) -> None:
-    sizes, (error,) = derived(run, total, 3, accumulation)
-    assert (sizes, error.key) == (None, "trainer.global_batch_size")
-    assert said in error.happened
+    with pytest.raises(ConfigError) as raised:
+        derived(run, total, 3, accumulation)
+    assert raised.value.key == "trainer.global_batch_size"
+    assert said in raised.value.happened
