@@ -92,15 +92,14 @@ class Request:
 
     def wait(self) -> None:
         """Wait until all have been written, or as long as it may take."""
-        seen = dict.fromkeys(self._before, (0, 0))
+        now: dict[Path, tuple[int, int]] = {}
 
-        def is_written() -> bool:
-            nonlocal seen
-            now = {file: _written(file) for file in seen}
-            seen = {file: now[file] for file in seen if now[file][0] == 0 or now[file] == self._before[file] or now[file] != seen[file]}
-            return not seen
+        def are_written() -> bool:
+            nonlocal now
+            before, now = now, {file: _written(file) for file in self._before}
+            return now == before and all(size > 0 and (size, when) != self._before[file] for file, (size, when) in now.items())
 
-        wait_until(is_written, within_s=_WRITES_WITHIN_S, every_s=2 * _POLL_S)
+        wait_until(are_written, within_s=_WRITES_WITHIN_S, every_s=2 * _POLL_S)
 
 
 def _written(file: Path) -> tuple[int, int]:
