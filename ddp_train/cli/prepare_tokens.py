@@ -21,7 +21,6 @@ from ddp_train.data.tokens.token_writer import TokenWriter
 from ddp_train.data.tokens.tokenizer import Tokenizer, make_tokenizer
 from ddp_train.errors import DONE, FAILED, WRONG_INPUT, ConfigError, DataError, UserError
 from ddp_train.run_folder.claim import release
-from ddp_train.system.devices import cores
 from ddp_train.system.folder_lock import hold
 
 USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
@@ -237,7 +236,7 @@ def _encoded(parts: Iterable[_Part], tokenizer: Tokenizer) -> Iterator[tuple[_Pa
     def encode(group: list[_Part]) -> list[tuple[_Part, Tokens]]:
         return [(part, _encode(part, tokenizer)) for part in group]
 
-    threads = cores()
+    threads = len(os.sched_getaffinity(0))
     waiting: deque[Future[list[tuple[_Part, Tokens]]]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ddp_train.errors import INTERRUPTED, TERMINATED
 from ddp_train.launch.restart_note import STARTED
 from ddp_train.launch.signals import stop_signals
-from ddp_train.system import devices, handover
+from ddp_train.system import handover
 from ddp_train.system.process import Child, fork
 
 
@@ -55,5 +55,5 @@ def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> Chil
 
 def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:
     """Return what every rank's environment needs before torch starts: threads that share the cores instead of fighting for them."""
-    threads = threads_per_process or max(1, devices.cores() // processes)
+    threads = threads_per_process or max(1, len(os.sched_getaffinity(0)) // processes)
     return {"OMP_NUM_THREADS": str(threads)} if threads_per_process or "OMP_NUM_THREADS" not in os.environ else {}

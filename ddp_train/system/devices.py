@@ -69,11 +69,6 @@ def processes_per_node(configured: int | None, device: str) -> int:
     return max(1, len(gpus())) if resolve_device(device) == "cuda" else CPU_PROCESSES
 
 
-def cores() -> int:
-    """Return how many CPU cores this process may use (a container's or SLURM's share, not the machine's)."""
-    return len(os.sched_getaffinity(0))
-
-
 def _machine() -> nvml.Machine:
     """Return this machine's GPUs; by their device files where a container has left NVIDIA's library out."""
     machine = nvml.ask()

@@ -47,13 +47,10 @@ class Note:
 
 def note_of(pid: int) -> str:
     """Return the note of a process; "" where it has none."""
-    descriptor = open_memory(pid, _NOTE)
-    if descriptor is None:
+    if (descriptor := open_memory(pid, _NOTE)) is None:
         return ""
-    try:
-        return os.pread(descriptor, _NOTE_BYTES, 0).decode(errors="replace").strip()
-    finally:
-        os.close(descriptor)
+    with open(descriptor, "rb") as file:
+        return file.read().decode(errors="replace").strip()
 
 
 def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
