@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -159,11 +160,9 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def _share(self) -> None:
         """Let the parts work on this optimizer's groups and state."""
-        start = 0
+        groups = iter(self.param_groups)
         for part in self._parts:
-            stop = start + len(part.param_groups)
-            part.param_groups, part.state = self.param_groups[start:stop], self.state
-            start = stop
+            part.param_groups, part.state = list(islice(groups, len(part.param_groups))), self.state
 
 
 def _split_by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

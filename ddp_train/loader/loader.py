@@ -152,8 +152,7 @@ class EvalLoader:
         self.source = source
         self.num_samples = len(source)
         self.skips = skips
-        self._low, self._high = share(0, self.num_samples, rank, world_size)
-        self.first = self._low  # the first sample of this rank; the others follow it
+        self.first, self._stop = share(0, self.num_samples, rank, world_size)  # this rank's samples
         self._batch_size = batch_size
         self._read = EvalReader(source, skips=skips)
         self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
@@ -170,10 +169,10 @@ class EvalLoader:
         return self._read.indices(next(islice(self._requests(), number, None)))
 
     def _requests(self) -> Iterator[EvalRequest]:
-        if self._low == self._high:  # more ranks than samples: a stand-in, so that all ranks have the same sums to reduce
+        if self.first == self._stop:  # more ranks than samples: a stand-in, so that all ranks have the same sums to reduce
             yield EvalRequest(0, 0)
-        for start in range(self._low, self._high, self._batch_size):
-            yield EvalRequest(start, min(start + self._batch_size, self._high))
+        for start in range(self.first, self._stop, self._batch_size):
+            yield EvalRequest(start, min(start + self._batch_size, self._stop))
 
 
 class _Reading:

@@ -136,7 +136,9 @@ class Samples:
                 try:
                     self.read_alone(index)
                 except Exception as its_own:
-                    raise self._located(its_own, index) from its_own.__cause__
+                    if not isinstance(its_own, UserError):  # those say it themselves
+                        its_own.add_note(f"sample {index}{self.where(index)}; loader.on_bad_sample=skip goes on without such samples")
+                    raise its_own from its_own.__cause__
             raise error
 
     def read_alone(self, index: int) -> None:
@@ -204,8 +206,3 @@ class Samples:
 
     def _why(self, error: Exception, index: int) -> str:
         return f"{type(error).__name__}{self.where(index)}: {error}".partition("\n")[0]
-
-    def _located(self, error: Exception, index: int) -> Exception:
-        if not isinstance(error, UserError):  # those say it themselves
-            error.add_note(f"sample {index}{self.where(index)}; loader.on_bad_sample=skip goes on without such samples")
-        return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -78,19 +79,13 @@ def _with_splitter(dataset: Any, index: int, count: int) -> Any:
     for stage in dataset.pipeline:
         if stage in (single_node_only, split_by_node):
             if not is_split:
-                changed.pipeline.append(_EveryNth(index, count))
+                changed.pipeline.append(partial(_every_nth, index=index, count=count))
             is_split = True
         elif stage is not split_by_worker:
             changed.pipeline.append(stage)
     return changed
 
 
-@dataclass(frozen=True)
-class _EveryNth:
-    """A stage of a WebDataset pipeline: some of the tar files."""
-
-    index: int
-    count: int
-
-    def __call__(self, source: Any) -> Iterator[Any]:
-        return islice(source, self.index, None, self.count)
+def _every_nth(source: Any, *, index: int, count: int) -> Iterator[Any]:
+    """As a stage of a WebDataset pipeline: give some of the tar files."""
+    return islice(source, index, None, count)

@@ -164,7 +164,12 @@ class TokenShards:
         Raises:
             IndexError: one of them does not lie in the stream.
         """
-        return self._gather(starts, length) if len(self.shards) == 1 else self._join(starts, length)
+        if len(self.shards) != 1:
+            return self._join(starts, length)
+        if self._view.shape[1] != length:
+            self._view = sliding_window_view(self.map(0), length)
+        found: Tokens = self._view[starts]
+        return found
 
     def map(self, number: int) -> Tokens:
         """Return all tokens of a shard, mapped and read-only."""
@@ -181,12 +186,6 @@ class TokenShards:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenShards, (self.root, self.split)
-
-    def _gather(self, starts: NDArray[np.int64], length: int) -> Tokens:
-        if self._view.shape[1] != length:
-            self._view = sliding_window_view(self.map(0), length)
-        found: Tokens = self._view[starts]
-        return found
 
     def _join(self, starts: NDArray[np.int64], length: int) -> Tokens:
         """Return windows of several files: a slice for each window, and more where it goes on in the next files."""
