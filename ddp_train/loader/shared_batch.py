@@ -52,7 +52,7 @@ class SharedBatch:
         if size > os.fstat(self.descriptor).st_size:
             os.ftruncate(self.descriptor, size)
         for tensor, place in zip(pickler.tensors, pickler.places, strict=True):
-            self.view(place, size).copy_(tensor)
+            self.view(place).copy_(tensor)
         return text.getvalue()
 
     def take(self, text: bytes, *, pin_memory: bool) -> Any:
@@ -70,11 +70,11 @@ class SharedBatch:
         self._memory = None
         os.close(self.descriptor)
 
-    def view(self, place: _Place, size: int) -> Tensor:
-        """Return the memory of one tensor, of `size` bytes that are needed at least."""
+    def view(self, place: _Place) -> Tensor:
+        """Return the memory of one tensor."""
         if place.end == place.offset:
             return torch.empty(place.shape, dtype=place.dtype)
-        if self._memory is None or len(self._memory) < size:
+        if self._memory is None or len(self._memory) < place.end:
             self._memory = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
         numel = torch.Size(place.shape).numel()
         return torch.frombuffer(self._memory, dtype=place.dtype, count=numel, offset=place.offset).view(place.shape)
@@ -102,4 +102,4 @@ class _Unpacker(pickle.Unpickler):
     pin_memory: bool
 
     def persistent_load(self, pid: _Place) -> Tensor:
-        return torch.empty(pid.shape, dtype=pid.dtype, pin_memory=self.pin_memory).copy_(self.slot.view(pid, pid.end))
+        return torch.empty(pid.shape, dtype=pid.dtype, pin_memory=self.pin_memory).copy_(self.slot.view(pid))

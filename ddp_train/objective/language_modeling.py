@@ -45,8 +45,7 @@ class LanguageModeling:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the cross entropy in nats, summed over the targets that count, shape [], at least float32."""
-        losses_BT, _ = self._losses(model, batch, reduction="sum")
-        return losses_BT
+        return self._losses(model, batch, reduction="sum")
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return `loss` (sum in nats, float64) and the counts `tokens` and `samples`; each of shape []."""
@@ -71,7 +70,8 @@ class LanguageModeling:
         return metrics
 
     def _score(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        losses_N, targets_BT = self._losses(model, batch, reduction="none")
+        losses_N = self._losses(model, batch, reduction="none")
+        _, targets_BT = batch
         tokens = self.weight(batch)
         totals = {
             "loss": losses_N.sum(dtype=torch.float64),
@@ -81,11 +81,10 @@ class LanguageModeling:
         }
         return totals, losses_N.view_as(targets_BT)
 
-    def _losses(self, model: nn.Module, batch: Batch, *, reduction: str) -> tuple[Tensor, Tensor]:
+    def _losses(self, model: nn.Module, batch: Batch, *, reduction: str) -> Tensor:
         tokens_BT, targets_BT = batch
         logits_BTV = model(tokens_BT)
         if logits_BTV.dtype in (torch.float16, torch.bfloat16):  # a sum of exponentials over V in half precision loses too much
             logits_BTV = logits_BTV.float()
         ignore_index = _IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
-        losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction, ignore_index=ignore_index)
-        return losses, targets_BT
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction, ignore_index=ignore_index)
