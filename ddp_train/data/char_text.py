@@ -15,6 +15,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
+from ddp_train.data.tokens.token_shards import require_positive
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import Indices
 
@@ -46,9 +47,7 @@ class CharText:
     ) -> None:
         if split not in ("train", "val"):
             raise ConfigError(key="data.split", happened=f"there is no split {split!r}", expected="train or val")
-        for name, value in {"context_length": context_length, "stride": stride}.items():
-            if value < 1:
-                raise ConfigError(key=f"data.{name}", happened=f"{value} is too small", expected="at least 1")
+        require_positive(context_length=context_length, stride=stride)
         if not 0 < val_fraction < 1:
             raise ConfigError(key="data.val_fraction", happened=f"{val_fraction} is no fraction", expected="between 0 and 1, as 0.1")
         self._path, self._context_length, self._stride = Path(path), context_length, stride

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.tokens.token_shards import TokenDocuments
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.data.tokens.token_shards import TokenDocuments, require_positive
+from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices
 
 IGNORE_INDEX = -100
@@ -44,7 +44,7 @@ class PackedTokens:
     """
 
     def __init__(self, root: str, split: str = "train", *, context_length: int) -> None:
-        require_context(context_length)
+        require_positive(context_length=context_length)
         self._documents, self._context_length = TokenDocuments(root, split), context_length
         lengths = TokenDocuments(root, split).lengths  # of another instance: this one would keep them
         require_targets(lengths, root, split)
@@ -85,12 +85,6 @@ class PackedTokens:
                 filled = end
         targets_BT = np.where(counts_BS[:, 1:], window_BS[:, 1:], IGNORE_INDEX)
         return torch.from_numpy(window_BS[:, :-1].copy()), torch.from_numpy(targets_BT)
-
-
-def require_context(context_length: int) -> None:
-    """Refuse windows without a token."""
-    if context_length < 1:
-        raise ConfigError(key="data.context_length", happened=f"{context_length} is too small", expected="at least 1")
 
 
 def require_targets(lengths: NDArray[np.int64], root: str, split: str) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.packed_tokens import IGNORE_INDEX, require_context, require_targets
-from ddp_train.data.tokens.token_shards import TokenDocuments
+from ddp_train.data.packed_tokens import IGNORE_INDEX, require_targets
+from ddp_train.data.tokens.token_shards import TokenDocuments, require_positive
 from ddp_train.interfaces import Indices
 
 
@@ -29,7 +29,7 @@ class PaddedTokens:
     """
 
     def __init__(self, root: str, split: str = "train", *, context_length: int) -> None:
-        require_context(context_length)
+        require_positive(context_length=context_length)
         self._documents, self._context_length = TokenDocuments(root, split), context_length
         require_targets(self.lengths, root, split)
 

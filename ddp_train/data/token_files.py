@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_train.data.tokens.token_shards import TokenShards
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.data.tokens.token_shards import TokenShards, require_positive
+from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices
 
 
@@ -34,9 +34,7 @@ class TokenFiles:
 
     def __init__(self, root: str, split: str = "train", *, context_length: int, stride: int | None = None) -> None:
         stride = context_length if stride is None else stride
-        for name, value in {"context_length": context_length, "stride": stride}.items():
-            if value < 1:
-                raise ConfigError(key=f"data.{name}", happened=f"{value} is too small", expected="at least 1")
+        require_positive(context_length=context_length, stride=stride)
         self._shards, self._context_length, self._stride = TokenShards(root, split), context_length, stride
         if len(self._shards) == 0:
             raise DataError(

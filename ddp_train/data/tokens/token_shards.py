@@ -285,6 +285,13 @@ class TokenDocuments:
         return self._starts[number]
 
 
+def require_positive(**sizes: int) -> None:
+    """Refuse arguments of a data set that are below 1."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(key=f"data.{name}", happened=f"{value} is too small", expected="at least 1")
+
+
 def damaged(path: Path, what: str, expected: str) -> DataError:
     """Return the error for a file of a prepared folder that is not as it was written."""
     return DataError(
