@@ -10,7 +10,7 @@ import sys
 
 from ddp_train.errors import FAILED
 from ddp_train.system import handover, terminal
-from ddp_train.system.process import be_private, die_with_parent
+from ddp_train.system.process import be_private, die_with_parent, exit_at_once
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
@@ -25,13 +25,12 @@ def main() -> None:
         die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
         gc.disable()  # what these imports make stays: to look through it again and again takes a fifth of their time
         from ddp_train.cli import main as cli
-        from ddp_train.rank import main as rank
-        from ddp_train.rank.rank import leave  # import torch
+        from ddp_train.rank import main as rank  # imports torch
 
         importlib.import_module("torch._dynamo")  # torch's first optimizer would
         gc.freeze()
         gc.enable()
-        leave(rank.main(run=cli.run, resume=cli.resume))
+        exit_at_once(rank.main(run=cli.run, resume=cli.resume))
     with terminal.outlived():
         try:
             from ddp_train.cli import main as cli

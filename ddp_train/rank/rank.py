@@ -9,9 +9,8 @@ import logging
 import os
 import re
 import signal
-import sys
 import time
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 from torch.distributed import DistError, Store
 
@@ -59,18 +58,6 @@ _PEER_IS_GONE = re.compile(  # in the words of gloo, of torch's store, of NCCL a
 )
 _IS_OWN = re.compile(r"CUDA (error|failure)|out of memory", re.IGNORECASE)  # in whatever they are wrapped
 _AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit code 0
-
-
-def leave(code: int) -> NoReturn:
-    """End this rank now that everything is written.
-
-    Without destroying the process group and without C++'s destructors: where gloo's threads are still running then, they abort the process
-    ("terminate called without an active exception", one run in twenty with four ranks), and a run that is done would count as failed.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    logging.shutdown()
-    os._exit(code)
 
 
 class Rank:

@@ -17,10 +17,8 @@ Why nobody waits for long: only threads answer, which wait for no main thread.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,7 +29,7 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Peers
-from ddp_train.system.process import STOP_SIGNALS
+from ddp_train.system.process import STOP_SIGNALS, exit_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +167,7 @@ class Stop:
                 self._peers.report_activity(lambda: doing, is_lost=True)
                 if self._report is not None:
                     self._report(*lost, {self._world.rank: doing} | self._peers.ask_others())
-            _end(128 + number)
+            exit_at_once(128 + number)
         if self._peers.is_alone:
             self._on_stop(number)
             return
@@ -177,7 +175,7 @@ class Stop:
             if self._peers.store.add("signals", 1) == 1:
                 self._peers.send(f"stop {number:d}")
         except DistError:
-            _end(128 + number)  # the others are gone
+            exit_at_once(128 + number)  # the others are gone
 
     def _read(self) -> None:
         """Read the messages (a thread), and keep the main thread from beginning a step while one is being agreed on."""
@@ -240,7 +238,7 @@ class Stop:
         self._peers.leave_together()
         if self._world.is_main:
             self._leave(self.cause())
-        _end(0)  # not a failure: an agent that restarts failed ranks must not restart this one
+        exit_at_once(0)  # not a failure: an agent that restarts failed ranks must not restart this one
 
     def _all_leave(self) -> bool:
         """Tell whether ranks that are gone have left because rank 0 told all to."""
@@ -252,11 +250,3 @@ class Stop:
 
 def _to_the_thread(number: int, frame: object) -> None:
     """Do nothing: the wake-up descriptor has told the thread already."""
-
-
-def _end(code: int) -> None:
-    """End the process from a thread, without the tidying that would wait for the main thread."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    logging.shutdown()
-    os._exit(code)

@@ -6,6 +6,7 @@ The only reader of /proc/PID.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import signal
@@ -80,6 +81,19 @@ def fork(work: Callable[[], int]) -> Child:
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     return Child(pid)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End this process at once, from any thread, when everything is written.
+
+    Without the tidying that would wait for the main thread, without destroying the process group and without C++'s destructors: where
+    gloo's threads are still running then, they abort the process ("terminate called without an active exception", one run in twenty with
+    four ranks), and a run that is done would count as failed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(code)
 
 
 def die_with_parent(parent: int | None = None) -> None:
