@@ -1,16 +1,15 @@
 """Where an agent of ours listens: for a run on one machine on its loopback interface, else on the interface that the endpoint names.
 
 torchrun's own rendezvous (`--standalone` too) serves its store on every interface of the machine, and unpickles what anybody writes there:
-whoever reaches the port runs code in the agent. `Loopback` listens on 127.0.0.1 alone, unpickles nothing, and gives each attempt a store of
-its own. Several machines need torch's; an endpoint that is an address, and no name, is then the only one that is listened on.
+whoever reaches the port runs code in the agent. `_Loopback` listens on 127.0.0.1 alone, unpickles nothing, and gives each attempt a store
+of its own. Several machines need torch's; an endpoint that is an address, and no name, is then the only one that is listened on.
 """
 
 from __future__ import annotations
 
-import uuid
 from contextlib import suppress
 
-from torch.distributed import Store, TCPStore
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -20,6 +19,7 @@ from torch.distributed.elastic.rendezvous import (
     dynamic_rendezvous,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from ddp_train.config.cluster import LOOPBACK, ON_ADDRESS
 from ddp_train.distributed.store import serve_store
@@ -27,7 +27,7 @@ from ddp_train.distributed.store import serve_store
 
 def register() -> None:
     """Make `--rdzv-backend=loopback` and `c10d_on_address` known to torchrun in this process."""
-    rendezvous_handler_registry.register(LOOPBACK, Loopback)
+    rendezvous_handler_registry.register(LOOPBACK, _Loopback)
     rendezvous_handler_registry.register(ON_ADDRESS, _c10d_on_address)
 
 
@@ -51,43 +51,17 @@ class _OnAddress(c10d_rendezvous_backend.C10dRendezvousBackend):
 _served: list[TCPStore] = []  # as long as this process lives
 
 
-class Loopback(RendezvousHandler):
-    """One agent that meets itself."""
+class _Loopback(StaticTCPRendezvous):
+    """One agent that meets itself: nobody comes, and nobody else ends it. Its stores stay to the end of the process."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
-        self._id = parameters.run_id or uuid.uuid4().hex
-        self._store: TCPStore | None = None
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Whether the ranks meet in this store: they connect, and none of them serves one."""
-        return True
+        super().__init__("127.0.0.1", 0, rank=0, world_size=1, run_id=parameters.run_id, timeout=0)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return a new, empty store."""
-        self._store = serve_store("127.0.0.1", 0)
-        store: Store = self._store
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
+        """Return a new, empty store, to which the ranks connect: none of them serves one."""
+        self._store = served = serve_store("127.0.0.1", 0)
+        return RendezvousInfo(served, 0, 1, RendezvousStoreInfo("127.0.0.1", served.port))
 
     def get_backend(self) -> str:
         """Return the name of this rendezvous."""
         return LOOPBACK
-
-    def get_run_id(self) -> str:
-        """Return the id of the run."""
-        return self._id
-
-    def is_closed(self) -> bool:
-        """Return False: whoever ends the agent ends it."""
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing: nobody else is here to be told."""
-
-    def num_nodes_waiting(self) -> int:
-        """Return 0: no other machine comes."""
-        return 0
-
-    def shutdown(self) -> bool:
-        """Leave the store to the end of the process: ranks that end may still use it."""
-        return True
