@@ -151,8 +151,8 @@ class Member:
                 rank=self._rank,
                 pid=self._child.process.pid,
                 exit_code=exit_code,
+                run_folder=run_folder,
                 was_out_of_memory=ran_out(self._oom_kills),
-                said=failure.native_words(run_folder, self._rank, self._child.process.pid),
             )
             found = found.with_others(failure.last_words(run_folder, pids))
             found.record(run_folder, seconds=time.monotonic() - self._started)

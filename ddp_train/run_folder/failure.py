@@ -20,7 +20,7 @@ from ddp_train.errors import FAILED, NO_PROGRESS, UserError, printable
 from ddp_train.redaction import redact_code
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.system.files import create_json
+from ddp_train.system.files import create_json, tail
 from ddp_train.system.module_names import source_path
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
@@ -33,6 +33,7 @@ _WAITING = (
 )
 _NATIVE_WORDS = re.compile(r"(?:CUDA error|NCCL error|NCCL WARN|ncclRemoteError|Watchdog caught).*")
 _SAID_CHARACTERS = 300
+_TAIL_BYTES = 100_000  # of a rank's log
 _ACTIVITIES = {  # a part of the innermost file's path that is not ours -> what is going on
     "torch/autograd/": "in backward",
     "multiprocessing/connection.py": "waiting for data",
@@ -121,12 +122,14 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
     )
 
 
-def from_exit(*, rank: int, pid: int, exit_code: int, was_out_of_memory: bool | None = None, said: str = "") -> Failure:
+def from_exit(
+    *, rank: int, pid: int, exit_code: int, run_folder: RunFolder | None = None, was_out_of_memory: bool | None = None
+) -> Failure:
     """Describe a rank that died without a word: a signal (negative exit code, as subprocess gives it) or an exit of its own.
 
     Args:
+        run_folder: where its log is, with what CUDA or NCCL said last: NCCL's watchdog ends the process of whose GPU it hears an error.
         was_out_of_memory: whether the kernel's out-of-memory killer was at work meanwhile; None: not known.
-        said: what CUDA or NCCL said last (`native_words`): NCCL's watchdog ends the process of whose GPU it hears an error.
     """
     fix = ""
     if exit_code < 0:
@@ -138,6 +141,7 @@ def from_exit(*, rank: int, pid: int, exit_code: int, was_out_of_memory: bool | 
             message += " (often the out-of-memory killer: look at dmesg)"
         if error == "SIGKILL" and was_out_of_memory is not False:
             fix = "a smaller loader.micro_batch_size, fewer loader.num_workers, or more memory for the job"
+        said = native_words(run_folder, rank, pid) if run_folder is not None else ""
         if error == "SIGABRT" and said:
             message += f" after this line in its log: {said}"
             fix = "+cluster.env.CUDA_LAUNCH_BLOCKING=1 shows the Python line of it" if said.startswith("CUDA error") else ""
@@ -193,7 +197,7 @@ def begins() -> str:
 
 def native_words(run_folder: RunFolder, rank: int, pid: int) -> str:
     """Return the last that CUDA or NCCL wrote into the log of a rank that has ended; "" where they wrote nothing."""
-    text = _tail(run_folder, rank).rpartition(f"begins (pid {pid})")[2]  # earlier attempts wrote to the same log
+    text = tail(run_folder.rank_log(rank), _TAIL_BYTES).rpartition(f"begins (pid {pid})")[2]  # earlier attempts wrote to the same log
     lines = [found[0] for line in text.splitlines() if (found := _NATIVE_WORDS.search(line))]
     return redact_code(lines[-1][:_SAID_CHARACTERS]) if lines else ""
 
@@ -206,7 +210,7 @@ def last_words(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int, str]
     """
     found = {}
     for rank, pid in pids.items():
-        lines = re.findall(rf"\(pid {pid}\) was (.+)", _tail(run_folder, rank))
+        lines = re.findall(rf"\(pid {pid}\) was (.+)", tail(run_folder.rank_log(rank), _TAIL_BYTES))
         found[rank] = lines[-1] if lines else "left no word"
     return found
 
@@ -234,16 +238,6 @@ def newest(run_folder: RunFolder) -> Failure | None:
     """Return the report of the last attempt that left one. It may have made way already (failure.1.json ...)."""
     found = [report for path in run_folder.root.glob("failure*.json") if (report := load(path)) is not None]
     return max(found, key=lambda report: report.time, default=None)
-
-
-def _tail(run_folder: RunFolder, rank: int) -> str:
-    """Return the end of a rank's log."""
-    try:
-        with run_folder.rank_log(rank).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 100_000))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _text(error: BaseException) -> str:

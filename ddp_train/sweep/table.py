@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -18,6 +17,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.sweep.folder import Sweep, SweepJob
+from ddp_train.system.files import tail
 
 _COLOURS = {Status.COMPLETED: "green", Status.FAILED: "red", Status.RUNNING: "cyan", Status.QUEUED: "dim"}
 _REFRESH_S = 0.5
@@ -164,9 +164,6 @@ def _short(value: str) -> str:
 def _last_record(metrics: Path) -> dict[str, object]:
     """Return the newest whole line of metrics.jsonl."""
     try:
-        with metrics.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-        return next(json.loads(line) for line in reversed(lines) if line.endswith("}"))
-    except (OSError, ValueError, StopIteration):
+        return next(json.loads(line) for line in reversed(tail(metrics, _TAIL_BYTES).splitlines()) if line.endswith("}"))
+    except (ValueError, StopIteration):
         return {}

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all; the end of one that grows."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def create_json(path: Path, content: Mapping[str, Any]) -> bool:
         except FileExistsError:
             return False
     return True
+
+
+def tail(path: Path, most: int) -> str:
+    """Return the end of a text file, so many bytes at most; "" where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 @contextlib.contextmanager

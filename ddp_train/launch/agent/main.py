@@ -56,8 +56,8 @@ def main(arguments: list[str]) -> int:
             return False
         if run_folder is not None:
             rank, first = elastic.first_of(failures)
-            said = failure.native_words(run_folder, rank, first.pid)
-            failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, said=said).record(run_folder)  # if it left no word
+            found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, run_folder=run_folder)
+            found.record(run_folder)  # if it left no word
             verdict = count_failure(run_folder, has_failed=True)
         return not verdict and _code(failures) not in FINAL
 
@@ -66,11 +66,7 @@ def main(arguments: list[str]) -> int:
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         found = failure.from_exit(
-            rank=rank,
-            pid=first.pid,
-            exit_code=first.exitcode,
-            was_out_of_memory=ran_out(kills_before),
-            said=failure.native_words(run_folder, rank, first.pid) if run_folder is not None else "",
+            rank=rank, pid=first.pid, exit_code=first.exitcode, run_folder=run_folder, was_out_of_memory=ran_out(kills_before)
         )
         if "--group=" in given:
             _record_for_group(found, Path(given["--group="]))

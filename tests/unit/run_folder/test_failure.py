@@ -104,10 +104,10 @@ def test_a_rank_that_the_watchdog_of_nccl_ended_is_shown_with_the_reason(tmp_pat
     run_folder.rank_log(1).write_text(WATCHDOG.format(said=said))
     words = failure.native_words(run_folder, 1, 8)
     assert words == said
-    found = failure.from_exit(rank=1, pid=8, exit_code=-6, said=words)
+    found = failure.from_exit(rank=1, pid=8, exit_code=-6, run_folder=run_folder)
     assert found.screen(run_folder).count(said) == 1
     assert ("CUDA_LAUNCH_BLOCKING=1" in found.fix) == said.startswith("CUDA error")
-    assert said not in failure.from_exit(rank=1, pid=8, exit_code=-9, said=words).message
+    assert said not in failure.from_exit(rank=1, pid=8, exit_code=-9, run_folder=run_folder).message
     run_folder.rank_log(1).write_text("12:05 rank 1 INFO begins (pid 8)\n")
     assert failure.native_words(run_folder, 1, 8) == failure.native_words(run_folder, 2, 9) == ""
 
