@@ -49,11 +49,11 @@ def main(run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]
         be_fresh_rank()
         return DONE
     try:
-        group = Group(run, resume)
+        group = Group()
     except UserError as error:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
-    code = group.serve()
+    code = group.serve(run, resume)
     if code not in STOPPED.values():  # else the agent may start the ranks again, in another number, and some may be gone
         group.leave()
         if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
@@ -69,8 +69,7 @@ class Group:
     nothing (`--help`).
     """
 
-    def __init__(self, run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]) -> None:
-        self._run_command, self._resume_command = run, resume
+    def __init__(self) -> None:
         self._rank, self._size = torchrun_env.rank(), torchrun_env.world_size()
         self._leader: Leader | None = None
         self._is_announced = False
@@ -82,19 +81,25 @@ class Group:
         if self._attempt.remembered and self._rank == 0 and handover.JOB not in os.environ:
             self._clear(self._attempt.remembered)
 
-    def serve(self) -> int:
-        """Do what the processes are for, to its end, and return the exit code."""
+    def serve(self, run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]) -> int:
+        """Do what the processes are for, to its end, and return the exit code; `run` and `resume` are those of `main`."""
+        remembered = self._attempt.remembered
         if handover.JOB in os.environ:
-            return self._as_rank(self._again(Job.from_json(os.environ[handover.JOB])))
+            job = Job.from_json(os.environ[handover.JOB])
+            if remembered is not None:  # this attempt begins where the one before it had got to
+                job = replace(job, checkpoint=str(remembered) if remembered != job.run_folder.root else None)
+            return self._as_rank(job)
         if handover.GROUP in os.environ:
-            return serve(self._lead(), Path(os.environ[handover.GROUP])) if self._rank == 0 else self._member().follow()
+            if self._rank != 0:
+                return Member(self._attempt, self._rank, self._size).follow()
+            return serve(Leader(self._attempt, self._rank, self._size), Path(os.environ[handover.GROUP]))
         if self._rank != 0:
             return self._follow()
         if self._final_code is not None:
             return self._refuse(self._final_code)
         launcher = Launcher(run=self._run, slots=self._slots)
         try:
-            return self._resume_command(self._attempt.remembered, launcher) if self._attempt.remembered else self._run_command(launcher)
+            return resume(remembered, launcher) if remembered else run(launcher)
         finally:
             if self._leader is not None:
                 self._leader.leave()
@@ -129,14 +134,15 @@ class Group:
             )
         restart_note.remember(folder)
         self._announce({"sweep": str(folder)})
-        return [self._lead()]
+        self._leader = Leader(self._attempt, self._rank, self._size)
+        return [self._leader]
 
     def _follow(self) -> int:
         """Take part in what rank 0 announces (other ranks)."""
         announced = json.loads(wait_for(self._attempt.store, _COMMAND_KEY))
         if "sweep" in announced:
             restart_note.remember(Path(announced["sweep"]))
-            return self._member().follow()
+            return Member(self._attempt, self._rank, self._size).follow()
         return self._as_rank(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
 
     def _refuse(self, exit_code: int) -> int:
@@ -151,20 +157,6 @@ class Group:
     def _as_rank(self, job: Job) -> int:
         restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
         return Rank(self._attempt.store, self._rank, self._size).run(job)
-
-    def _again(self, job: Job) -> Job:
-        """Return the job that `ddp-train` composed as this attempt begins it: after the first, where the one before it had got to."""
-        remembered = self._attempt.remembered
-        if remembered is None:
-            return job
-        return replace(job, checkpoint=str(remembered) if remembered != job.run_folder.root else None)
-
-    def _member(self) -> Member:
-        return Member(self._attempt, self._rank, self._size)
-
-    def _lead(self) -> Leader:
-        self._leader = Leader(self._attempt, self._rank, self._size)
-        return self._leader
 
     def _clear(self, remembered: Path) -> None:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""

@@ -152,7 +152,8 @@ def count_failure(run_folder: RunFolder, *, has_failed: bool = False) -> str:
         attempts.failures.clear()
     attempts.furthest, attempts.checkpoint = max(attempts.furthest, at_most), checkpoint
     where = f"step {steps_taken}" if at_most == steps_taken else f"step {steps_taken} to {at_most}"
-    attempts.failures.append(f"after {where}: {_what_happened(report)}")
+    what = f"rank {report.rank} on {report.host}, {report.line(_SHOWN)}" if report else "everything ended without a report"
+    attempts.failures.append(f"after {where}: {what}")
     if len(attempts.failures) <= _RESTARTS:
         with suppress(OSError):  # a full disk
             write_json(run_folder.attempts, asdict(attempts))
@@ -177,10 +178,6 @@ def _verdict(run_folder: RunFolder, attempts: _Attempts) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _what_happened(report: failure.Failure | None) -> str:
-    return f"rank {report.rank} on {report.host}, {report.line(_SHOWN)}" if report else "everything ended without a report"
 
 
 def _steps_taken(run_folder: RunFolder) -> tuple[int, int]:

@@ -1,10 +1,4 @@
-"""Every path of a run.
-
-    config.yaml  .hydra/  environment.json  metrics.jsonl  events.jsonl  tensorboard/  logs/  checkpoints/  predictions/
-    failure.json  result.json
-
-The composing process writes the config before any rank exists.
-"""
+"""Every path of a run. The composing process writes the config before any rank exists."""
 
 from __future__ import annotations
 

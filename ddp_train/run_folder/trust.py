@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from ddp_train.errors import ConfigError
 from ddp_train.system.folder_lock import HOLDER
+
+_CONTINUED = ("config.yaml", "sweep.json", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*")  # what a run is continued from
 
 
 def check_pattern(pattern: str, folder: str, *, key: str) -> list[ConfigError]:
@@ -56,7 +57,8 @@ def require_own(folder: Path, *, key: str) -> None:
     """
     holders = [place / HOLDER for place in (folder, *folder.parents) if (place / HOLDER).exists()]
     owner = holders[0].stat().st_uid if holders else os.getuid()  # how this file system sees us: a server may have another name for root
-    for path in (folder, *_parts(folder)) if folder.exists() else ():
+    continued = [path for pattern in _CONTINUED for path in folder.glob(pattern)]
+    for path in (folder, *continued) if folder.exists() else ():
         facts = path.lstat()
         if stat.S_ISLNK(facts.st_mode) and path != folder:
             happened, fix = f"{path} is a link", "put the file itself in its place"
@@ -69,9 +71,3 @@ def require_own(folder: Path, *, key: str) -> None:
         raise ConfigError(
             key=key, happened=happened, expected="a folder that only you can have written: its config says what is run", fix=fix
         )
-
-
-def _parts(folder: Path) -> Iterator[Path]:
-    """Yield what a run is continued from."""
-    for pattern in ("config.yaml", "sweep.json", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*"):
-        yield from folder.glob(pattern)

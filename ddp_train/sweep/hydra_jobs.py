@@ -67,7 +67,6 @@ class Multirun:
             sweep.goal = GOALS[settings.direction]
         self._make_slots = make_slots
         self._settings = settings
-        self._is_first_launch = True
         self._schedule: SweepScheduler | None = None
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> list[JobReturn]:
@@ -79,9 +78,8 @@ class Multirun:
         is_planned = _plans_all(base)
         self.sweep.keys = self.sweep.keys or _swept_keys(base)
         loader: Any = context.config_loader
-        if not is_planned and self._is_first_launch:
+        if not is_planned and not self._contexts:  # the first launch
             freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
-        self._is_first_launch = False
         first = self._next_number()
         composed = [self._compose(loader, base, overrides, first + place) for place, overrides in enumerate(job_overrides)]
         checked = self._check_all(composed)
