@@ -124,9 +124,9 @@ def show(sweep: Sweep) -> None:
     console = Console(file=sys.stdout)
     console.print(table)
     folder = RunFolder(sweep.root).shown()
-    for best in sweep.ranked()[:1]:
-        if best.metric is not None and sweep.goal is not None:
-            print(f"best     job {best.number}: {sweep.metric} {best.metric:.6g}  {folder}/{best.folder}")
+    best = next(iter(sweep.ranked()), None)
+    if best is not None and best.metric is not None and sweep.goal is not None:
+        print(f"best     job {best.number}: {sweep.metric} {best.metric:.6g}  {folder}/{best.folder}")
     print(f"table    {folder}/sweep.csv", flush=True)
     unfinished = sum(job.status != Status.COMPLETED for job in sweep.jobs)
     if unfinished:
