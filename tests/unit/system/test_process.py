@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from ddp_train.system.process import (
     HAS_SHARED_MEMORY,
     descriptor_path,
+    fork,
     handles_signal,
     is_alive,
     oom_kills,
@@ -45,6 +47,15 @@ def test_a_process_is_known_until_it_is_gone(child: subprocess.Popen[str]) -> No
     assert not is_alive(child.pid)
     assert (parent_of(child.pid), start_of(child.pid), list(open_files(child.pid))) == (0, "", [])
     assert not handles_signal(child.pid, signal.SIGUSR1)
+
+
+def test_a_forked_process_gives_its_exit_code_and_takes_signals_until_it_has_ended() -> None:
+    done, sleeping = fork(lambda: 3), fork(lambda: time.sleep(60) or 0)
+    assert sleeping.exit_code() is None
+    assert (done.wait(), done.exit_code()) == (3, 3)
+    done.signal(signal.SIGKILL)  # nobody: the number may be somebody else's by now
+    sleeping.signal(signal.SIGKILL)
+    assert sleeping.wait() == -signal.SIGKILL
 
 
 def test_an_open_file_is_found_by_its_name_and_can_be_opened(tmp_path: Path) -> None:
