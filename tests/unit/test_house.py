@@ -31,7 +31,6 @@ SHOWN_BY = {
     "config/run_config.py": "tests/config/test_config.py",
     "config/unknown_names.py": "tests/config/test_advice.py",
     "data/images/encoded_images.py": "tests/unit/data/test_image_folder.py, tests/unit/data/test_tar_shards.py",
-    "data/images/image_decoder.py": "tests/unit/data/test_image_folder.py",
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare_tokens.py",
     "data/tokens/tokenizer.py": "tests/unit/cli/test_prepare_tokens.py",
     "distributed/world.py": "tests/unit/system/test_network.py; between processes: tests/distributed/test_cluster.py",
