@@ -89,9 +89,8 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
         return ConfigError(happened=happened, expected="an option", fix=f"ddp-train --{first}")
     if is_run and len(bare) == 1:
         happened = f"{first} is the folder of a {'sweep' if (path / 'sweep.json').exists() else 'run'}, and nothing says what to do with it"
-        return ConfigError(
-            happened=happened, expected="a command", fix=shlex.join(["ddp-train", "resume", first, *_taken("resume", others, keys)])
-        )
+        fix = shlex.join(["ddp-train", "resume", first, *_taken("resume", others, keys)])
+        return ConfigError(happened=happened, expected="a command", fix=fix)
     if (is_run or first not in keys) and (close := nearest(first, COMMANDS)):
         fix = shlex.join(["ddp-train", close, *bare[1:], *_taken(close, others, keys)])
         return ConfigError(happened=happened, expected=", ".join(COMMANDS), fix=fix)

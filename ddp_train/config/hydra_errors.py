@@ -205,10 +205,8 @@ def _require_config(args: Any, loader: ConfigLoaderImpl) -> None:
         ConfigErrors: naming it, with those that are.
     """
     if args.config_dir is not None and not os.path.isdir(args.config_dir):
-        happened = f"there is no folder {os.path.abspath(args.config_dir)}"
-        raise ConfigErrors(
-            [ConfigError(key="--config-dir", happened=happened, expected="a folder with YAML in folders named after groups")]
-        )
+        happened, expected = f"there is no folder {os.path.abspath(args.config_dir)}", "a folder with YAML in folders named after groups"
+        raise ConfigErrors([ConfigError(key="--config-dir", happened=happened, expected=expected)])
     if args.config_name is not None and not loader.repository.config_exists(args.config_name):
         options = loader.get_group_options("", results_filter=ObjectType.CONFIG)
         names = [name for name in options if not name.startswith("_")]  # those are Hydra's

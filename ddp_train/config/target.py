@@ -93,11 +93,9 @@ def refusal(node: Mapping[str, Any], key: str, target: Any, allowed: Sequence[st
     """Return why a node must not be instantiated (allowed_targets.py); [] when it may."""
     if reason := allowed_targets.refuse(node["_target_"], target, allowed):
         root = node["_target_"].partition(".")[0]
-        fix = (
-            f"'allowed_targets=[{root}]' if you trust it to"
-            if "not known" in reason
-            else "a function of your own, in a file in your folder"
-        )
+        fix = "a function of your own, in a file in your folder"
+        if "not known" in reason:
+            fix = f"'allowed_targets=[{root}]' if you trust it to"
         return [ConfigError(key=f"{key}._target_", happened=f"{node['_target_']} {reason}", expected="a component", fix=fix)]
     if node.get("trust_remote_code") in (True, "true", "True"):  # which makes a component of a known package run code from elsewhere
         happened = "is true: code from a hub would run here, unseen"
