@@ -32,7 +32,7 @@ _SLACK, _TEXTS = 64, 1 << 16
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts of the process, as torch registers its own
 
 _ALIKE = tuple(f"{SHARED}.{part}." for part in ("model", "objective", "optimizer"))
-"""Whose tensors are the same on all ranks: the strategy keeps the weights so, and with them the optimizer; `Saver` the buffers."""
+"""Whose tensors are the same on all ranks: the strategy keeps the weights so, and with them the optimizer; the buffers are rank 0's."""
 
 
 def divide_shared(leaves: Iterable[Leaf], size: int) -> list[list[Piece]]:

@@ -83,10 +83,9 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
         ConfigError: one of the overrides would change nothing.
     """
     trainer, result = job.config.trainer, job.run_folder.read_result()
-    if result is None or result.status != Status.COMPLETED:
+    if result is None or result.status != Status.COMPLETED or result.step is None:
         return
     steps = result.step
-    assert steps is not None
     if _goes_on(job, steps=steps, epochs=result.epoch):
         return
     harmless = _EVALUATION if job.config.evaluation.save_predictions else ()  # which is then made up for

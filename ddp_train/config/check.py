@@ -80,16 +80,22 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     errors += [_spelled_out(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
     sections = {name: _typed(schema, tree[name], name, errors) for name, schema in SECTIONS.items() if name in tree}
     root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
-    errors += _check_name(tree.get("name", ""))
+    errors += _check_name(tree["name"]) if "name" in tree else []
     allowed = (root or {}).get("allowed_targets") or []
     errors += allowed_targets.check_allowed(allowed)
     data = tree["data"] if isinstance(tree.get("data"), dict) else {}
     for node, key in _target_nodes(tree):
         found = check_target(node, key, allowed=allowed)
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
+    if not isinstance(data.get("eval"), Mapping | None):
+        errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += auto.check(tree, _MADE)
     errors += [
-        ConfigError(key=name, happened="the section is missing", fix=f"{name}=OPTION; `ddp-train --help` lists the options")
+        ConfigError(
+            key=name,
+            happened="the section is missing",
+            fix=f"+{name}={'default' if name in SECTIONS else 'OPTION'}; `ddp-train --help` lists the options",
+        )
         for name in (*SECTIONS, *TARGETS)
         if name not in tree
     ]
@@ -137,6 +143,8 @@ def section(composed: DictConfig, schema: type[_Section]) -> _Section:
 
 
 _MADE = (*TARGETS, "metrics")
+OWN = [f"{name}.{item.name}" for name, schema in SECTIONS.items() for item in dataclasses.fields(schema)]
+"""The keys of our own sections."""
 
 
 def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError]) -> dict[str, Any]:
@@ -218,25 +226,28 @@ def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in fields:
-            errors.append(unknown(key, [f"{prefix}{other}" for other in fields], value))
+            errors.append(unknown(key, [f"{prefix}{other}" for other in fields] + ([] if section.startswith("debug") else OWN), value))
             continue
         try:
             typed[name] = value
         except OmegaConfBaseException:
-            kind = str(fields[name].type).replace(" | None", " or null")
-            errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=f"a value of type {kind}"))
+            errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=f"a value of type {_kind(fields[name])}"))
             continue
         errors += _check_range(key, typed[name], fields[name].metadata)
     for name, item in fields.items():
         if name not in values and OmegaConf.is_missing(typed, name):
-            errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=f"a value of type {item.type}"))
+            errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=f"a value of type {_kind(item)}"))
     if len(errors) > before:
         return None
     found: Any = OmegaConf.to_container(typed)
     if schema is DebugConfig:
         faults = [_typed(FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(found["faults"])]
-        return None if None in faults else {"faults": faults}
+        return {"faults": [fault for fault in faults if fault is not None]}
     return dict(found)
+
+
+def _kind(item: dataclasses.Field[Any]) -> str:
+    return str(item.type).replace(" | None", " or null")
 
 
 def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> Iterator[ConfigError]:

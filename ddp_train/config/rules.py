@@ -89,7 +89,7 @@ def _check_loader(loader: LoaderConfig) -> Iterator[ConfigError]:
 
 
 def _check_steps(trainer: TrainerConfig, scheduler: Any) -> Iterator[ConfigError]:
-    """Check that the run ends, and that the scheduler's phases fit into it (by epochs, the worker checks when it knows the data)."""
+    """Check that the run ends, and that the scheduler's phases fit into it (by epochs, a rank checks when it knows the data)."""
     if trainer.max_steps is None and trainer.max_epochs is None:
         yield ConfigError(key="trainer.max_steps", happened="neither max_steps nor max_epochs is given", fix="trainer.max_steps=1000")
     elif isinstance(scheduler, dict):

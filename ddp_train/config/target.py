@@ -109,11 +109,14 @@ def _check_arguments(
     given = {name: value for name, value in node.items() if name not in DIRECTIVES}
     takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
+    is_data = key in ("data", "data.eval")
     for name in given:
-        if name not in named and not takes_any and not takes(target, name):
+        ours = KEY_CALLED_HERE.get(name) or OWN_KEYS.get(name)
+        is_ours = is_data and name in OWN_KEYS and name != "batch_size"  # which must not be passed on unseen
+        if name not in named and (is_ours or not (takes_any or takes(target, name))):
             close = [f"{key}.{other}" for other in difflib.get_close_matches(name, named, n=1)]
             sign = "" if close and close[0].rpartition(".")[2] in given else "+"
-            if ours := OWN_KEYS.get(name) or KEY_CALLED_HERE.get(name):
+            if ours and (is_data or not close):
                 close, sign = [ours], ""
             yield ConfigError(
                 key=f"{key}.{name}",

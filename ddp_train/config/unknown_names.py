@@ -21,7 +21,7 @@ from ddp_train.errors import ConfigError
 
 def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
     """Say that nobody knows a key, and what to type instead: the nearest one, or none."""
-    valid, section = list(valid), key.rpartition(".")[0]
+    valid, section = list(dict.fromkeys(valid)), key.rpartition(".")[0]
     close = nearest(key, valid)
     return ConfigError(
         key=key,

@@ -44,7 +44,7 @@ class Console:
         steps_per_epoch: int | None = None,
     ) -> None:
         self._total_steps, self._first_step = total_steps, step
-        self._tracker, self._has_pulse = tracker or PhaseTracker(), tracker is not None
+        self._tracker, self._is_told = tracker or PhaseTracker(), tracker is not None
         self._first_epoch, self._steps_per_epoch = epoch, steps_per_epoch
         self._started = time.monotonic()
         self._numbers = ""
@@ -59,7 +59,7 @@ class Console:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Show one record."""
-        if not self._has_pulse:
+        if not self._is_told:
             self._tracker.enter(Phase.STEP, record["step"])
         if self._progress is None:
             print(f"{self._where(record)}  {_text(record)}  {self._left(record)}".rstrip(), file=self._file, flush=True)

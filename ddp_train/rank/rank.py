@@ -71,7 +71,8 @@ class Rank:
         self._store, self._rank, self._size, self._remark = store, rank, size, remark
         self._world: World | None = None
         self._num_jobs = 0
-        self._watch = WatchdogClient(_pids_of_node(store, rank), size)
+        self._watch = WatchdogClient(size)  # has its heartbeats in memory before anybody knows this process
+        self._watch.pids = _pids_of_node(store, rank)
         self._recorder: FlightRecorder | None = None  # on GPUs
 
     def run(self, job: Job) -> int:
@@ -144,7 +145,8 @@ def _pids_of_node(store: Store, rank: int) -> dict[int, int]:
     if torchrun_env.local_rank() != 0 or not HAS_SHARED_MEMORY:
         return {}
     ranks = range(rank, rank + torchrun_env.local_world_size())  # torchrun counts a node's ranks one after another
-    return {each: int(wait_for(store, f"watch/{each}", within_s=_MEET_WITHIN_S)) for each in ranks}
+    deadline = time.monotonic() + _MEET_WITHIN_S
+    return {each: int(wait_for(store, f"watch/{each}", within_s=deadline - time.monotonic())) for each in ranks}
 
 
 def _watch_request(job: Job, *, uses_device: bool) -> WatchRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,9 +66,11 @@ class RunFolder:
         return Result.read(self.result)
 
     def is_completed(self) -> bool:
-        """Tell whether result.json says so."""
-        result = self.read_result()
-        return result is not None and result.status == Status.COMPLETED
+        """Tell whether result.json says so; one that is damaged does not."""
+        with suppress(ValueError):
+            result = self.read_result()
+            return result is not None and result.status == Status.COMPLETED
+        return False
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank:05d}.log"

@@ -50,7 +50,7 @@ class Result:
     @property
     def last(self) -> Mapping[str, Any]:
         """The newest value of each metric."""
-        return self.metrics.get("last", {})
+        return (self.metrics or {}).get("last", {})
 
     def write(self, path: Path) -> None:
         """Write result.json. `headline` and `error` are there only when they are known."""

@@ -124,7 +124,7 @@ class _Group:
             line = ""
             with contextlib.suppress(ConnectionError), self._connection.makefile() as answers:  # killed before it had read all that we sent
                 line = answers.readline()  # one for each job, sent at once: nothing more is to be waited for, and nothing is left
-            if not line:
+            if not line.endswith("\n"):  # cut, or none
                 return self._lost()
             answer = json.loads(line)
             self._is_ending = answer["is_last"]

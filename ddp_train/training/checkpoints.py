@@ -79,6 +79,7 @@ class Checkpoints:
         Args:
             window: what has come since the last record.
         """
+        self._saver.finish()  # before the collective: a rank that is lost is told from the store, at once
         saved = content(self.components, self.state, window, self.world)
         self._saver.save(saved, facts=self._schedule.facts(self.state.step))
 

@@ -50,12 +50,14 @@ class WatchdogClient:
     """One rank's part in the watch on its node.
 
     Args:
-        pids: on local rank 0: rank -> pid, of all ranks of this node; empty on the others, and where nobody can watch.
         world_size: how many ranks there are.
     """
 
-    def __init__(self, pids: dict[int, int], world_size: int) -> None:
-        self._pids, self._world_size, self._heartbeat = pids, world_size, HeartbeatWriter()
+    pids: dict[int, int]
+    """On local rank 0: rank -> pid, of all ranks of this node. Empty on the others, and where nobody can watch."""
+
+    def __init__(self, world_size: int) -> None:
+        self.pids, self._world_size, self._heartbeat = {}, world_size, HeartbeatWriter()
         self._process: subprocess.Popen[str] | None = None
 
     def begin(self, tracker: PhaseTracker, request: WatchRequest, *, terminal: TextIO) -> None:
@@ -65,10 +67,10 @@ class WatchdogClient:
             terminal: where a report is shown.
         """
         self._heartbeat.follow(tracker)
-        if self._pids:
+        if self.pids:
             if self._process is None:
                 self._process = _start(terminal)
-            self._tell(replace(request, pids=self._pids, world_size=self._world_size).to_json())
+            self._tell(replace(request, pids=self.pids, world_size=self._world_size).to_json())
 
     def end(self) -> None:
         """Stop watching: the job is over."""

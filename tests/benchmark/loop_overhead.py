@@ -44,7 +44,7 @@ from ddp_train.interfaces import Batch, Indices
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.phase import PhaseTracker
-from ddp_train.rank.rank import leave
+from ddp_train.system.process import exit_at_once
 from ddp_train.training.build import build
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.records import Record
@@ -147,7 +147,7 @@ def main() -> None:
     if "RANK" in os.environ:
         for name in arguments.workloads:
             measure(name, arguments.pairs, arguments.device)
-        leave(0)
+        exit_at_once(0)
     print(f"torch {torch.__version__}, {arguments.device}, {os.cpu_count()} cores, {arguments.pairs} pairs; ratio = ours / hand-written")
     print("| workload | processes | raw ms/step | ours ms/step | wall ratio | CPU ratio |\n|---|---|---|---|---|---|")
     for processes in arguments.processes or sorted({1, torch.cuda.device_count() if arguments.device == "cuda" else 2}):

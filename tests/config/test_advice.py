@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from ddp_train import __version__
 from ddp_train.config.check import CONF
@@ -392,3 +393,42 @@ def test_a_run_of_an_earlier_version_is_refused_with_a_way_on(
     assert command_line(monkeypatch, tmp_path, "resume", "old") == (2, [])
     assert "another version of ddp_train wrote it" in (said := capsys.readouterr().err)
     assert f"init_from={tmp_path}/old" in said
+
+
+@pytest.mark.parametrize(
+    ("yaml", "meant"),
+    [
+        ("trainer: {on_nonfinite: skip}", "did you mean health.on_nonfinite=skip?"),
+        ("trainer: {evaluate_every_steps: 5}", "did you mean evaluation.every_steps=5?"),
+        ("data: {batch_size: 64}", "did you mean loader.micro_batch_size=64?"),
+        ("data: {eval: test}", "data.eval: is 'test'"),
+    ],
+)
+def test_an_old_name_in_a_yaml_is_answered_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], yaml: str, meant: str
+) -> None:
+    (tmp_path / "cf/experiment").mkdir(parents=True)
+    (tmp_path / "cf/experiment/old.yaml").write_text(f"# @package _global_\n{yaml}\n")
+    assert command_line(monkeypatch, tmp_path, "--config-dir=cf", "+experiment=old") == (2, [])
+    assert meant in capsys.readouterr().err
+
+
+def test_a_key_of_ours_is_not_passed_on_to_a_data_set_that_takes_any_argument(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taking = ["~data", "+data._target_=tests.config.test_advice.TakesAny", "+data.num_workers=2"]
+    assert command_line(monkeypatch, tmp_path, *taking) == (2, [])
+    assert "did you mean loader.num_workers=2?" in capsys.readouterr().err
+
+
+class TakesAny(torch.utils.data.Dataset[int]):
+    """A data set of somebody who hands everything on."""
+
+    def __init__(self, **settings: object) -> None:
+        self.settings = settings
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> int:
+        return place

@@ -25,7 +25,7 @@ from ddp_train.data.packed_tokens import PackedTokens
 from ddp_train.data.padded_tokens import PaddedTokens
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
-from ddp_train.rank.rank import leave
+from ddp_train.system.process import exit_at_once
 from ddp_train.training.build import build
 from ddp_train.training.components import Components
 from ddp_train.training.state import TrainState
@@ -88,7 +88,7 @@ def main() -> None:
     if world.is_main:
         np.savez(file, **{name: gradient.numpy() for name, gradient in found.items()})
     world.barrier()
-    leave(0)
+    exit_at_once(0)
 
 
 if __name__ == "__main__":

@@ -62,10 +62,18 @@ def global_batches(folder: Path, attempt: str) -> list[list[int]]:
 @pytest.mark.parametrize("world_sizes", [(3, 2), pytest.param((4, 2, 3, 4, 1, 2), marks=pytest.mark.long)])
 def test_stopped_and_resumed_on_other_numbers_of_ranks_it_sees_the_same_samples(project: Project, world_sizes: tuple[int, ...]) -> None:
     project.write("recording.py", RECORDING)
-    project.write("conf/data/numbers.yaml", "_target_: recording.Numbers\nmicro_batch_size: 16\neval: null\n")
+    project.write("conf/data/numbers.yaml", "_target_: recording.Numbers\neval: null\n")
     project.write("conf/model/linear.yaml", "_target_: recording.Model\nin_features: 1\nout_features: 3\n")
     project.write("conf/optimizer/recording.yaml", "_target_: recording.Recording\n_partial_: true\nlr: 0.1\n")
-    command = ["--config-dir=conf", "data=numbers", "model=linear", "optimizer=recording", "cluster=cpu", "trainer.global_batch_size=96"]
+    command = [
+        "--config-dir=conf",
+        "data=numbers",
+        "model=linear",
+        "optimizer=recording",
+        "cluster=cpu",
+        "trainer.global_batch_size=96",
+        "loader.micro_batch_size=16",
+    ]
     command += ["trainer.max_steps=40", "trainer.max_epochs=null", "trainer.log_every_steps=1", "~metrics.tensorboard"]
     command += ["sanity_check=false"]  # which is forward, too
 

@@ -12,18 +12,21 @@ from tests.conftest import Project, metrics
 
 pytestmark = pytest.mark.distributed
 
-DATA = """
-_target_: datasets.load_dataset
-path: json
-data_files: train_*.jsonl
-split: train
-streaming: true
-eval:
-  data_files: eval.jsonl
-fields: [inputs, target]
-micro_batch_size: 4
-eval_batch_size: 8
-num_workers: 1
+DATA = """# @package _global_
+data:
+  _target_: datasets.load_dataset
+  path: json
+  data_files: train_*.jsonl
+  split: train
+  streaming: true
+  eval:
+    data_files: eval.jsonl
+loader:
+  fields: [inputs, target]
+  micro_batch_size: 4
+  num_workers: 1
+evaluation:
+  batch_size: 8
 """
 
 MODEL = """

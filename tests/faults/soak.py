@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 
-from ddp_train.config.schema import ClusterConfig
 from ddp_train.rank.fault_injection import damage, give_space, take_space
 from tests.conftest import our_processes
 from tests.distributed.test_failure import children
@@ -127,8 +126,7 @@ class Attacker:
             "newest checkpoint flipped, kill": lambda: self._damage("bit_flip"),
             "disk full for a while": self._fill_disk,
         }
-        if hangs_are_watched():
-            self.faults |= {f"hang of a rank ({kind})": lambda kind=kind: self._order(kind) for kind in _HANGS}
+        self.faults |= {f"hang of a rank ({kind})": lambda kind=kind: self._order(kind) for kind in _HANGS}
 
     def strike(self, kind: str) -> bool:
         """Do a fault; False: there is nothing yet to do it to."""
@@ -189,11 +187,6 @@ class Attacker:
         return bool(self._without_space)
 
 
-def hangs_are_watched() -> bool:
-    """Tell whether a rank that hangs is noticed."""
-    return hasattr(ClusterConfig(), "step_timeout_s")
-
-
 def command_of(arguments: argparse.Namespace, *, max_steps: int) -> list[str]:
     command = [
         sys.executable,
@@ -215,7 +208,7 @@ def command_of(arguments: argparse.Namespace, *, max_steps: int) -> list[str]:
     ]
     command += [f"checkpoint.every_steps={arguments.checkpoint_every}", "cluster=cpu", f"cluster.processes_per_node={arguments.ranks}"]
     command += ["cluster.threads_per_process=1", "cluster.max_restarts=1000"]
-    return [*command, f"cluster.step_timeout_s={_STEP_TIMEOUT_S}"] if hangs_are_watched() else command
+    return [*command, f"cluster.step_timeout_s={_STEP_TIMEOUT_S}"]
 
 
 def undisturbed(run: Run, seconds: float) -> int:
@@ -313,8 +306,6 @@ def report(arguments: argparse.Namespace, run: Run, reference: Run, done: list[F
         f"- wrong results: {len(run.wrong + reference.wrong) or 'none'}; {len(run.numbers())} records of metrics.jsonl are compared",
         *(f"  - {text}" for text in run.wrong + reference.wrong),
     ]
-    if not hangs_are_watched():
-        lines.append("- hangs were left out: this version has no `cluster.step_timeout_s`")
     lines += ["", "| fault | times | exit codes of the command | seconds lost, median (most) |", "|---|---|---|---|"]
     for kind, each in sorted(lost.items()):
         codes = sorted({str(code) for fault in done if fault.kind == kind for code in fault.exit_codes if code != 0})

@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
                 failure.last_words(run_folder, {other: each.pid for other, each in error.failures.items() if other != rank})
             )
             is_first = not verdict and found.record(run_folder, seconds=time.monotonic() - started)
-            if is_first and run_folder.failure.exists():  # else the disk is full, and the rank has shown its screen
+            if is_first and os.path.exists(run_folder.failure):  # else the disk is full, and the rank has shown its screen
                 print(found.screen(run_folder), file=sys.stderr, flush=True)
             verdict = count_failure(run_folder, has_failed=True) if verdict is None else verdict
             if verdict:

@@ -52,7 +52,7 @@ _served: list[TCPStore] = []  # as long as this process lives
 
 
 class _Loopback(StaticTCPRendezvous):
-    """One agent that meets itself: nobody comes, and nobody else ends it. Its stores stay to the end of the process."""
+    """One agent that meets itself: nobody comes, and nobody else ends it. Its newest store stays to the end of the process."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         super().__init__("127.0.0.1", 0, rank=0, world_size=1, run_id=parameters.run_id, timeout=0)
