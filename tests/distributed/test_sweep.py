@@ -189,7 +189,8 @@ def test_ctrl_c_lets_every_running_job_save_and_a_second_one_ends_it_at_once(pro
     swept = ["-m", *TINY, *LONG, "optimizer.lr=0.1,0.01,0.001", "cluster=cpu", "cluster.processes_per_node=1", "loader.num_workers=1"]
     process = project.start(*swept, "sweep.parallel_jobs=2", "hydra.sweep.dir=sweep")
     sweep = project.folder / "sweep"
-    wait_for(lambda: all((sweep / number / "metrics.jsonl").exists() for number in "01"))
+    runs = [sweep / number for number in "01"]
+    wait_for(lambda: all((run / "metrics.jsonl").exists() and metrics(run, "train") for run in runs))  # a step each
     process.send_signal(signal.SIGINT)
     done = finish(process, timeout=20)
     assert done.returncode == 130, done.output
