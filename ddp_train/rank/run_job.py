@@ -52,26 +52,10 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         The exit code of `ddp-train`.
     """
     started = time.monotonic()
-    config, run_folder = job.config, job.run_folder
-    if world.size != config.batch.world_size:
-        raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {config.batch.world_size}")
-    environment.record(job, world)
-    if world.is_main:
-        print(summary.opening(job, world), flush=True)
-    components = build(config, world)
-    if world.is_main:
-        record_answers(run_folder.config, job.config, components.answers)
-    keep = retention(config.checkpoint, components)
-    if not resume(job, components, state, world, moves=tracker.move) and config.init_from is not None:
-        lines = initial_weights.load(
-            Path(config.init_from), components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict
-        )
-        if world.is_main:
-            print(*lines, sep="\n", flush=True)
-    if job.checkpoint is not None:
-        restart_note.remember(run_folder.root)  # the checkpoint has been loaded: from now on the newest one counts
-    if world.is_main:
-        print(summary.plan(job, components, state), flush=True)
+    run_folder = job.run_folder
+    components = _build(job, world)
+    keep = retention(job.config.checkpoint, components)
+    _resume(job, components, state, world, tracker)
     if state.step >= components.total_steps and world.from_main(run_folder.is_completed()):
         _make_up_for_predictions(job, components, state, world, tracker)
         if world.is_main:
@@ -95,7 +79,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
     )
     trainer = _trainer(job, components, state, world, stop, checkpoints)
-    inject(config.debug.faults, tracker, components, world, run_folder)
+    inject(job.config.debug.faults, tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
     is_done = trainer.train()
     unsaved = checkpoints.finish()
@@ -114,12 +98,37 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         result = _result(status, trainer, seconds=time.monotonic() - started)
         result.write(run_folder.result)
         end(run_folder, is_saved=not unsaved)
-        if not is_done and stop.cause() is WALLTIME:
-            print(f"the time is up but for cluster.grace_s={config.cluster.grace_s} s", flush=True)
-        place = run_folder.continues() if unsaved else ""
-        print(summary.closing(job, result) if is_done else summary.stopped(run_folder, state.step, unsaved=place), flush=True)
+        _tell(job, result, stop, is_saved=not unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)
+
+
+def _build(job: Job, world: World) -> Components:
+    """Say what begins, and build what it is made of. Collective."""
+    if world.size != job.config.batch.world_size:
+        raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {job.config.batch.world_size}")
+    environment.record(job, world)
+    if world.is_main:
+        print(summary.opening(job, world), flush=True)
+    components = build(job.config, world)
+    if world.is_main:
+        record_answers(job.run_folder.config, job.config, components.answers)
+    return components
+
+
+def _resume(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:
+    """Go to where the run continues, or take the weights that it begins with, and say how long it is. Collective."""
+    config = job.config
+    if not resume(job, components, state, world, moves=tracker.move) and config.init_from is not None:
+        lines = initial_weights.load(
+            Path(config.init_from), components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict
+        )
+        if world.is_main:
+            print(*lines, sep="\n", flush=True)
+    if job.checkpoint is not None:
+        restart_note.remember(job.run_folder.root)  # the checkpoint has been loaded: from now on the newest one counts
+    if world.is_main:
+        print(summary.plan(job, components, state), flush=True)
 
 
 def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:
@@ -191,6 +200,16 @@ def _trainer(job: Job, components: Components, state: TrainState, world: World, 
         if every
         else ReplicaCheck(),
     )
+
+
+def _tell(job: Job, result: Result, stop: Stop, *, is_saved: bool) -> None:
+    """Say how the run ended (rank 0)."""
+    if result.status == Status.COMPLETED:
+        print(summary.closing(job, result), flush=True)
+        return
+    if stop.cause() is WALLTIME:
+        print(f"the time is up but for cluster.grace_s={job.config.cluster.grace_s} s", flush=True)
+    print(summary.stopped(job.run_folder, result.step, unsaved="" if is_saved else job.run_folder.continues()), flush=True)
 
 
 def _result(status: Status, trainer: Trainer, *, seconds: float) -> Result:
