@@ -14,7 +14,7 @@ from ddp_train.system import torchrun_env
 from ddp_train.system.network import is_address
 
 _TIMEOUT = timedelta(minutes=10)
-_PATIENCE = timedelta(days=1)  # of one read; below the 24 days that a time-out in milliseconds can hold
+_PATIENCE = _TIMEOUT  # of one read; it is asked again then, and so a server whose machine has lost its power is found to be gone
 
 
 def join_store() -> dist.Store:

@@ -1,4 +1,4 @@
-"""Which sample comes when: a draw, cut into global batches, with O(1) memory and random access.
+"""Which sample comes when: a sampler, cut into global batches, with O(1) memory and random access.
 
 The sample at position k of epoch e is a pure function of (seed, e, k) and the data set (`sampler.py`). A global batch is a slice of that
 order and a rank's share is a slice of the global batch, so nothing depends on the number of ranks, workers or restarts, and seeking
@@ -61,15 +61,15 @@ class SampleOrder:
     """The order of all samples of all epochs, cut into global batches.
 
     Args:
-        draw: which sample comes at which position of an epoch.
+        sampler: which sample comes at which position of an epoch.
         global_batch_size: samples of one optimizer step over all ranks.
         drop_last: leave out the last, smaller batch of an epoch; else it is a batch of its own.
     """
 
-    def __init__(self, draw: Sampler, *, global_batch_size: int, drop_last: bool) -> None:
-        self._draw = draw
+    def __init__(self, sampler: Sampler, *, global_batch_size: int, drop_last: bool) -> None:
+        self._sampler = sampler
         self.global_batch_size = global_batch_size
-        self.epoch_size = draw.length - draw.length % global_batch_size if drop_last else draw.length
+        self.epoch_size = sampler.length - sampler.length % global_batch_size if drop_last else sampler.length
         self.steps_per_epoch = -(-self.epoch_size // global_batch_size)
         self._ahead: dict[tuple[int, int], _Ahead] = {}
 
@@ -80,30 +80,30 @@ class SampleOrder:
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """Return the data set's indices at the positions [start, stop) of an epoch's order, shape [stop - start]."""
-        if self._draw.window > 1:
+        if self._sampler.window > 1:
             return self._from_windows(epoch, start, stop)
         # A rank reads the same part of one global batch after another: that part of the next ones is drawn with it, and nobody else's.
         batch, offset = divmod(start, self.global_batch_size)
         size = stop - start
         ahead = self._ahead.get((offset, size))
         if ahead is None or ahead.epoch != epoch or not 0 <= batch - ahead.first < len(ahead.indices):
-            num_batches = min(max(1, _AHEAD // size), 1 + (self._draw.length - stop) // self.global_batch_size)
+            num_batches = min(max(1, _AHEAD // size), 1 + (self._sampler.length - stop) // self.global_batch_size)
             positions = start + self.global_batch_size * np.arange(num_batches)[:, None] + np.arange(size)
-            ahead = _Ahead(epoch, batch, self._draw(epoch, positions.reshape(-1)).reshape(num_batches, size))
+            ahead = _Ahead(epoch, batch, self._sampler(epoch, positions.reshape(-1)).reshape(num_batches, size))
             self._ahead[offset, size] = ahead
         indices: Indices = ahead.indices[batch - ahead.first]
         return indices
 
     def _from_windows(self, epoch: int, start: int, stop: int) -> Indices:
-        block_size = -(-_AHEAD // self._draw.window) * self._draw.window
+        block_size = -(-_AHEAD // self._sampler.window) * self._sampler.window
         pieces = []
         while start < stop:
             number = start // block_size
             low = number * block_size
             ahead = self._ahead.get((0, 0))
             if ahead is None or (ahead.epoch, ahead.first) != (epoch, number):
-                positions = np.arange(low, min(low + block_size, self._draw.length))
-                ahead = self._ahead[0, 0] = _Ahead(epoch, number, self._draw(epoch, positions))
+                positions = np.arange(low, min(low + block_size, self._sampler.length))
+                ahead = self._ahead[0, 0] = _Ahead(epoch, number, self._sampler(epoch, positions))
             border = min(stop, low + block_size)
             pieces.append(ahead.indices[start - low : border - low])
             start = border
@@ -117,16 +117,16 @@ class SampleOrder:
             positions: theirs in the epoch's order, [n]: a sample that comes twice in an epoch has another key each time.
         """
         with np.errstate(over="ignore"):
-            salt = mix(np.asarray([self._draw.seed], np.uint64) * GOLDEN + np.uint64(epoch))
+            salt = mix(np.asarray([self._sampler.seed], np.uint64) * GOLDEN + np.uint64(epoch))
             keys = mix(mix(indices.astype(np.uint64) + GOLDEN) ^ salt)
-        if positions is None or not self._draw.repeats:
+        if positions is None or not self._sampler.repeats:
             return keys
         return mix(mix(positions.astype(np.uint64) + GOLDEN) ^ keys)
 
     def others(self, epoch: int, index: int, *, count: int) -> Indices:
         """Return samples of the same epoch that may stand in for one that cannot be read, a function of (seed, epoch, index) alone."""
-        first = int(self.sample_keys(epoch, np.asarray([index], np.int64))[0]) % self._draw.length
-        return self._draw(epoch, (first + np.arange(count)) % self._draw.length)
+        first = int(self.sample_keys(epoch, np.asarray([index], np.int64))[0]) % self._sampler.length
+        return self._sampler(epoch, (first + np.arange(count)) % self._sampler.length)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": {}}  # for data-loader workers: each draws for itself

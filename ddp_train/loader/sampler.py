@@ -1,7 +1,7 @@
 """Which sample comes at which position of an epoch: shuffled, by weight, balanced over classes; and gathered by length.
 
-Every draw is a pure function of (seed, epoch, position) and the data set, computed for any positions at once: nothing is drawn in
-sequence, so seeking costs nothing. What a draw holds per sample is in tensors: loader workers get those through shared memory, once for
+Every sampler is a pure function of (seed, epoch, position) and the data set, computed for any positions at once: nothing is drawn in
+sequence, so seeking costs nothing. What a sampler holds per sample is in tensors: loader workers get those through shared memory, once for
 all workers of a rank, where arrays would be copied into each.
 Shapes: N samples in the data set, C classes that have samples, n positions.
 """
@@ -99,7 +99,7 @@ class Balanced:
 
 
 class Bucketed:
-    """Another draw's samples, rearranged so that those of a global batch have similar lengths.
+    """Another sampler's samples, rearranged so that those of a global batch have similar lengths.
 
     Within each window of `batches` global batches: sorted by length (equal ones keep their order), cut into batches, and the batches
     put in a keyed order. What is drawn in a window, and so in an epoch, stays the same. The last, smaller batch of an epoch stays as it
@@ -110,11 +110,11 @@ class Bucketed:
         batches: global batches in a window.
     """
 
-    def __init__(self, draw: Sampler, lengths: NDArray[Any], *, global_batch_size: int, batches: int) -> None:
-        self.length, self.seed, self.repeats = draw.length, draw.seed, draw.repeats
-        self._draw, self._batch_size = draw, global_batch_size
+    def __init__(self, sampler: Sampler, lengths: NDArray[Any], *, global_batch_size: int, batches: int) -> None:
+        self.length, self.seed, self.repeats = sampler.length, sampler.seed, sampler.repeats
+        self._sampler, self._batch_size = sampler, global_batch_size
         self._lengths = torch.from_numpy(np.require(lengths, requirements=["C", "W"]))
-        self._full_batches = draw.length // global_batch_size
+        self._full_batches = sampler.length // global_batch_size
         self._batches = max(1, min(batches, self._full_batches))
         self.window = self._batches * global_batch_size
 
@@ -131,14 +131,14 @@ class Bucketed:
                 starts = start + needed * batches * self._batch_size
                 indices[inside] = self._arranged(epoch, starts, batches)[rows, places]
         after = np.flatnonzero(positions >= full)
-        indices[after] = self._draw(epoch, positions[after])
+        indices[after] = self._sampler(epoch, positions[after])
         return indices
 
     def _arranged(self, epoch: int, starts: Indices, batches: int) -> Indices:
         """Return the windows that begin at `starts`, shape [windows, batches x batch size]."""
         shape = len(starts), batches, self._batch_size
         positions = starts[:, None] + np.arange(batches * self._batch_size)
-        drawn = self._draw(epoch, positions.reshape(-1)).reshape(positions.shape)
+        drawn = self._sampler(epoch, positions.reshape(-1)).reshape(positions.shape)
         by_length = np.argsort(self._lengths.numpy()[drawn], axis=1, kind="stable")
         in_batches = np.take_along_axis(drawn, by_length, axis=1).reshape(shape)
         numbers = positions[:, :: self._batch_size] // self._batch_size
@@ -156,16 +156,16 @@ def sampler_from(
     sample_weights: str | None,
     bucket_batches: int | None,
 ) -> Sampler:
-    """Return the draw that the config's loader keys ask for.
+    """Return the sampler that the config's loader keys ask for.
 
     Raises:
         ConfigError: the data set has no labels or lengths.
         DataError: weights, labels or lengths do not fit the data set.
     """
-    draw: Sampler
+    sampler: Sampler
     if sampling == "balanced":
-        draw = Balanced(_labels(source), seed=seed, multiple_of=global_batch_size if drop_last else 1)
-        if draw.length == 0:
+        sampler = Balanced(_labels(source), seed=seed, multiple_of=global_batch_size if drop_last else 1)
+        if sampler.length == 0:
             raise ConfigError(
                 key="trainer.global_batch_size",
                 happened=f"is {global_batch_size}, more than a balanced epoch of the {len(source)} samples has, and loader.drop_last=true",
@@ -173,12 +173,12 @@ def sampler_from(
                 fix="loader.drop_last=false",
             )
     elif sample_weights is not None:
-        draw = Weighted(read_weights(sample_weights, len(source)), seed=seed)
+        sampler = Weighted(read_weights(sample_weights, len(source)), seed=seed)
     else:
-        draw = Shuffled(len(source), seed=seed)
+        sampler = Shuffled(len(source), seed=seed)
     if bucket_batches is None:
-        return draw
-    return Bucketed(draw, _lengths(source), global_batch_size=min(global_batch_size, draw.length), batches=bucket_batches)
+        return sampler
+    return Bucketed(sampler, _lengths(source), global_batch_size=min(global_batch_size, sampler.length), batches=bucket_batches)
 
 
 def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
