@@ -21,6 +21,8 @@ from ddp_train.cli.resume import USAGE as RESUME_USAGE
 from ddp_train.cli.resume import resume_typed
 from ddp_train.cli.runs import USAGE as RUNS_USAGE
 from ddp_train.cli.runs import show_sweep
+from ddp_train.cli.settle import USAGE as SETTLE_USAGE
+from ddp_train.cli.settle import settle_run
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
 from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError
@@ -74,6 +76,7 @@ def _prepare(arguments: list[str], launcher: Launcher) -> int:
 _COMMANDS: Mapping[str, tuple[str, _Command]] = {
     "resume": (RESUME_USAGE, resume_typed),
     "runs": (RUNS_USAGE, show_sweep),
+    "settle": (SETTLE_USAGE, settle_run),
     "prepare": ("", _prepare),
 }
 """The first word -> what its --help shows ("": it shows that itself), and what it does. `config.command_line` has the same names."""

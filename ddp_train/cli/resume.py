@@ -14,6 +14,7 @@ from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.trust import require_own
+from ddp_train.run_folder.verdict import begin_anew
 from ddp_train.sweep.folder import Sweep, is_sweep, sweep_of
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
@@ -52,6 +53,8 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     _refuse_other_machines(job, path)
     refuse_without_effect(job, overrides)
     job.run_folder.forget_failure()
+    if not is_restart:
+        begin_anew(job.run_folder)
     record(job.run_folder, job.config)
     return launcher.begin(job)
 

@@ -16,6 +16,7 @@ from ddp_train.errors import ConfigError
 _COMMAND_FIRST = {
     "resume": "the command first, and single values: a run that is resumed keeps its components",
     "runs": "the command first, and nothing but the folder of a sweep",
+    "settle": "the command first, and nothing but a run folder",
     "prepare": "the command first",
 }
 COMMANDS = tuple(_COMMAND_FIRST)

@@ -4,7 +4,9 @@ launcher       what a launcher offers, and a slot of a sweep
 local          this machine: one agent, for a job that is composed already
 torchrun       several machines by hand: this node's agent of a run that global rank 0 composes
 agent_process  an agent as a child of this process
+spec           what an engine is given: one run, frozen
 signals        what this process does with stop signals meanwhile
 restart_note   what a node remembers from one attempt of a run to the next
+engine/        who starts processes on other machines
 agent/         the agent itself: torchrun's own, with a better ending
 """

@@ -22,6 +22,9 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_json
 
+NO_PROGRESS_ERROR = "NoProgress"
+"""How the error in result.json begins after the verdict."""
+
 _RESTARTS = 3  # in a row without progress
 _NOTE_EVERY_S = 1.0
 _FIRST_NOTE_S = 0.05  # after the first step has begun; each wait is twice as long as the one before
@@ -160,7 +163,7 @@ def count_failure(run_folder: RunFolder, *, has_failed: bool = False) -> str:
         return ""
     forget(run_folder)
     with suppress(OSError):
-        Result(status=Status.FAILED, step=steps_taken, error=f"NoProgress: {attempts.failures[-1]}").write(run_folder.result)
+        Result(status=Status.FAILED, step=steps_taken, error=f"{NO_PROGRESS_ERROR}: {attempts.failures[-1]}").write(run_folder.result)
     return _verdict(run_folder, attempts)
 
 

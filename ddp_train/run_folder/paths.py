@@ -31,6 +31,12 @@ class RunFolder:
         self.attempts = self.root / "attempts.json"  # the failures since the run last got further (`run_folder.attempts`)
         self.failure = self.root / "failure.json"
         self.result = self.root / "result.json"
+        self.launch = self.root / "launch"  # only of a run that an engine starts: what was given to it
+        self.spec = self.launch / "spec.json"
+        self.code = self.launch / "code"
+        self.submitted = self.launch / "submitted.json"
+        self.cancelled = self.launch / "cancelled.json"  # `ddp-train cancel`: it is not started again
+        self.lives = self.launch / "lives.json"  # how often it was started (`run_folder.verdict`)
 
     def saved_steps(self) -> list[int]:
         """Return the steps of the complete checkpoints."""

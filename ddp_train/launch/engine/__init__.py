@@ -1,0 +1,4 @@
+"""Those who start the node programs on machines: each engine's own tools (`sbatch`, `scontrol`, `ssh`), behind five methods. No torch.
+
+engine  the protocol, what it gives and takes, and which engines there are
+"""

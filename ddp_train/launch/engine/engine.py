@@ -1,0 +1,108 @@
+"""What every engine offers: it renders its own files and commands, submits, says where a run is, stops it, and follows it.
+
+An engine is a module of this folder with the name that `cluster.launcher` has for it; its `ENGINE` is an `Engine`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol, cast
+
+from ddp_train.launch.spec import Spec
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.files import write_atomic, write_json
+
+ENGINES = ("slurm",)
+"""What `cluster.launcher` may be where an engine starts the node programs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """What an engine would write and run: for people to read before (`plan`), and for `Engine.submit` to do."""
+
+    files: Mapping[Path, str]  # path -> text
+    commands: Sequence[Sequence[str]]  # as argument lists, in this order
+    run_folders: Sequence[Path]  # of the specs, in their order
+
+    def write(self) -> None:
+        """Write the files."""
+        for path, text in self.files.items():
+            write_atomic(path, text)
+
+
+class Stage(StrEnum):
+    """How far an engine has come with what was submitted."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Where something submitted is. None and "": the engine does not know, or it does not apply."""
+
+    stage: Stage
+    why: str = ""  # it waits; or how it ended, in the engine's words
+    nodes: tuple[str, ...] = ()  # where it runs, or ran
+    since: float | None = None  # it has been running; seconds since the epoch
+    ends: float | None = None  # its time is up then
+    restarts: int = 0  # how often the engine has started it again
+
+
+class Engine(Protocol):
+    """One kind of cluster."""
+
+    def render(self, specs: Sequence[Spec]) -> Rendered:
+        """Return the files and the commands for these runs. Pure: writes nothing, asks nobody.
+
+        Raises:
+            ConfigError: the engine cannot do what is asked for, or cannot be told a name exactly.
+        """
+
+    def submit(self, rendered: Rendered) -> str:
+        """Write the files, run the commands, and return the engine's id of it; every run's folder has it then, too (`Submission`)."""
+
+    def state(self, id: str) -> State:
+        """Return where it is."""
+
+    def stop(self, id: str, *, at_once: bool = False) -> None:
+        """Let it save and end.
+
+        Args:
+            at_once: without saving.
+        """
+
+    def follow(self, run_folder: RunFolder, id: str) -> int:
+        """Show where it is until it has ended, and return the exit code of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """RUN/launch/submitted.json: who has the run, and by which name."""
+
+    engine: str
+    id: str
+    time: float = field(default_factory=time.time)  # seconds since the epoch
+
+    def write(self, run_folder: RunFolder) -> None:
+        write_json(run_folder.submitted, asdict(self))
+
+    @classmethod
+    def read(cls, run_folder: RunFolder) -> Submission | None:
+        """Return it; None for a run that was given to no engine."""
+        try:
+            return cls(**json.loads(run_folder.submitted.read_text()))
+        except FileNotFoundError:
+            return None
+
+
+def engine_of(name: str) -> Engine:
+    """Return an engine by its name."""
+    return cast(Engine, importlib.import_module(f"{__package__}.{name}").ENGINE)

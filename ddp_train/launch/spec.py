@@ -1,0 +1,96 @@
+"""What is given to an engine: one run, frozen, as RUN/launch/spec.json. Never a command, and nothing that is unpickled.
+
+The process that was typed composes, claims, takes a snapshot of the code and writes the spec. Every machine reads the same file, and can
+say by its hash that it did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddp_train.errors import EnvironmentRefuses
+from ddp_train.job import Job
+from ddp_train.system.files import write_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """The snapshot of the code that a run uses (`launch.snapshot`)."""
+
+    folder: str  # where it lies, on a file system that every machine sees
+    hash: str  # over the names and the bytes of its files
+    roots: tuple[str, ...] = (".",)  # the folders in it that Python imports from, in this order
+
+    def python_path(self) -> str:
+        """Return what PYTHONPATH has to begin with so that this code is imported, and none that lies elsewhere."""
+        return os.pathsep.join(os.path.normpath(os.path.join(self.folder, root)) for root in self.roots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One run for an engine: what runs, in which shape, and how the engine is to be used."""
+
+    job: Job
+    engine: str  # slurm | ssh | torchrun: who starts the node programs
+    processes: tuple[int | None, ...]  # for each machine, the first one first; None: one per GPU there, or two on CPU
+    min_nodes: int  # fewer than `processes` has where machines may come and go
+    code: Code | None = None  # None: what is installed and lies where the command stands, on each machine
+    working_directory: str = field(default_factory=os.getcwd)
+    token: str = field(default_factory=lambda: secrets.token_hex(16))  # who knows it may speak to the run's registry
+    engine_options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own
+
+    @property
+    def max_nodes(self) -> int:
+        """How many machines take part at most."""
+        return len(self.processes)
+
+    def to_json(self) -> str:
+        """Return the spec as text, the same text for equal specs."""
+        code = None if self.code is None else asdict(self.code)
+        content = {**vars(self), "job": json.loads(self.job.to_json()), "code": code}
+        return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Spec:
+        content = json.loads(text)
+        code = content["code"] and Code(**{**content["code"], "roots": tuple(content["code"]["roots"])})
+        job = Job.from_json(json.dumps(content["job"]))
+        return cls(**{**content, "job": job, "code": code, "processes": tuple(content["processes"])})
+
+    def hash(self) -> str:
+        """Return the sha256 of the spec, by which machines tell that they have the same."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def write(self) -> Path:
+        """Write RUN/launch/spec.json, which the user and their group alone can read, and return its path.
+
+        One that is there, of an earlier start of the run, stays as spec.1.json, spec.2.json, ...
+        """
+        path = self.job.run_folder.spec
+        if path.exists():
+            earlier = sum(1 for _ in path.parent.glob("spec.*.json")) + 1
+            path.rename(path.with_name(f"spec.{earlier}.json"))
+        write_atomic(path, self.to_json())
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> Spec:
+        """Read a spec back.
+
+        Raises:
+            EnvironmentRefuses: this machine does not see it, or it is damaged.
+        """
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            happened = f"{path} cannot be read on {os.uname().nodename}: {error.strerror}"
+        except (ValueError, TypeError, KeyError) as error:
+            happened = f"{path} holds no spec that can be read: {error!r}"
+        raise EnvironmentRefuses(happened=happened, expected="RUN/launch/spec.json in a folder that every machine sees")

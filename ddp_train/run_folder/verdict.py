@@ -1,0 +1,134 @@
+"""Whether a run is done, is to be started again, or never again by itself: from its folder alone.
+
+Batch scripts, people and tests ask nothing else. An exit code would not do: it gets lost with the process that had it, and the one of
+`srun` is that of whichever task was the first to end.
+
+launch/lives.json counts the starts of the run, each with what was saved by then. A failure that leaves a word is counted in attempts.json
+too (`run_folder.attempts`); the lives also end the row where everything is killed before anybody can leave one.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import time
+from contextlib import suppress
+from enum import StrEnum
+from typing import NamedTuple
+
+from ddp_train.errors import DONE, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.attempts import NO_PROGRESS_ERROR
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
+from ddp_train.system.files import write_json
+
+LIVES = 8
+"""So many lives in a row without a new checkpoint are the last. More than the failures that are counted: an early stop is none."""
+
+_SHOWN = 200  # characters of an error
+
+
+class Verdict(StrEnum):
+    """What becomes of a run that nobody works on."""
+
+    DONE = "done"
+    AGAIN = "again"
+    NEVER = "never"
+
+
+class Settled(NamedTuple):
+    """A verdict, the reason for people to read, and the exit code that says the same."""
+
+    verdict: Verdict
+    reason: str
+    exit_code: int
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
+
+
+def settle(run_folder: RunFolder) -> Settled:
+    """Return what becomes of a run: done (0), again (75), or never (the code of its failure; 130 when somebody stopped it)."""
+    result = _result(run_folder)
+    if result is not None and result.status == Status.COMPLETED:
+        return Settled(Verdict.DONE, "", DONE)
+    shown = run_folder.shown()
+    if (by := _cancelled_by(run_folder)) is not None:
+        return Settled(Verdict.NEVER, f"cancelled{by}; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
+    if result is not None and (result.error or "").startswith(NO_PROGRESS_ERROR):
+        return Settled(Verdict.NEVER, f"{_cut(result.error or '')}; mend it, then `ddp-train resume {shown}`", NO_PROGRESS)
+    report = failure.load(run_folder.failure)
+    if report is not None and report.exit_code in FINAL:
+        where = f"rank {report.rank} on {report.host}"
+        return Settled(Verdict.NEVER, f"{where}: {report.line(_SHOWN)}; mend it, then `ddp-train resume {shown}`", report.exit_code)
+    if result is not None and result.status == Status.INTERRUPTED:
+        return Settled(Verdict.NEVER, f"stopped by Ctrl-C; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
+    if (lives := lives_without_progress(run_folder)) >= LIVES:
+        reason = (
+            f"it was started {lives} times, and no checkpoint came of it {run_folder.continues()}; mend it, then `ddp-train resume {shown}`"
+        )
+        return Settled(Verdict.NEVER, reason, NO_PROGRESS)
+    if result is not None and result.status == Status.PREEMPTED:
+        reason = "stopped in good order"
+    elif report is not None:
+        reason = f"it failed: rank {report.rank} on {report.host}: {report.line(_SHOWN)}"
+    elif result is not None and result.status == Status.FAILED:
+        reason = f"it failed: {_cut(result.error or 'nobody said why')}"
+    else:
+        reason = "it has not ended with a word of its own"
+    return Settled(Verdict.AGAIN, f"{reason}; it continues {run_folder.continues()}", PREEMPTED)
+
+
+def begin_life(run_folder: RunFolder) -> None:
+    """Count a start of the run. Whoever starts the machines of a run calls it once for each start, before anything that may be killed."""
+    saved = _lives(run_folder)
+    write_json(run_folder.lives, {"saved": [*saved, max(run_folder.saved_steps(), default=0)], "newest": time.time()})
+
+
+def lives_without_progress(run_folder: RunFolder) -> int:
+    """Return how many lives in a row, to the newest, have left no checkpoint that is newer than those before."""
+    saved = [*_lives(run_folder), max(run_folder.saved_steps(), default=0)]
+    last = max(place for place, step in enumerate(saved) if step > max(saved[:place], default=-1))
+    return len(saved) - 1 - last
+
+
+def mark_cancelled(run_folder: RunFolder) -> None:
+    """Say that nothing but a person starts the run again. Done before anything is stopped: what ends is settled by somebody else."""
+    write_json(run_folder.cancelled, {"by": f"{getpass.getuser()} on {os.uname().nodename}", "time": time.strftime("%Y-%m-%d %H:%M:%S")})
+
+
+def begin_anew(run_folder: RunFolder) -> None:
+    """Forget that the run was cancelled, and its lives: a person has asked for it again."""
+    run_folder.cancelled.unlink(missing_ok=True)
+    run_folder.lives.unlink(missing_ok=True)
+
+
+def _result(run_folder: RunFolder) -> Result | None:
+    with suppress(ValueError):  # damaged: as if it had left no word
+        return run_folder.read_result()
+    return None
+
+
+def _cancelled_by(run_folder: RunFolder) -> str | None:
+    """Return by whom and when the run was cancelled, with a blank before it; None where it was not."""
+    if not run_folder.cancelled.exists():
+        return None
+    with suppress(OSError, ValueError, KeyError, TypeError):  # half of the marker marks as well
+        marker = json.loads(run_folder.cancelled.read_text())
+        return f" by {marker['by']} at {marker['time']}"
+    return ""
+
+
+def _lives(run_folder: RunFolder) -> list[int]:
+    """Return the newest saved step at the beginning of each life."""
+    try:
+        return [int(step) for step in json.loads(run_folder.lives.read_text())["saved"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."

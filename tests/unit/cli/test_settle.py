@@ -1,0 +1,47 @@
+"""The verdict as a batch script gets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddp_train.cli.settle import settle_run
+from ddp_train.errors import ConfigError
+from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
+
+LAUNCHER = Launcher(run=lambda job: 99, slots=lambda folder, count: [])
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "config.yaml").touch()
+    return RunFolder(tmp_path)
+
+
+def test_it_prints_one_line_and_says_the_same_with_its_code(run_folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert settle_run([str(run_folder.root)], LAUNCHER) == 75
+    Result(status=Status.COMPLETED).write(run_folder.result)
+    assert settle_run([str(run_folder.root)], LAUNCHER) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("again: ") and second == "done"
+
+
+def test_a_life_is_counted_where_one_begins(run_folder: RunFolder) -> None:
+    settle_run([str(run_folder.root)], LAUNCHER)
+    assert not run_folder.lives.exists()
+    for _ in range(2):
+        settle_run([str(run_folder.root), "--begins"], LAUNCHER)
+    assert json.loads(run_folder.lives.read_text())["saved"] == [0, 0]
+    Result(status=Status.COMPLETED).write(run_folder.result)
+    settle_run(["--begins", str(run_folder.root)], LAUNCHER)
+    assert json.loads(run_folder.lives.read_text())["saved"] == [0, 0]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--begins"], ["--other", "x"], ["a", "b"]])
+def test_it_asks_for_the_run(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match="which run"):
+        settle_run(arguments, LAUNCHER)

@@ -1,0 +1,118 @@
+"""Done, again or never, from what lies in the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_train.errors import ConfigError, DataError, EnvironmentRefuses
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.attempts import begin, count_failure
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.verdict import LIVES, Verdict, begin_anew, begin_life, mark_cancelled, settle
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def ended(run_folder: RunFolder, status: Status, **facts: int) -> None:
+    Result(status=status, **facts).write(run_folder.result)
+
+
+def failed(run_folder: RunFolder, error: Exception) -> None:
+    failure.from_exception(error, rank=1, step=3).record(run_folder)
+
+
+def save(run_folder: RunFolder, step: int) -> None:
+    folder = run_folder.checkpoints / f"step_{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "COMPLETE").touch()
+
+
+def test_completed_is_done_whatever_else_lies_there(run_folder: RunFolder) -> None:
+    failed(run_folder, DataError(happened="of an attempt before"))
+    mark_cancelled(run_folder)
+    ended(run_folder, Status.COMPLETED)
+    assert settle(run_folder) == (Verdict.DONE, "", 0)
+    assert str(settle(run_folder)) == "done"
+
+
+def test_stopped_in_good_order_is_started_again_from_what_was_saved(run_folder: RunFolder) -> None:
+    ended(run_folder, Status.PREEMPTED)
+    assert str(settle(run_folder)) == "again: stopped in good order; it continues from the start"
+    save(run_folder, 7)
+    assert settle(run_folder).reason.endswith("continues from step 7") and settle(run_folder).exit_code == 75
+
+
+def test_ctrl_c_is_a_person_s_word(run_folder: RunFolder) -> None:
+    ended(run_folder, Status.INTERRUPTED, step=7)
+    assert (settle(run_folder).verdict, settle(run_folder).exit_code) == (Verdict.NEVER, 130)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError(happened="the node's fault"), 2),
+        (DataError(happened="a file is missing"), 2),
+        (EnvironmentRefuses(happened="no GPU"), 78),
+    ],
+)
+def test_what_a_person_has_to_mend_is_never_started_again(run_folder: RunFolder, error: Exception, code: int) -> None:
+    failed(run_folder, error)
+    settled = settle(run_folder)
+    assert (settled.verdict, settled.exit_code) == (Verdict.NEVER, code)
+    assert str(error) in settled.reason and "rank 1 on" in settled.reason
+
+
+def test_a_failure_is_tried_again_until_it_gets_nowhere(run_folder: RunFolder) -> None:
+    verdicts = []
+    for _ in range(4):
+        run_folder.forget_failure()
+        run_folder.logs.mkdir(exist_ok=True)
+        begin(run_folder).close()
+        failed(run_folder, ValueError("too large"))
+        count_failure(run_folder, has_failed=True)
+        verdicts.append(settle(run_folder))
+    assert [each.exit_code for each in verdicts] == [75, 75, 75, 93]
+    assert all("ValueError: too large" in each.reason for each in verdicts)
+
+
+def test_a_run_that_leaves_no_word_is_started_so_often_and_no_oftener(run_folder: RunFolder) -> None:
+    for _ in range(LIVES):
+        assert settle(run_folder).verdict == Verdict.AGAIN
+        begin_life(run_folder)
+    settled = settle(run_folder)
+    assert (settled.verdict, settled.exit_code) == (Verdict.NEVER, 93)
+    assert f"started {LIVES} times" in settled.reason
+    begin_anew(run_folder)
+    assert settle(run_folder).verdict == Verdict.AGAIN
+
+
+def test_a_new_checkpoint_begins_the_row_of_lives_anew(run_folder: RunFolder) -> None:
+    for life in range(3 * LIVES):
+        begin_life(run_folder)
+        if life % (LIVES - 1) == 0:
+            save(run_folder, life + 1)
+        assert settle(run_folder).verdict == Verdict.AGAIN, life
+
+
+def test_cancelled_is_never_until_somebody_asks_for_it_again(run_folder: RunFolder) -> None:
+    ended(run_folder, Status.PREEMPTED, step=7)
+    mark_cancelled(run_folder)
+    settled = settle(run_folder)
+    assert (settled.verdict, settled.exit_code) == (Verdict.NEVER, 130) and "cancelled by " in settled.reason
+    run_folder.cancelled.write_text("{")  # a disk that was full
+    assert settle(run_folder).verdict == Verdict.NEVER
+    begin_anew(run_folder)
+    assert settle(run_folder).verdict == Verdict.AGAIN
+
+
+def test_damaged_files_are_no_word(run_folder: RunFolder) -> None:
+    for path in (run_folder.result, run_folder.failure, run_folder.lives):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{")
+    assert settle(run_folder).verdict == Verdict.AGAIN
