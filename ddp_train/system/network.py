@@ -7,6 +7,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,20 +35,39 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def interfaces() -> dict[str, list[str]]:
+    """Return this machine's interfaces and their addresses, without those of IPv6 that lead no further than the next cable."""
+    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    with suppress(OSError):
+        for name, packed in _ipv4():
+            found.setdefault(name, []).append(str(ipaddress.ip_address(packed)))
+    with suppress(OSError):
+        for name, digits in _ipv6():
+            if not (address := ipaddress.ip_address(bytes.fromhex(digits))).is_link_local:
+                found.setdefault(name, []).append(str(address))
+    return found
+
+
 def _of_ipv4(packed: bytes) -> str | None:
+    return next((name for name, address in _ipv4() if address == packed), None)
+
+
+def _of_ipv6(address: str) -> str | None:
+    return next((name for name, other in _ipv6() if other == address), None)
+
+
+def _ipv4() -> Iterator[tuple[str, bytes]]:
     buffer = array.array("B", bytes(_MOST_ADDRESSES * _IFREQ.size))
     place, _ = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         filled = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", len(buffer), place))
     for name, address in _IFREQ.iter_unpack(buffer.tobytes()[: struct.unpack("iP", filled)[0]]):
-        if address == packed:
-            return str(name.partition(b"\0")[0].decode().partition(":")[0])  # eth0:1 is a label for a second address of eth0
-    return None
+        yield name.partition(b"\0")[0].decode().partition(":")[0], address  # eth0:1 is a label for a second address of eth0
 
 
-def _of_ipv6(address: str) -> str | None:
-    lines = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
-    return next((fields[-1] for fields in lines if fields[0] == address), None)
+def _ipv6() -> Iterator[tuple[str, str]]:
+    for fields in map(str.split, Path("/proc/net/if_inet6").read_text().splitlines()):
+        yield fields[-1], fields[0]
 
 
 def is_address(host: str) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 _UUID_BYTES = 96
+_NAME_BYTES = 96
+_DRIVER_BYTES = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,7 @@ class Gpu:
     """One GPU."""
 
     uuid: str  # GPU-...
+    name: str = ""  # NVIDIA H100 80GB HBM3
     mig: tuple[str, ...] | None = None  # UUIDs of its parts (MIG-...); None: it is not to be parted
 
 
@@ -28,6 +31,7 @@ class Machine:
     """What the driver says of this machine."""
 
     gpus: tuple[Gpu, ...] = ()  # in the order of their slots
+    driver: str = ""  # its version
     problem: str = ""  # why there are fewer than there could be
 
 
@@ -55,8 +59,10 @@ def _read(library: Any) -> Machine:
         if code:  # fallen off the bus, or somebody else's
             problems.append(f"GPU {index}: {_text(library, code)}")
         else:
-            found.append(Gpu(uuid=_uuid(library, handle), mig=_parts(library, handle)))
-    return Machine(gpus=tuple(found), problem="; ".join(problems))
+            found.append(Gpu(uuid=_uuid(library, handle), name=_name(library, handle), mig=_parts(library, handle)))
+    driver = ctypes.create_string_buffer(_DRIVER_BYTES)
+    library.nvmlSystemGetDriverVersion(driver, _DRIVER_BYTES)
+    return Machine(gpus=tuple(found), driver=driver.value.decode(), problem="; ".join(problems))
 
 
 def _parts(library: Any, gpu: ctypes.c_void_p) -> tuple[str, ...] | None:
@@ -75,6 +81,12 @@ def _parts(library: Any, gpu: ctypes.c_void_p) -> tuple[str, ...] | None:
 def _uuid(library: Any, device: ctypes.c_void_p) -> str:
     text = ctypes.create_string_buffer(_UUID_BYTES)
     library.nvmlDeviceGetUUID(device, text, _UUID_BYTES)
+    return text.value.decode()
+
+
+def _name(library: Any, device: ctypes.c_void_p) -> str:
+    text = ctypes.create_string_buffer(_NAME_BYTES)
+    library.nvmlDeviceGetName(device, text, _NAME_BYTES)
     return text.value.decode()
 
 

@@ -61,3 +61,11 @@ class Nvml:
         assert isinstance(device, ctypes.c_void_p) and device.value is not None
         text.value = self._devices[device.value - 1].encode()
         return 0
+
+    def nvmlDeviceGetName(self, device: Any, text: Any, size: int) -> int:
+        text.value = b"NVIDIA H100 80GB HBM3"
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text: Any, size: int) -> int:
+        text.value = b"570.86.15"
+        return 0

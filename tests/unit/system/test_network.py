@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from ddp_train.distributed import world as distributed
-from ddp_train.system.network import address_towards, interface_of
+from ddp_train.system.network import address_towards, interface_of, interfaces
 
 
 def test_the_kernel_knows_which_interface_has_an_address() -> None:
@@ -20,6 +20,12 @@ def test_the_kernel_knows_which_interface_has_an_address() -> None:
         assert address_towards(name) == ""
     route = address_towards("203.0.113.7")  # of which nobody but a default route knows
     assert route == "" or interface_of(route) in [name for _, name in socket.if_nameindex()]
+
+
+def test_every_interface_is_listed_with_its_addresses() -> None:
+    found = interfaces()
+    assert set(found) == {name for _, name in socket.if_nameindex()}
+    assert "127.0.0.1" in next(addresses for name, addresses in found.items() if name in ("lo", "lo0"))
 
 
 ROUTES = {  # of three machines: towards whom -> with which address

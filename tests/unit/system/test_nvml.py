@@ -10,7 +10,7 @@ import pytest
 
 from ddp_train.distributed.world import alone
 from ddp_train.rank.summary import opening
-from ddp_train.system import devices
+from ddp_train.system import devices, nvml
 from tests.unit.system.nvml_library import FOUR, MISMATCH, PART, Nvml
 
 
@@ -34,6 +34,13 @@ def test_of_parted_gpus_a_process_sees_one_part(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert devices.gpus() == seen
     assert devices.why_none() == "" if seen else "names none of this machine's 3 GPUs" in devices.why_none()
+
+
+def test_the_driver_and_the_kinds_of_gpus_are_told(install: Callable[[Any], None]) -> None:
+    install(Nvml(FOUR))
+    machine = nvml.ask()
+    assert machine is not None and machine.driver == "570.86.15"
+    assert {gpu.name for gpu in machine.gpus} == {"NVIDIA H100 80GB HBM3"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,154 @@
+"""What a machine tells of itself before torch starts: plain values that travel as JSON, up to some hundred kilobytes.
+
+`differences` says what of it differs from the first machine, and `doctor` shows it in a table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ddp_train import __version__
+from ddp_train.config.cluster import environment_of
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.tree import leaves
+from ddp_train.launch.node.contents import Contents, look_into
+from ddp_train.launch.node.interfaces import interface_problems
+from ddp_train.launch.node.source import Source, look_at_source
+from ddp_train.redaction import HIDDEN, is_secret_key, redact_all
+from ddp_train.system import devices, network, nvml
+
+_DATA_WITHIN_S = 0.9
+_SOURCE_WITHIN_S = 0.4
+_PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf")
+_PATHS = ("root", "path", "file", "folder", "dir", "directory")  # how keys of data are called that hold a path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a machine tells of itself."""
+
+    host: str
+    launch: str  # what tells runs apart that meet at the same place; "": not known
+    node: int | None  # which machine of the run it is; None: nobody has said
+    nodes: str  # how many machines it expects: "2", "1:4"
+    processes: int
+    uid: int
+    utc: float  # in seconds since the epoch, when this was told
+    spec: str  # the hash of the spec that it was started with; "": of none
+    config: Mapping[str, Any]  # key -> value, secrets hidden
+    source: Source
+    data: Mapping[str, Contents | None]  # key -> what its path holds; None: there is nothing
+    versions: Mapping[str, str]
+    device: str  # "cpu", or the kind of the GPUs: "cuda"; with their names where the driver tells them
+    device_count: int
+    driver: str  # NVIDIA's; "": none
+    problems: list[str] = field(default_factory=list)  # what it finds wrong with itself
+
+    def now(self) -> Facts:
+        """Return the same, told now: for a clock that is compared with another one."""
+        return replace(self, utc=time.time())
+
+    def to_json(self) -> str:
+        """Return one line."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Facts:
+        fields: dict[str, Any] = json.loads(text)
+        data = {key: None if found is None else Contents(**found) for key, found in fields["data"].items()}
+        return cls(**{**fields, "source": Source(**fields["source"]), "data": data})
+
+
+def collect(
+    config: RunConfig, *, launch: str, node: int | None, nodes: str, processes: int, spec_hash: str = "", code: Path | None = None
+) -> Facts:
+    """Look at this machine; takes a second and a half at most, and some hundredths on a small run.
+
+    Args:
+        config: as this machine has composed or read it.
+        launch: what tells runs apart that meet at the same place.
+        node: which machine of the run this is, if somebody has said.
+        nodes: how many machines the run has: "2", "1:4".
+        processes: on this machine.
+        spec_hash: of the spec that it was started with, if any.
+        code: the folder of the frozen code; None: the user's code is where they stand.
+    """
+    problems: list[str] = []
+    data = dict(_data(config, problems))
+    device = devices.resolve_device(config.cluster.device)
+    environment = {**os.environ, **environment_of(config.cluster.env)}
+    problems += interface_problems(environment, network.interfaces(), uses_gpu=device == "cuda")
+    gpus = devices.gpus() if device == "cuda" else []
+    machine = nvml.ask()
+    return Facts(
+        host=socket.gethostname(),
+        launch=launch,
+        node=node,
+        nodes=nodes,
+        processes=processes,
+        uid=os.getuid(),
+        utc=time.time(),
+        spec=spec_hash,
+        config=dict(_values(config)),
+        source=look_at_source(code, within_s=_SOURCE_WITHIN_S),
+        data=data,
+        versions=_versions(),
+        device=_kind(machine) if gpus else device,
+        device_count=len(gpus) if device == "cuda" else len(os.sched_getaffinity(0)),
+        driver=machine.driver if machine is not None else "",
+        problems=problems,
+    )
+
+
+def _values(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of the config that have a value of their own."""
+    for key, value in leaves(config.tree):
+        if not (isinstance(value, list) and any(isinstance(item, Mapping) for item in value)):  # its items come by themselves
+            shown = HIDDEN if is_secret_key(key) and value else redact_all(value)
+            yield key, json.loads(json.dumps(shown, default=str))  # as it is after a journey
+
+
+def _data(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, Contents | None]]:
+    """Yield what lies at the paths that the data set is given, each once."""
+    paths: dict[Path, str] = {}
+    for key, value in leaves(config.data):
+        if isinstance(value, str) and _is_path(key.rpartition(".")[2], value):
+            paths.setdefault(Path(value).absolute(), f"data.{key}")
+    for path, key in paths.items():
+        try:
+            found = look_into(path, within_s=_DATA_WITHIN_S / len(paths))
+        except OSError as error:  # a folder above it that this user may not enter
+            problems.append(f"{key}: {path} cannot be read: {error.strerror}")
+            continue
+        if found is not None and found.problem:
+            problems.append(f"{key}: {found.problem}")
+        yield key, found
+
+
+def _is_path(name: str, value: str) -> bool:
+    is_named_so = name in _PATHS or name.endswith(tuple(f"_{word}" for word in _PATHS))
+    return bool(value) and (is_named_so or "/" in value) and "://" not in value and "${" not in value
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "ddp_train": __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "(not installed)"
+    return found
+
+
+def _kind(machine: nvml.Machine | None) -> str:
+    """Return the names of the machine's kinds of GPUs."""
+    return " and ".join(sorted({gpu.name for gpu in machine.gpus if gpu.name})) if machine is not None and machine.gpus else "cuda"

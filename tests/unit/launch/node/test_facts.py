@@ -1,0 +1,71 @@
+"""What a machine tells of itself, from a config as it is checked."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddp_train.launch.node.facts import Facts, collect
+from tests.unit.config.clusters import SILENT
+
+
+def told(data: dict[str, Any] | None = None, *, tree: dict[str, Any] | None = None, env: dict[str, Any] | None = None) -> Facts:
+    """Return what this machine tells of a run on CPU."""
+    cluster = replace(SILENT, device="cpu", env=env or {})
+    config: Any = SimpleNamespace(tree=tree or {}, data=data or {}, cluster=cluster)
+    return collect(config, launch="l1", node=1, nodes="2", processes=2)
+
+
+@pytest.fixture(autouse=True)
+def stand_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+
+
+def test_a_healthy_machine_is_told_quickly_and_survives_a_journey(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.bin").write_bytes(b"1")
+    started = time.monotonic()
+    facts = told({"_target_": "x.Y", "root": "data", "split": "train", "eval": {"root": "data", "split": "val"}})
+    assert time.monotonic() - started < 1.5
+    assert facts.problems == []
+    assert Facts.from_json(facts.to_json()) == facts
+    assert list(facts.data) == ["data.root"]  # which evaluation shares
+    found = facts.data["data.root"]
+    assert found is not None and found.sizes == {"a.bin": 1}
+    assert facts.versions["torch"].startswith("2.")
+    assert (facts.device, facts.driver) == ("cpu", "")
+
+
+def test_keys_of_the_config_come_with_their_values_and_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_TOKEN", "abcdefghijkl")
+    tree = {"optimizer": {"lr": 0.1, "betas": (0.9, 0.99)}, "extra": {"api_key": "k", "text": "say abcdefghijkl"}, "faults": [{"rank": 1}]}
+    assert told(tree=tree).config == {
+        "optimizer.lr": 0.1,
+        "optimizer.betas": [0.9, 0.99],
+        "extra.api_key": "***",
+        "extra.text": "say ***",
+        "faults.0.rank": 1,
+    }
+
+
+def test_what_is_no_path_is_not_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    facts = told({"split": "train", "url": "https://host/path", "root": None, "path": "missing.txt", "token_dir": "${oc.env:HOME}"})
+    assert facts.data == {"data.path": None}
+    assert facts.problems == []  # it may yet be downloaded
+
+
+def test_a_machine_names_what_is_wrong_with_itself(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dangling").symlink_to("nowhere")
+    facts = told({"root": "data"}, env={"GLOO_SOCKET_IFNAME": "eth99"})
+    assert [problem.partition(";")[0] for problem in facts.problems] == [
+        "data.root: dangling cannot be read: No such file or directory",
+        "GLOO_SOCKET_IFNAME=eth99 names eth99, which is not there",
+    ]
