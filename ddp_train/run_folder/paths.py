@@ -38,6 +38,10 @@ class RunFolder:
         self.cancelled = self.launch / "cancelled.json"  # `ddp-train cancel`: it is not started again
         self.lives = self.launch / "lives.json"  # how often it was started (`run_folder.verdict`)
 
+    def meeting(self, launch: str) -> Path:
+        """Where the first machine says at which address and port it serves the registry of a start of the run."""
+        return self.launch / f"meeting_{launch}.json"
+
     def saved_steps(self) -> list[int]:
         """Return the steps of the complete checkpoints."""
         return [int(path.parent.name.removeprefix("step_")) for path in self.checkpoints.glob("step_*/COMPLETE")]

@@ -1,0 +1,125 @@
+"""A machine's place among those of a run: which one it is, which start of the run this is, and where the first machine is found.
+
+The first machine serves the registry (`registry.py`). By hand that is at the endpoint that everybody has typed; under an engine at a port
+that is free, which the first machine writes into a file of the run folder.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_train.errors import ConfigError
+from ddp_train.launch.spec import Spec
+from ddp_train.system.files import write_json
+from ddp_train.system.slurm_step import slurm_step
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One machine's place."""
+
+    index: int | None  # which machine it is, from 0; None: as they come
+    least: int  # so many machines are needed to train
+    most: int  # and so many may take part
+    launch: str  # tells this start of the run from any other one; "": nobody has said
+    is_first: bool  # it serves the registry
+    names: tuple[str, ...] = ()  # what the machines are called, by index, where the engine knows
+    listener: socket.socket | None = None  # of the first machine: where it serves
+    addresses: tuple[Address, ...] = ()  # of the others: where the registry may be, tried in turn
+    notice: Path | None = None  # or a file that says so, which the first machine writes
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether machines may leave and come while the run goes on."""
+        return self.least < self.most
+
+    def registry_addresses(self) -> tuple[Address, ...]:
+        """Return where the registry may be; () while the first machine has not said it."""
+        if self.notice is None:
+            return self.addresses
+        with suppress(OSError, ValueError, KeyError):  # not yet
+            found = json.loads(self.notice.read_text())
+            return tuple((host, found["port"]) for host in found["hosts"])
+        return ()
+
+    def publish(self) -> None:
+        """Write where the registry is (the first machine)."""
+        if self.notice is not None and self.listener is not None:
+            write_json(self.notice, {"hosts": _own_names(), "port": self.listener.getsockname()[1]})
+
+
+def place_under_an_engine(
+    spec: Spec, environment: Mapping[str, str], *, index: int | None = None, launch: str | None = None, meeting: str | None = None
+) -> Place:
+    """Find the place of a machine on which an engine has started `ddp-train node SPEC`.
+
+    In a step of SLURM everything comes from SLURM's variables. Elsewhere the engine says it.
+
+    Args:
+        index: which machine this is; None: as SLURM, PET_NODE_RANK or NODE_RANK say.
+        launch: the same word on all machines, and no other start of this run has it; None: SLURM's job, step and restart.
+        meeting: HOST:PORT where the first machine serves the registry; None: it takes a free port and says which in the run folder.
+
+    Raises:
+        ConfigError: nobody has said which machine this is, or which start of the run.
+    """
+    step = slurm_step(environment)
+    if index is None:
+        given = environment.get("PET_NODE_RANK") or environment.get("NODE_RANK")
+        index = step.index if step is not None else int(given) if given is not None and given.isdigit() else None
+    launch = launch or (step.id if step is not None else None)
+    if index is None or index >= spec.max_nodes:
+        raise ConfigError(
+            happened="which machine is this?" if index is None else f"this would be machine {index} of {spec.max_nodes}",
+            expected="a step of SLURM, NODE_RANK, or --index",
+            fix="ddp-train node SPEC --index=0 --launch=WORD",
+        )
+    if launch is None:
+        raise ConfigError(
+            happened="which start of the run is this?",
+            expected="a step of SLURM, or --launch=WORD, the same on each machine and new each time",
+        )
+    is_first = index == 0
+    host, _, port = (meeting or "").rpartition(":")
+    return Place(
+        index=index,
+        least=spec.min_nodes,
+        most=spec.max_nodes,
+        launch=launch,
+        is_first=is_first,
+        names=step.hosts if step is not None else (),
+        listener=listen("", int(port or 0)) if is_first else None,
+        addresses=((host.strip("[]"), int(port)),) if meeting else (),
+        notice=None if meeting else spec.job.run_folder.meeting(launch),
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. What connects before it is served waits.
+
+    Args:
+        host: an address of this machine; "": all of them.
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: the port is taken, or the address is not this machine's.
+    """
+    is_ipv6 = ":" in host or (not host and socket.has_dualstack_ipv6())
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=is_ipv6 and not host)
+
+
+def _own_names() -> list[str]:
+    """Return by what other machines may find this one, the likeliest first."""
+    name = socket.gethostname()
+    found = {name: None, socket.getfqdn(): None}
+    with suppress(OSError):
+        found |= {str(place[0]): None for _, _, _, _, place in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)}
+    return [each for each in found if not each.startswith(("127.", "localhost"))] or [name, "127.0.0.1"]

@@ -1,0 +1,49 @@
+"""What SLURM tells a task of a step about where it is. The batch script has most of these variables too, and is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+_FIRST_OF_SLURMS_OWN = 0xFFFFFF00  # steps with such numbers are the batch script, an interactive shell and the like
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmStep:
+    """One step, as a task of it sees it."""
+
+    id: str  # job, step, and how often the job was started again: no other start of anything has it
+    index: int  # of this node among those of the step
+    hosts: tuple[str, ...]
+    most_tasks: int  # on one node
+
+
+def slurm_step(environment: Mapping[str, str]) -> SlurmStep | None:
+    """Return the step that started this process; None: none did."""
+    number, hosts = environment.get("SLURM_STEP_ID", ""), environment.get("SLURM_STEP_NODELIST", "")
+    if not number.isdigit() or int(number) >= _FIRST_OF_SLURMS_OWN or not hosts:
+        return None
+    job, restarts = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_RESTART_COUNT") or "0"
+    tasks = [int(part) for part in re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))]
+    return SlurmStep(
+        id=f"{job}.{number}.{restarts}", index=int(environment.get("SLURM_NODEID", "0")), hosts=tuple(_hosts(hosts)), most_tasks=max(tasks)
+    )
+
+
+def _hosts(text: str) -> Iterator[str]:
+    """Yield the hosts that `node[01-03,7],login` means, as `scontrol show hostnames` does."""
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        yield from _expanded(part)
+
+
+def _expanded(part: str) -> Iterator[str]:
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    numbers, _, after = rest.partition("]")
+    for span in numbers.split(","):
+        low, dash, high = span.partition("-")
+        for number in range(int(low), int(high if dash else low) + 1):
+            yield from (f"{before}{number:0{len(low)}}{end}" for end in _expanded(after))
