@@ -17,6 +17,7 @@ _MAY_DIFFER = (  # by machine
     "cluster.nodes",  # told by itself, with what the environment says
 )
 _INTERFACES = ("_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES")  # ends of variables in cluster.env that name network interfaces
+_BATCH = ("trainer.global_batch_size", "trainer.grad_accum_steps")  # each machine reckons as if all had as many processes as it has
 _ABSENT = "absent"
 
 
@@ -70,7 +71,8 @@ def _names(first: Facts, other: Facts) -> tuple[str, str]:
 
 
 def _config(first: Facts, other: Facts, names: tuple[str, str]) -> Iterator[str]:
-    values = [{key: value for key, value in each.config.items() if not _may_differ(key)} for each in (first, other)]
+    left_out = () if first.processes == other.processes else _BATCH
+    values = [{key: value for key, value in each.config.items() if not (_may_differ(key) or key in left_out)} for each in (first, other)]
     return _values(values[0], values[1], lambda key: key, names)
 
 

@@ -11,16 +11,18 @@ from ddp_train.launch.node.differences import clock, differences, skew_s
 from ddp_train.launch.node.source import Source
 from tests.unit.launch.node.machines import DATA, HASHES, facts
 
-FIRST = facts()
+FIRST = facts(config={**facts().config, "trainer.global_batch_size": 64})
 
 
 def other(**changes: Any) -> list[str]:
-    return differences(FIRST, facts("node1", **{"node": 1, **changes}))
+    return differences(FIRST, facts("node1", **{"node": 1, "config": FIRST.config, **changes}))
 
 
 def test_machines_that_differ_only_in_what_may_differ_agree() -> None:
     config = {**FIRST.config, "cluster.node_rank": 1, "cluster.env.NCCL_SOCKET_IFNAME": "eth1", "cluster.processes_per_node": 4}
+    config["trainer.global_batch_size"] = 128
     assert other(config=config, processes=4, uid=7, utc=5.0, device="cuda", device_count=8) == []
+    assert len(other(config=config, processes=2)) == 1
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_what_one_machine_has_not_come_to_look_at_is_no_difference() -> None:
         Source(hashes={**HASHES, "mine.py": ""}, listed_by="git", is_whole=True),  # it could not be read
     ):
         assert other(source=source) == []
-    assert differences(facts(data={"data.root": None}), FIRST) == []  # the first machine downloads it
+    assert differences(facts(data={"data.root": None}, config=FIRST.config), FIRST) == []  # the first machine downloads it
 
 
 def test_many_differences_of_a_kind_are_counted() -> None:
@@ -78,7 +80,9 @@ def test_many_differences_of_a_kind_are_counted() -> None:
 
 
 def test_machines_of_one_name_are_told_apart_by_their_numbers() -> None:
-    assert differences(FIRST, facts("node0", node=1, nodes="3")) == ["cluster.nodes: 3 on node0 (machine 1), 2 on node0 (machine 0)"]
+    assert differences(FIRST, facts("node0", node=1, nodes="3", config=FIRST.config)) == [
+        "cluster.nodes: 3 on node0 (machine 1), 2 on node0 (machine 0)"
+    ]
 
 
 @pytest.mark.parametrize(
