@@ -17,6 +17,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.checkpoint.catalog import is_checkpoint
+from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config import hydra_errors
 from ddp_train.config.check import CONF, ConfigErrors, check, options, section
@@ -170,7 +171,9 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig) -> RunConfig:
             happened="is true",
             expected="false: ranks stand where you stand, so that they find your modules and data",
         )
-    return check(job_config, hydra=hydra_config)
+    checked = check(job_config, hydra=hydra_config)
+    check_pipeline(checked)
+    return checked
 
 
 def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:

@@ -25,7 +25,7 @@ from ddp_train.cli.settle import USAGE as SETTLE_USAGE
 from ddp_train.cli.settle import settle_run
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
-from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError
+from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, UserError
 from ddp_train.launch import local
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import release
@@ -92,7 +92,7 @@ def _report(command: Callable[[], int], launcher: Launcher) -> int:
         if not isinstance(error, Exit) or error.error is None:
             return error.code if isinstance(error.code, int) else DONE
         return _say(error.error, launcher)
-    except (ConfigError, ConfigErrors, HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+    except (UserError, ConfigErrors, HydraException, OmegaConfBaseException, ValueError, OSError) as error:
         return _say(error, launcher)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -108,6 +108,9 @@ def _say(error: Exception, launcher: Launcher) -> int:
     if isinstance(error, ConfigErrors):
         print(error.text(has_begun=launcher.has_begun), file=sys.stderr)
         return WRONG_INPUT
+    if isinstance(error, UserError):
+        print(error, file=sys.stderr)
+        return error.exit_code
     if not launcher.has_begun:
         print(hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF), file=sys.stderr)
         return WRONG_INPUT

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -26,6 +27,7 @@ from ddp_train.config.schema import (
     RootConfig,
     SweepConfig,
     TrainerConfig,
+    run_folders,
 )
 
 
@@ -60,6 +62,10 @@ class RunConfig(RootConfig):
         root = {key: tree[key] for key in ROOT_KEYS}
         parts = {name: tree[name] for name in (*TARGETS, "metrics")}
         return cls(**root, **typed_sections({name: tree[name] for name in SECTIONS}), **parts, tree=tree, batch=batch)
+
+    def runs_before(self) -> list[Path]:
+        """Return the folders of the runs that have to be done before this one begins (`after`)."""
+        return [] if self.after is None else [Path(folder).absolute() for folder in run_folders(self.after)]
 
     def yaml(self, answers: Mapping[str, Any] | None = None) -> str:
         """Return config.yaml.

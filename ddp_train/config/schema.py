@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,18 @@ def seconds_of(walltime: Any) -> int:
     return 60 * (60 * (24 * days + hours) + minutes + whole_minutes) + seconds
 
 
+def run_folders(given: Any) -> list[str]:
+    """Return the run folders that a path or a list of paths names.
+
+    Raises:
+        ValueError: it is neither; the text says what was expected.
+    """
+    found = [given] if isinstance(given, str) else list(given) if isinstance(given, Sequence) else []
+    if not found or not all(isinstance(folder, str) and folder for folder in found):
+        raise ValueError("a run folder, or several: '[RUN1,RUN2]'; null for none")
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class RootConfig:
     """The keys of the root itself."""
@@ -48,6 +61,7 @@ class RootConfig:
     seed: int = field(metadata={"min": 0})
     deterministic: bool
     resume: str
+    after: Any = field(metadata={"parse": run_folders})  # a folder or several
     init_from: str | None
     init_from_keys: dict[str, str]
     init_from_strict: bool

@@ -17,7 +17,20 @@ def texts(overrides: Any) -> list[str]:
 
 
 _WITHOUT_EFFECT_ON_RESULTS = (
-    *("name", "resume", "allowed_targets", "sanity_check", "extra", "cluster", "sweep", "metrics", "checkpoint", "evaluation", "debug"),
+    *(
+        "name",
+        "resume",
+        "after",
+        "allowed_targets",
+        "sanity_check",
+        "extra",
+        "cluster",
+        "sweep",
+        "metrics",
+        "checkpoint",
+        "evaluation",
+        "debug",
+    ),
     *("trainer.grad_accum_steps", "trainer.log_every_steps", "health.check_replicas_every_steps"),
     *("loader.micro_batch_size", "loader.num_workers"),
 )

@@ -1,6 +1,7 @@
 """From a job to running processes. Imports no torch but in `agent/`, which only the process forked for it imports.
 
 launcher       what a launcher offers, and a slot of a sweep
+after          a run that waits for others (`after=RUN`)
 local          this machine: one agent, for a job that is composed already
 torchrun       several machines by hand: this node's agent of a run that global rank 0 composes
 agent_process  an agent as a child of this process

@@ -150,11 +150,11 @@ def count_failure(run_folder: RunFolder, *, has_failed: bool = False) -> str:
     if report and report.exit_code in FINAL:  # nobody starts it again, but a person who has mended it
         end(run_folder, is_saved=False)
         return ""
-    (steps_taken, at_most), checkpoint = _steps_taken(run_folder), max(run_folder.saved_steps(), default=0)
-    if steps_taken > attempts.furthest or checkpoint > attempts.checkpoint:
+    (taken, at_most), checkpoint = steps_taken(run_folder), max(run_folder.saved_steps(), default=0)
+    if taken > attempts.furthest or checkpoint > attempts.checkpoint:
         attempts.failures.clear()
     attempts.furthest, attempts.checkpoint = max(attempts.furthest, at_most), checkpoint
-    where = f"step {steps_taken}" if at_most == steps_taken else f"step {steps_taken} to {at_most}"
+    where = f"step {taken}" if at_most == taken else f"step {taken} to {at_most}"
     what = f"rank {report.rank} on {report.host}, {report.line(_SHOWN)}" if report else "everything ended without a report"
     attempts.failures.append(f"after {where}: {what}")
     if len(attempts.failures) <= _RESTARTS:
@@ -163,8 +163,17 @@ def count_failure(run_folder: RunFolder, *, has_failed: bool = False) -> str:
         return ""
     forget(run_folder)
     with suppress(OSError):
-        Result(status=Status.FAILED, step=steps_taken, error=f"{NO_PROGRESS_ERROR}: {attempts.failures[-1]}").write(run_folder.result)
+        Result(status=Status.FAILED, step=taken, error=f"{NO_PROGRESS_ERROR}: {attempts.failures[-1]}").write(run_folder.result)
     return _verdict(run_folder, attempts)
+
+
+def steps_taken(run_folder: RunFolder) -> tuple[int, int]:
+    """Return how many steps the last attempt has taken at least, and at most."""
+    try:
+        at_least, at_most = run_folder.steps_taken.read_text().split()
+        return int(at_least), int(at_most)
+    except (OSError, ValueError):
+        return 0, 0
 
 
 def _verdict(run_folder: RunFolder, attempts: _Attempts) -> str:
@@ -181,15 +190,6 @@ def _verdict(run_folder: RunFolder, attempts: _Attempts) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _steps_taken(run_folder: RunFolder) -> tuple[int, int]:
-    """Return how many steps the last attempt has taken at least, and at most."""
-    try:
-        at_least, at_most = run_folder.steps_taken.read_text().split()
-        return int(at_least), int(at_most)
-    except (OSError, ValueError):
-        return 0, 0
 
 
 def _load(run_folder: RunFolder) -> _Attempts:

@@ -27,9 +27,9 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, texts
-from ddp_train.errors import FAILED, ConfigError
+from ddp_train.errors import FAILED, ConfigError, EnvironmentRefuses
 from ddp_train.job import Job
-from ddp_train.launch import restart_note
+from ddp_train.launch import after, restart_note
 from ddp_train.launch.launcher import MakeSlots
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
@@ -134,6 +134,7 @@ class Multirun:
         """Run frozen jobs. Leaves by SystemExit when the sweep is to end here."""
         if not jobs:
             return
+        self._wait_for_runs([job for _, job in jobs])
         if self._schedule is None:
             count = self._settings.parallel_jobs
             self._schedule = SweepScheduler(
@@ -171,6 +172,16 @@ class Multirun:
     def exit_code(self) -> int:
         """Return 1 when a job failed, else 0."""
         return int(any(job.status == Status.FAILED for job in self.sweep.jobs))
+
+    def _wait_for_runs(self, jobs: Sequence[Job]) -> None:
+        """Wait until all runs are done that one of the jobs comes after. Leaves by SystemExit when that never is, or by a stop signal."""
+        try:
+            after.wait([*dict.fromkeys(folder for job in jobs for folder in after.before(job))], who=RunFolder(self.sweep.root).shown())
+        except EnvironmentRefuses as error:
+            self._screen.say(f"\n{error}")
+            raise SystemExit(error.exit_code) from None
+        except after.Stopped as stop:
+            raise SystemExit(stop.exit_code) from None
 
     def _next_number(self) -> int:
         return max((job.number for job in self.sweep.jobs), default=-1) + 1

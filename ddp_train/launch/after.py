@@ -1,0 +1,140 @@
+"""A run that comes after others (`after=RUN`): it begins when they are done.
+
+SLURM waits by itself (`--dependency`). Everywhere else this process does, and says for what.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ddp_train.errors import DONE, INTERRUPTED, TERMINATED, EnvironmentRefuses, printable
+from ddp_train.job import Job
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.attempts import steps_taken
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status, status_of
+from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.system.folder_lock import is_held
+from ddp_train.system.process import STOP_SIGNALS
+
+_LOOK_EVERY_S = 1.0
+_SAY_EVERY_S = 60.0
+
+
+def before(job: Job) -> list[Path]:
+    """Return the folders of the runs that a job waits for here; [] for one that has begun before, or whose engine waits."""
+    has_begun, is_engines = job.run_folder.environment.exists(), job.config.cluster.launcher == "slurm"
+    return [] if has_begun or is_engines else job.config.runs_before()
+
+
+def wait_for_runs(job: Job) -> int:
+    """Wait until a job may begin.
+
+    Returns:
+        0, or the exit code with which it ends instead: 78 when it never may, 130 or 143 after a stop signal. result.json says so then.
+    """
+    try:
+        return wait(before(job), who=job.run_folder.shown())
+    except EnvironmentRefuses as error:
+        failure.from_exception(error, rank=0, step=None).record(job.run_folder)
+        print(f"\n{error}", file=sys.stderr)
+        return error.exit_code
+    except Stopped as stop:
+        with suppress(OSError):
+            Result(status=stop.status).write(job.run_folder.result)
+        return stop.exit_code
+
+
+class Stopped(Exception):
+    """A stop signal came while a run was waited for."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.status: Status = status_of(number)
+        self.exit_code = INTERRUPTED if number == signal.SIGINT else TERMINATED
+
+
+def wait(folders: Sequence[Path], *, who: str) -> int:
+    """Wait until all these runs are done, and return 0.
+
+    Args:
+        who: what waits, as `ddp-train resume` would be given it.
+
+    Raises:
+        EnvironmentRefuses: one of them never will be.
+        Stopped: by a signal.
+    """
+    waited = [folder for folder in folders if settle(RunFolder(folder)).verdict != Verdict.DONE]
+    if not waited:
+        return DONE
+    try:
+        with _stops():
+            for folder in waited:
+                _wait_for_one(folder, who)
+    except Stopped:
+        print(f"\nstopped while it waited; `ddp-train resume {who}` waits again", file=sys.stderr)
+        raise
+    return DONE
+
+
+def require_possible(folder: Path, *, fix: str = "") -> bool:
+    """Tell whether a run is done.
+
+    Raises:
+        EnvironmentRefuses: it never will be.
+    """
+    settled = settle(RunFolder(folder))
+    if settled.verdict == Verdict.NEVER:
+        raise EnvironmentRefuses(
+            key="after",
+            happened=f"{RunFolder(folder).shown()} does not get done: {settled.reason}",
+            expected="a run that is done, or on its way",
+            fix=fix,
+        )
+    return settled.verdict == Verdict.DONE
+
+
+def state(folder: Path) -> str:
+    """Return what there is to say of a run that is not done."""
+    run_folder = RunFolder(folder)
+    if is_held(folder):
+        steps, _ = steps_taken(run_folder)
+        return f"running, step {steps}" if steps else "starting, or waiting itself"
+    if run_folder.submitted.exists() and run_folder.read_result() is None:
+        return "submitted, not running"
+    return f"not running: {settle(run_folder).reason}"
+
+
+def _wait_for_one(folder: Path, who: str) -> None:
+    said, said_at = "", 0.0
+    while not require_possible(folder, fix=f"when it is done: ddp-train resume {who}"):
+        now = state(folder)
+        kind = now.partition(",")[0]
+        if kind != said or time.monotonic() - said_at > _SAY_EVERY_S:
+            print(printable(f"waiting for {RunFolder(folder).shown()}: {now}"), file=sys.stderr, flush=True)
+            said, said_at = kind, time.monotonic()
+        time.sleep(_LOOK_EVERY_S)
+    print(printable(f"{RunFolder(folder).shown()} is done"), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _stops() -> Iterator[None]:
+    """Raise `Stopped` for any stop signal in the block."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+    earlier: dict[int, Any] = {number: signal.signal(number, on_signal) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

@@ -1,0 +1,73 @@
+"""Runs that come after others: mistakes are told before anything is claimed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_train.cli.pipeline import check_pipeline
+from ddp_train.config.check import ConfigErrors
+from ddp_train.errors import ENVIRONMENT_REFUSES, EnvironmentRefuses
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.verdict import mark_cancelled
+from ddp_train.sweep.folder import Sweep, SweepJob
+from tests.unit.parts import checked, components, saved
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the folder of a run that has saved nothing, where the user stands."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.yaml").write_text("name: a\n")
+    return Path("a")
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigErrors) as caught:
+        check_pipeline(checked(*overrides))
+    return str(caught.value)
+
+
+def test_one_run_or_several_are_waited_for_wherever_one_stands_then(run: Path) -> None:
+    assert checked("after=a").runs_before() == [run.absolute()]
+    assert checked("after=[a,b/c]").runs_before() == [run.absolute(), Path("b/c").absolute()]
+    assert checked().runs_before() == []
+    check_pipeline(checked("after=a"))
+
+
+@pytest.mark.parametrize("value", ["[]", "3", "[a,3]", "{a:b}", "true"])
+def test_what_is_no_path_is_refused(value: str) -> None:
+    with pytest.raises(ConfigErrors, match=r"after: is .*\n.*a run folder, or several"):
+        checked(f"after={value}")
+
+
+def test_what_is_no_run_is_named(run: Path) -> None:
+    assert "/typo is no run folder" in refused("after=[a,typo]")
+    sweep = Sweep(root=run.absolute() / "sweep", command=[])
+    sweep.jobs = [SweepJob(number=number, folder=str(number), overrides=[], identity="") for number in range(2)]
+    sweep.save()
+    said = refused("after=a/sweep")
+    assert "is the folder of a sweep" in said and "/a/sweep/0,/" in said.replace('"', "")
+
+
+def test_a_run_that_never_gets_done_is_not_waited_for(run: Path) -> None:
+    mark_cancelled(RunFolder(run))
+    with pytest.raises(EnvironmentRefuses, match="a does not get done: cancelled") as caught:
+        check_pipeline(checked("after=a"))
+    assert caught.value.exit_code == ENVIRONMENT_REFUSES
+
+
+@pytest.mark.parametrize("given", ["a", "a/checkpoints/best", "a/checkpoints/last"])
+def test_weights_of_a_run_that_has_saved_none_need_one_that_is_waited_for(run: Path, given: str) -> None:
+    said = refused(f"init_from={given}")
+    assert "init_from: a has no complete checkpoint yet" in said and "fix: after=a" in said
+    check_pipeline(checked(f"init_from={given}", "after=a"))
+    check_pipeline(checked(f"init_from={given}", "after=[a]"))
+    saved(run / "checkpoints", 3, components())
+    check_pipeline(checked(f"init_from={given}"))
+
+
+def test_weights_that_are_no_runs_are_left_to_the_ranks() -> None:
+    check_pipeline(checked("init_from=weights.safetensors"))
