@@ -1,13 +1,14 @@
 # make train: everything from nothing to a trained model.   make test: the tests.   make check: format, lint, types, layers.
 # make gpu: what only GPUs can show (docs/gpu.md); `make gpu ARGS=--device=cpu` rehearses it without one.
 # make soak: ten minutes of a run undisturbed, and ten under one random fault every 20 seconds; `make soak ARGS='--minutes=2'` is shorter.
+# make clusters: every test on real SLURM, on hosts in network namespaces and over SSH; `make test` runs the short ones of them.
 # make faults: the long tests, with every fault as often as docs/faults.md counts it (half an hour).
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test gpu faults soak check bench clean
+.PHONY: train test gpu clusters faults soak check bench clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
@@ -18,6 +19,9 @@ test: $(READY)
 
 gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu -m gpu -rs $(ARGS)
+
+clusters: $(READY)
+	$(BIN)/python -m pytest tests/cluster -m "cluster or cluster_long" -rs $(ARGS)
 
 faults: $(READY)
 	$(BIN)/python -m pytest -m long $(ARGS)
