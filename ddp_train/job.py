@@ -12,6 +12,8 @@ from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.run_config import RunConfig
 from ddp_train.run_folder.paths import RunFolder
 
+QUICK, FULL = "quick", "full"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -23,6 +25,7 @@ class Job:
     overrides: list[str]
     options: list[str] = field(default_factory=list)  # where its YAML lies, as it is typed: --config-dir=FOLDER and the like
     in_sweep: bool = False  # then the terminal shows the sweep's table, and the job's own output goes to its logs
+    examines: str = ""  # nothing is trained: QUICK or FULL, the machines are examined (`ddp-train doctor`)
     checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
 
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:

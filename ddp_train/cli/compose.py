@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -39,6 +40,9 @@ from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
+EXAMINES = "hydra.callbacks.checked.examines"
+"""Is QUICK or FULL where a run's machines are to be examined instead (`ddp-train doctor`). A key, so that it goes wherever the words go."""
+
 
 def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
@@ -71,9 +75,15 @@ class _Command:
             overrides=texts(hydra_config.overrides.task),
             options=options(hydra_config),
             checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
+            examines=hydra_config.callbacks.checked.get("examines", ""),
         )
-        record(job.run_folder, job.config)
-        self._exit_code = self._launcher.begin(job)
+        if not job.examines:
+            record(job.run_folder, job.config)
+        try:
+            self._exit_code = self._launcher.begin(job)
+        finally:
+            if job.examines:
+                shutil.rmtree(job.run_folder.root, ignore_errors=True)
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
         """Run jobs that a sweeper asks for."""
@@ -95,7 +105,14 @@ class _Command:
 
 
 class Checked(Callback):
-    """Checks a config before Hydra makes its folder, and claims that folder (Hydra itself takes any that exists)."""
+    """Checks a config before Hydra makes its folder, and claims that folder (Hydra itself takes any that exists).
+
+    Args:
+        examines: see `EXAMINES`; read by `_Command`.
+    """
+
+    def __init__(self, examines: str = "") -> None:
+        del examines
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check and claim for a single run."""

@@ -17,6 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import __version__
 from ddp_train.cli.compose import Exit, compose
+from ddp_train.cli.doctor import USAGE as DOCTOR_USAGE
+from ddp_train.cli.doctor import examine
 from ddp_train.cli.resume import USAGE as RESUME_USAGE
 from ddp_train.cli.resume import resume_typed
 from ddp_train.cli.runs import USAGE as RUNS_USAGE
@@ -77,6 +79,7 @@ _COMMANDS: Mapping[str, tuple[str, _Command]] = {
     "resume": (RESUME_USAGE, resume_typed),
     "runs": (RUNS_USAGE, show_sweep),
     "settle": (SETTLE_USAGE, settle_run),
+    "doctor": (DOCTOR_USAGE, examine),
     "prepare": ("", _prepare),
 }
 """The first word -> what its --help shows ("": it shows that itself), and what it does. `config.command_line` has the same names."""

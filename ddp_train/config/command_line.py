@@ -17,6 +17,7 @@ _COMMAND_FIRST = {
     "resume": "the command first, and single values: a run that is resumed keeps its components",
     "runs": "the command first, and nothing but the folder of a sweep",
     "settle": "the command first, and nothing but a run folder",
+    "doctor": "the command first, then what the run would be given",
     "prepare": "the command first",
 }
 COMMANDS = tuple(_COMMAND_FIRST)
@@ -100,7 +101,7 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
 
 def _taken(command: str, others: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
     """Return the overrides that a command takes: `resume` those of single values, `runs` none."""
-    if command == "prepare":
+    if command in ("prepare", "doctor"):
         return list(others)
     return [text for text in others if command == "resume" and not isinstance(keys.get(text.partition("=")[0], {}), Mapping)]
 

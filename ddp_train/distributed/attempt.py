@@ -20,7 +20,7 @@ from ddp_train.errors import UserError
 from ddp_train.system.deadline import wait_until
 
 MEET_WITHIN_S = 300.0
-_LEAVE_WITHIN_S = 30.0
+LEAVE_WITHIN_S = 30.0
 _POLL_S = 0.02
 
 
@@ -57,7 +57,7 @@ def meet(store: Store, rank: int, size: int, *, remembered: Path | None, within_
     return Attempt(store=PrefixStore("attempt", place), prefix=f"ddp_train/{prefix}/attempt", remembered=Path(folder) if folder else None)
 
 
-def leave(store: Store, rank: int, size: int, *, within_s: float = _LEAVE_WITHIN_S) -> None:
+def leave(store: Store, rank: int, size: int, *, within_s: float = LEAVE_WITHIN_S) -> None:
     """Wait until every rank has come to its end, then leave, rank 0 last: the store may live in its process.
 
     Collective, but no failure when somebody is gone already.

@@ -8,6 +8,7 @@ agent_process  an agent as a child of this process
 spec           what an engine is given: one run, frozen
 signals        what this process does with stop signals meanwhile
 restart_note   what a node remembers from one attempt of a run to the next
+doctor/        are these machines fit for a run?
 engine/        who starts processes on other machines
 agent/         the agent itself: torchrun's own, with a better ending
 """

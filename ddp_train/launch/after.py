@@ -29,9 +29,9 @@ _SAY_EVERY_S = 60.0
 
 
 def before(job: Job) -> list[Path]:
-    """Return the folders of the runs that a job waits for here; [] for one that has begun before, or whose engine waits."""
+    """Return the folders of the runs that a job waits for here; [] for one that has begun before, trains nothing, or whose engine waits."""
     has_begun, is_engines = job.run_folder.environment.exists(), job.config.cluster.launcher == "slurm"
-    return [] if has_begun or is_engines else job.config.runs_before()
+    return [] if has_begun or is_engines or job.examines else job.config.runs_before()
 
 
 def wait_for_runs(job: Job) -> int:

@@ -19,20 +19,15 @@ def run(job: Job) -> int:
 
     The agent finds a free port itself: any number of runs share a machine.
     """
+    if job.examines:
+        return _run_agent(job, [])
     if job.checkpoint is not None:
         forget(job.run_folder)  # somebody has chosen where to go on
     elif verdict := count_failure(job.run_folder):
         print(verdict, file=sys.stderr)
         return NO_PROGRESS
-    cluster = job.config.cluster
-    processes = devices.processes_per_node(cluster.processes_per_node, cluster.device)
-    arguments = [f"--grace-s={cluster.grace_s}", f"--run-dir={job.run_folder.root}", *ALONE, f"--nproc-per-node={processes}"]
-    arguments.append(f"--max-restarts={max_restarts(cluster, {})}")
     before = job.run_folder.read_result()
-    code = run_agent(
-        [*arguments, "-m", "ddp_train"],
-        environment=rank_environment(processes, cluster.threads_per_process) | environment_of(cluster.env) | {handover.JOB: job.to_json()},
-    )
+    code = _run_agent(job, [f"--run-dir={job.run_folder.root}"], restarts=max_restarts(job.config.cluster, {}))
     result = job.run_folder.read_result()
     if result is not None and result.status in STOPPED:  # rank 0 has said so, and how to continue
         is_saved = result.step is not None or any(job.run_folder.saved_steps())  # by this attempt, or by one before it
@@ -49,3 +44,13 @@ def run(job: Job) -> int:
             status = {INTERRUPTED: Status.INTERRUPTED, TERMINATED: Status.PREEMPTED}.get(code, Status.FAILED)
             Result(status=status).write(job.run_folder.result)
     return code
+
+
+def _run_agent(job: Job, options: list[str], *, restarts: int = 0) -> int:
+    cluster = job.config.cluster
+    processes = devices.processes_per_node(cluster.processes_per_node, cluster.device)
+    arguments = [f"--grace-s={cluster.grace_s}", *options, *ALONE, f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    return run_agent(
+        [*arguments, "-m", "ddp_train"],
+        environment=rank_environment(processes, cluster.threads_per_process) | environment_of(cluster.env) | {handover.JOB: job.to_json()},
+    )

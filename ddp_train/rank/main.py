@@ -22,6 +22,7 @@ from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank import restart_report
+from ddp_train.rank.checkup import Checkup
 from ddp_train.rank.rank import Rank
 from ddp_train.rank.sweep_member import Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
@@ -30,6 +31,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
 from ddp_train.system import handover, torchrun_env
 
+_LEAVES_CHECKUP_WITHIN_S = 3.0  # some may be stuck, and who waits for the doctor has heard enough
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
 
@@ -73,6 +75,7 @@ class Group:
         self._rank, self._size = torchrun_env.rank(), torchrun_env.world_size()
         self._leader: Leader | None = None
         self._is_announced = False
+        self._leaves_within_s = attempt.LEAVE_WITHIN_S
         self._final_code: int | None = None  # of the attempt before, after which there is nothing to try again
         recalled = self._recalled = restart_note.recall()
         if recalled and self._rank == 0 and handover.JOB in os.environ:  # before any rank of this attempt can fail
@@ -108,13 +111,13 @@ class Group:
 
     def leave(self) -> None:
         """Leave when all processes have ended well."""
-        attempt.leave(self._attempt.store, self._rank, self._size)
+        attempt.leave(self._attempt.store, self._rank, self._size, within_s=self._leaves_within_s)
 
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         if job.checkpoint is not None and not self._attempt.remembered:
             forget(job.run_folder)  # somebody has chosen where to go on
-        elif verdict := count_failure(job.run_folder):
+        elif not job.examines and (verdict := count_failure(job.run_folder)):
             print(verdict, file=sys.stderr, flush=True)
             failure.from_verdict(verdict).record(job.run_folder)
             restart_note.remember(job.run_folder.root)
@@ -155,6 +158,9 @@ class Group:
         self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
 
     def _as_rank(self, job: Job) -> int:
+        if job.examines:
+            self._leaves_within_s = _LEAVES_CHECKUP_WITHIN_S
+            return Checkup(self._attempt, self._rank, self._size, job).run()
         restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
         return Rank(self._attempt.store, self._rank, self._size).run(job)
 

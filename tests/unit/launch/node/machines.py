@@ -25,7 +25,7 @@ def facts(host: str = "node0", **changes: Any) -> Facts:
         "config": {"optimizer.lr": 0.1, "cluster.env.NCCL_SOCKET_IFNAME": "eth0", "cluster.node_rank": 0, "cluster.nodes": 2},
         "source": Source(hashes=HASHES, listed_by="git", is_whole=True),
         "data": {"data.root": DATA},
-        "versions": {"python": "3.11.2", "torch": "2.13.0"},
+        "versions": {"python": "3.11.2", "torch": "2.13.0", "ddp_train": "1"},
         "device": "cpu",
         "device_count": 4,
         "driver": "",

@@ -1,0 +1,218 @@
+"""What a machine finds out about itself, and about its way to the others. `problems` judges it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddp_train.config.cluster import environment_of
+from ddp_train.job import Job
+from ddp_train.launch.node.facts import Facts, collect
+from ddp_train.launch.node.interfaces import GLOO, NCCL, taken_by_nccl
+from ddp_train.system import network
+from ddp_train.system.deadline import wait_until
+
+Address = tuple[str, int]
+
+_CONNECT_S = 2.0
+_SHARED_WITHIN_S = 3.0  # a network file system may show late what another machine has written
+_MOST_REACHED = 32  # of many machines each tries so many of those after it
+_SHARED_MEMORY = Path("/dev/shm")
+_INFINIBAND = Path("/sys/class/infiniband")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a machine says before it has heard of the others."""
+
+    facts: Facts
+    address: Address  # where the others may try to reach it
+    writes: str  # why it cannot write into the run's folder; "": it can
+    free_bytes: int  # on the file system of that folder
+    shared_memory_bytes: int | None  # /dev/shm as a whole; None: there is none
+    open_files: int  # how many a process may have open
+    locked_bytes: int | None  # how much memory a process may lock; None: as much as it likes
+    adapters: Mapping[str, str] = field(default_factory=dict)  # of InfiniBand (or RoCE) -> the state of its ports: "ACTIVE"
+    network: str = ""  # NCCL_NET, as the ranks have it
+    nccl: tuple[str, ...] = ()  # the interfaces that NCCL may take; (): no GPU is used
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self) | {"facts": self.facts.to_json()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Machine:
+        fields: dict[str, Any] = json.loads(text)
+        lists = {"address": tuple(fields["address"]), "nccl": tuple(fields["nccl"])}
+        return cls(**{**fields, **lists, "facts": Facts.from_json(fields["facts"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What a machine says when it has heard of the others."""
+
+    utc: float  # its clock when it heard that all are there, in seconds since the epoch
+    gloo: str  # the interface that gloo takes
+    unresolved: str = ""  # the name of the first machine, where it means nothing here
+    unreached: Mapping[int, str] = field(default_factory=dict)  # machine -> why no connection to it came about
+    unseen: tuple[int, ...] = ()  # machines whose file in the run's folder it does not see
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Way:
+        fields: dict[str, Any] = json.loads(text)
+        unreached = {int(number): why for number, why in fields["unreached"].items()}
+        return cls(**{**fields, "unreached": unreached, "unseen": tuple(fields["unseen"])})
+
+
+class Examination:
+    """The examination of this machine; one process of each does it.
+
+    Args:
+        job: what the ranks would run; its folder is where they try to write.
+        number: which machine this is.
+        count: how many there are.
+        first: the name or the address of the first machine, as this one was told; "": there is no other.
+    """
+
+    def __init__(self, job: Job, *, number: int, count: int, processes: int, first: str) -> None:
+        self._job, self._number, self._count, self._processes, self._first = job, number, count, processes, first
+        self._listener: socket.socket | None = None
+
+    def look(self) -> Machine:
+        """Look at this machine, write its file into the run's folder, and listen for the others."""
+        config = self._job.config
+        facts = collect(config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
+        environment = {**os.environ, **environment_of(config.cluster.env)}
+        writes, free = self._write()
+        _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        return Machine(
+            facts=facts,
+            address=self._listen(environment),
+            writes=writes,
+            free_bytes=free,
+            shared_memory_bytes=_size_of(_SHARED_MEMORY),
+            open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            locked_bytes=None if locked == resource.RLIM_INFINITY else locked,
+            adapters=_adapters(),
+            network=environment.get("NCCL_NET", ""),
+            nccl=() if facts.device == "cpu" else tuple(taken_by_nccl(environment.get(NCCL, ""), network.interfaces())),
+        )
+
+    def meet(self, addresses: Mapping[int, Address]) -> Way:
+        """Try the way to the others. To be called as soon as all machines are known to have looked.
+
+        Args:
+            addresses: of all machines.
+        """
+        utc = time.time()
+        others = [number % self._count for number in range(self._number + 1, self._number + self._count)]
+        tried = [other for other in others if other in addresses][:_MOST_REACHED]
+        with ThreadPoolExecutor(max_workers=max(1, len(tried))) as pool:
+            reached = list(pool.map(lambda other: _reach(addresses[other]), tried))
+        unseen: list[int] = []
+
+        def sees_all() -> bool:
+            unseen[:] = [other for other in others if not self._file_of(other).exists()]
+            return not unseen
+
+        wait_until(sees_all, within_s=_SHARED_WITHIN_S, every_s=0.1)
+        return Way(
+            utc=utc,
+            gloo=self._gloo(addresses),
+            unresolved="" if not self._first or _resolves(self._first) else self._first,
+            unreached={other: why for other, why in zip(tried, reached, strict=True) if why},
+            unseen=tuple(unseen),
+        )
+
+    def close(self) -> None:
+        """Listen no more, and take this machine's file away."""
+        if self._listener is not None:
+            self._listener.close()
+        with suppress(OSError):
+            self._file_of(self._number).unlink()
+
+    def _file_of(self, number: int) -> Path:
+        return self._job.run_folder.root / f"machine_{number}"
+
+    def _write(self) -> tuple[str, int]:
+        """Write a file into the run's folder; return why that fails, and how much space there is."""
+        folder = self._job.run_folder.root
+        why = ""
+        try:
+            temporary = self._file_of(self._number).with_suffix(f".{uuid.uuid4().hex}")
+            with temporary.open("xb") as stream:
+                stream.write(bytes(1 << 16))
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.rename(self._file_of(self._number))
+        except OSError as error:
+            why = error.strerror or str(error)
+        with suppress(OSError):
+            facts = os.statvfs(folder)
+            return why, facts.f_bavail * facts.f_frsize
+        return why, 0
+
+    def _listen(self, environment: Mapping[str, str]) -> Address:
+        """Listen, and return where the others may find this machine: they connect, and nothing is said."""
+        is_ipv6 = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_ipv6, backlog=1024)
+        named = network.interfaces().get(environment.get(GLOO, "").partition(",")[0])
+        host = (named or [""])[0] or (network.address_towards(self._first) if self._first else "")
+        return host or self._first, self._listener.getsockname()[1]
+
+    def _gloo(self, addresses: Mapping[int, Address]) -> str:
+        """Return the interface that gloo takes: the one that is given, or the one on the way to another machine."""
+        environment = {**os.environ, **environment_of(self._job.config.cluster.env)}
+        if environment.get(GLOO):
+            return environment[GLOO]
+        for other, (host, _) in addresses.items():
+            if other != self._number and (here := network.address_towards(host)):
+                return network.interface_of(here) or here
+        return "lo"
+
+
+def _reach(address: Address) -> str:
+    """Connect to another machine; return why that fails."""
+    try:
+        socket.create_connection(address, timeout=_CONNECT_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _resolves(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name.strip("[]"), None))
+    except OSError:
+        return False
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return None
+    return facts.f_blocks * facts.f_frsize
+
+
+def _adapters() -> dict[str, str]:
+    """Return the adapters for InfiniBand and RoCE, with the states of their ports."""
+    found = {}
+    with suppress(OSError):
+        for adapter in sorted(_INFINIBAND.iterdir()):
+            states = [file.read_text().split(":")[-1].strip() for file in sorted(adapter.glob("ports/*/state"))]
+            found[adapter.name] = ", ".join(states)
+    return found

@@ -1,0 +1,330 @@
+"""What is wrong with the machines of a run: each problem with its host, what it is, and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+from ddp_train.errors import printable
+from ddp_train.launch.doctor.machine import Machine, Way
+from ddp_train.launch.node.differences import SKEW_S, differences
+
+_GIB, _MIB = 1 << 30, 1 << 20
+_LEAST_FREE_BYTES = _GIB
+_LEAST_SHARED_BYTES = 512 * _MIB  # docker's default is 64 MiB
+_LEAST_OPEN_FILES = 1024
+_LEAST_LOCKED_BYTES = _GIB
+_SLOW = {"cpu": 0.5, "cuda": 0.8}  # of the others' median; cores are shared with whatever else runs, GPUs are not
+_SLOW_LINK = 0.5
+_MOST_COMPARED = 64  # machines, each with each, to find the one that most agree with
+
+ADVICE = {  # by the beginning of a sentence
+    "code: ": "the same code on each machine: stand in a folder that all share, or check out the same commit",
+    "data.": "the same files on each machine: a folder that all share, or copy them again",
+    "version of ": "install the same versions on each machine",
+    "GLOO_": "the name of an interface that each machine has, or cluster.env.GLOO_SOCKET_IFNAME=null: then it is the one on the way there",
+    "NCCL_": "the name of an interface that each machine has, or cluster.env.NCCL_SOCKET_IFNAME=null: then NCCL chooses",
+    "": "the same command on each machine; only cluster.node_rank is another one",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something to mend."""
+
+    host: str
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return printable(f"{self.host}: {self.what}\n  fix: {self.advice}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reckoned:
+    """What a rank says of its sums with the others."""
+
+    rank: int
+    machine: int
+    device: str = ""
+    wrong: str = ""  # what came out otherwise than it must
+    matmul_tflops: float | None = None
+    all_reduce_gb_s: float | None = None
+    link_mb_s: float | None = None  # from the machine before this one; of the first rank of a machine
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Reckoned:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """All that the machines have said, as it is judged."""
+
+    count: int  # of machines
+    processes: int  # of ranks
+    folder: str
+    machines: Mapping[int, Machine]
+    ways: Mapping[int, Way]
+    utc: float  # the first machine's clock when it told the others that all are there
+    reckoned: Mapping[int, Reckoned] | None  # by rank; None: it was not tried
+    downloads: bool = False  # the data set fetches what is missing
+    expects_equal: bool = True  # nobody has given a number of processes: each machine should have as many GPUs as the others
+
+    def name(self, number: int) -> str:
+        """Return what to call a machine."""
+        if number not in self.machines:
+            return f"machine {number}"
+        host = self.machines[number].facts.host
+        is_alone = sum(other.facts.host == host for other in self.machines.values()) == 1
+        return host if is_alone else f"{host} (machine {number})"
+
+    def usual(self) -> int:
+        """Return a machine that as many others as possible agree with: who differs from it is the odd one out."""
+        numbers = sorted(self.machines)
+        if len(numbers) > _MOST_COMPARED:
+            return numbers[0]
+        apart = Counter(dict.fromkeys(numbers, 0))
+        for one, other in combinations(numbers, 2):
+            ours, theirs = self.machines[one].facts, self.machines[other].facts
+            if differences(ours, theirs) or differences(theirs, ours):  # what is missing on the first counts for neither
+                apart.update((one, other))
+        return min(numbers, key=lambda number: apart[number])
+
+
+def hinders_sums(examined: Examined) -> bool:
+    """Tell whether something is wrong that a process group would only wait for."""
+    is_whole = len(examined.machines) == len(examined.ways) == examined.count
+    lacks = any(advised_by(problem) in ("GLOO_", "NCCL_") for each in examined.machines.values() for problem in each.facts.problems)
+    return not is_whole or lacks or any(way.unreached for way in examined.ways.values())
+
+
+def problems(examined: Examined) -> list[Problem]:
+    """Return everything that is wrong; [] for machines that are fit."""
+    found = [
+        Problem(host=examined.name(number), what="has said nothing", advice="its terminal or its log says why")
+        for number in range(examined.count)
+        if number not in examined.machines
+    ]
+    if not examined.machines:
+        return found
+    for part in (_told, _data, _devices, _folder, _limits, _clock, _network, _sums, _speed):
+        found += part(examined)
+    return found
+
+
+def advised_by(sentence: str) -> str:
+    """Return the beginning of a sentence by which `ADVICE` has something to say."""
+    return next(beginning for beginning in ADVICE if sentence.startswith(beginning))
+
+
+def _told(examined: Examined) -> Iterator[Problem]:
+    """What the machines have told, against the usual one."""
+    usual = examined.machines[examined.usual()].facts
+    for number, machine in sorted(examined.machines.items()):
+        for sentence in [*machine.facts.problems, *differences(usual, machine.facts)]:
+            yield Problem(host=examined.name(number), what=sentence, advice=ADVICE[advised_by(sentence)])
+    yield from _odd(
+        examined,
+        lambda machine: machine.facts.uid,
+        lambda own, others: f"runs as user {own}, the others as {others}: they cannot read each other's files",
+        "the same user, with the same number, on each machine",
+    )
+
+
+def _data(examined: Examined) -> Iterator[Problem]:
+    """Data that is nowhere; what is missing on one machine is a difference."""
+    if examined.downloads:
+        return
+    for key in examined.machines[examined.usual()].facts.data:
+        if all(machine.facts.data.get(key) is None for machine in examined.machines.values()):
+            hosts = ", ".join(examined.name(number) for number in sorted(examined.machines))
+            yield Problem(host=hosts, what=f"{key}: there is nothing at this path", advice=f"put the data there, or {key}=PATH")
+
+
+def _devices(examined: Examined) -> Iterator[Problem]:
+    for number, machine in sorted(examined.machines.items()):
+        facts = machine.facts
+        if facts.device != "cpu" and facts.device_count < facts.processes:
+            yield Problem(
+                host=examined.name(number),
+                what=f"{facts.processes} processes want a GPU each; it shows {facts.device_count}",
+                advice="nvidia-smi there says which are missing, and dmesg why; or fewer cluster.processes_per_node",
+            )
+    yield from _odd(
+        examined,
+        lambda machine: machine.facts.device,
+        lambda own, others: f"has {own}, the others have {others}: all wait for the slowest at each step",
+        "machines of one kind; cluster.device says what is used",
+    )
+    yield from _odd(
+        examined,
+        lambda machine: machine.facts.driver,
+        lambda own, others: f"has the NVIDIA driver {own or 'of no version'}, the others have {others or 'none'}",
+        "the same driver on each machine",
+    )
+    if examined.expects_equal:
+        yield from _odd(
+            examined,
+            lambda machine: machine.facts.device_count if machine.facts.device != "cpu" else 0,
+            lambda own, others: f"has {own} GPUs, the others have {others}",
+            "nvidia-smi there says which are missing; cluster.processes_per_node=N where it is meant so",
+        )
+
+
+def _folder(examined: Examined) -> Iterator[Problem]:
+    """The run's folder: every machine writes there, and sees what the others write."""
+    writers = {number for number, machine in examined.machines.items() if not machine.writes}
+    for number, machine in sorted(examined.machines.items()):
+        if machine.writes:
+            yield Problem(
+                host=examined.name(number),
+                what=f"cannot write into {examined.folder}: {machine.writes}",
+                advice="hydra.run.dir=FOLDER on a file system that every machine can write to",
+            )
+        elif machine.free_bytes < _LEAST_FREE_BYTES:
+            yield Problem(
+                host=examined.name(number),
+                what=f"{machine.free_bytes / _MIB:.0f} MiB are free where {examined.folder} lies",
+                advice="remove old runs, checkpoint.keep_last=1, or hydra.run.dir=FOLDER elsewhere",
+            )
+    unseen = {number: set(way.unseen) & writers for number, way in examined.ways.items()}
+    if not any(unseen.values()):
+        return
+    # Who shares the folder with most of the others is right; whoever does not share it with that machine is named.
+    apart = Counter(dict.fromkeys(examined.ways, 0))
+    for number, others in unseen.items():
+        apart.update({number: len(others), **dict.fromkeys(others - {number}, 1)})
+    right = min(sorted(apart), key=lambda number: apart[number])
+    for number in sorted(set(examined.ways) - {right}):
+        if right in unseen[number] or number in unseen[right]:
+            yield Problem(
+                host=examined.name(number),
+                what=f"does not share {examined.folder} with {examined.name(right)}: what one writes there the other does not see",
+                advice="hydra.run.dir=FOLDER on a file system that every machine has mounted (NFS, Lustre), and mounted there",
+            )
+
+
+def _limits(examined: Examined) -> Iterator[Problem]:
+    """What the operating system lets a process have."""
+    for number, machine in sorted(examined.machines.items()):
+        host = examined.name(number)
+        if (size := machine.shared_memory_bytes) is None or size < _LEAST_SHARED_BYTES:
+            what = "there is no /dev/shm" if size is None else f"/dev/shm has {size / _MIB:.0f} MiB; NCCL and data loaders need more"
+            yield Problem(host=host, what=what, advice="docker run --shm-size=8g (or --ipc=host); mount -o remount,size=8G /dev/shm")
+        if machine.open_files < _LEAST_OPEN_FILES:
+            yield Problem(
+                host=host,
+                what=f"a process may have {machine.open_files} open files; connections and data need {_LEAST_OPEN_FILES}",
+                advice="ulimit -n 65536; for good in /etc/security/limits.conf, under SLURM in slurmd's service (LimitNOFILE)",
+            )
+        if machine.adapters and machine.locked_bytes is not None and machine.locked_bytes < _LEAST_LOCKED_BYTES:
+            yield Problem(
+                host=host,
+                what=f"a process may lock {machine.locked_bytes / _MIB:.0f} MiB of memory; InfiniBand locks what it sends",
+                advice="ulimit -l unlimited; docker run --ulimit memlock=-1; under SLURM in slurmd's service (LimitMEMLOCK)",
+            )
+
+
+def _clock(examined: Examined) -> Iterator[Problem]:
+    ahead = {number: way.utc - examined.utc for number, way in examined.ways.items()}
+    usual = median(ahead.values()) if len(ahead) > 2 else 0.0  # of three clocks two are right
+    for number, seconds in sorted(ahead.items()):
+        if abs(seconds - usual) > SKEW_S:
+            what = f"its clock is {abs(seconds - usual):.1f} s {'ahead of' if seconds > usual else 'behind'} the others'"
+            yield Problem(host=examined.name(number), what=what, advice="let chronyd or ntpd set the clock there")
+
+
+def _network(examined: Examined) -> Iterator[Problem]:
+    is_apart = len({machine.facts.host for machine in examined.machines.values()}) > 1
+    for number, way in sorted(examined.ways.items()):
+        host = examined.name(number)
+        if way.unresolved:
+            what = f"the name of the first machine, {way.unresolved}, means nothing there"
+            yield Problem(host=host, what=what, advice="a name that every machine knows (/etc/hosts, DNS), or an address")
+        if is_apart and way.gloo == "lo":
+            what = "gloo takes the loopback interface, through which no other machine is reached"
+            yield Problem(host=host, what=what, advice=ADVICE["GLOO_"])
+    failed: dict[int, dict[int, str]] = {}
+    for number, way in examined.ways.items():
+        for other, why in way.unreached.items():
+            failed.setdefault(other, {})[number] = why
+    for other, callers in sorted(failed.items()):
+        from_ = ", ".join(examined.name(number) for number in sorted(callers))
+        address = ":".join(map(str, examined.machines[other].address))
+        yield Problem(
+            host=examined.name(other),
+            what=f"cannot be reached at {address} from {from_}: {next(iter(callers.values()))}",
+            advice="open all TCP ports between the machines, not that of the endpoint alone: gloo and NCCL take any that is free",
+        )
+    for number, machine in sorted(examined.machines.items()):
+        if machine.network == "IB" and "ACTIVE" not in " ".join(machine.adapters.values()):
+            what = f"NCCL_NET=IB, and no adapter for InfiniBand is active ({machine.adapters or 'there is none'})"
+            yield Problem(host=examined.name(number), what=what, advice="ibstat there says why; cluster=ethernet goes without InfiniBand")
+    yield from _odd(
+        examined,
+        lambda machine: sum("ACTIVE" in state for state in machine.adapters.values()),
+        lambda own, others: f"has {own} active adapters for InfiniBand, the others have {others}",
+        "ibstat there says which port is down",
+    )
+
+
+def _sums(examined: Examined) -> Iterator[Problem]:
+    """What the ranks reckoned together, and those that did not come to it."""
+    if examined.reckoned is None:
+        return
+    for rank, each in sorted(examined.reckoned.items()):
+        if each.wrong:
+            advice = "its log, and NCCL_DEBUG=INFO or GLOO_LOG_LEVEL=DEBUG in cluster.env, say more"
+            yield Problem(host=examined.name(each.machine), what=f"all-reduce on rank {rank}: {each.wrong}", advice=advice)
+    absent = [rank for rank in range(examined.processes) if rank not in examined.reckoned]
+    if absent:
+        shown = ", ".join(map(str, absent[:16])) + (", ..." if len(absent) > 16 else "")
+        host = "between the machines" if examined.count > 1 else examined.name(0)
+        advice = "+cluster.env.NCCL_DEBUG=INFO shows where NCCL waits; a firewall or an interface that leads elsewhere is the usual cause"
+        yield Problem(host=host, what=f"the all-reduce did not end on rank {shown}", advice=advice)
+
+
+def _speed(examined: Examined) -> Iterator[Problem]:
+    """Ranks and links that are slower than the others (`--full`)."""
+    reckoned = examined.reckoned or {}
+    speeds = {rank: each.matmul_tflops for rank, each in reckoned.items() if each.matmul_tflops is not None}
+    for rank, usual in _slow(speeds, lambda rank: _SLOW[reckoned[rank].device.partition(":")[0]]):
+        what = f"rank {rank} multiplies matrices at {speeds[rank]:.3g} TFLOP/s, the others at {usual:.3g}"
+        advice = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE: hot, or held back; top: something else runs there"
+        yield Problem(host=examined.name(reckoned[rank].machine), what=what, advice=advice)
+    links = {each.machine: each.link_mb_s for each in reckoned.values() if each.link_mb_s is not None}
+    for number, usual in _slow(links, lambda number: _SLOW_LINK):
+        before = examined.name((number - 1) % examined.count)
+        what = f"{links[number]:.3g} MB/s come from {before}; other links have {usual:.3g}"
+        yield Problem(host=examined.name(number), what=what, advice="ethtool and the switch say at which speed the cable runs")
+
+
+def _slow(values: Mapping[int, float], share: Callable[[int], float]) -> Iterator[tuple[int, float]]:
+    """Yield those that have less than a share of the others' median, and that median."""
+    for key, value in sorted(values.items()):
+        others = [other for each, other in values.items() if each != key]
+        if others and value < share(key) * (usual := median(others)):
+            yield key, usual
+
+
+def _odd(examined: Examined, value: Callable[[Machine], Any], what: Callable[[Any, Any], str], advice: str) -> Iterator[Problem]:
+    """Yield a problem for each machine that has another value than most; of two the first is right."""
+    values = {number: value(machine) for number, machine in sorted(examined.machines.items())}
+    usual = most_common(list(values.values()))
+    for number, own in values.items():
+        if own != usual:
+            yield Problem(host=examined.name(number), what=what(own, usual), advice=advice)
+
+
+def most_common(values: Sequence[Any]) -> Any:
+    """Return the value that most have; of several the one that comes first."""
+    return Counter(values).most_common(1)[0][0]

@@ -1,0 +1,121 @@
+"""What was examined, on one screen: a line for each thing, what most machines have, and who has something else."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ddp_train.launch.doctor.machine import Way
+from ddp_train.launch.doctor.problems import Examined, Problem, most_common
+from ddp_train.launch.node.contents import Contents
+
+_MOST_NAMED = 6
+_GIB = 1 << 30
+
+
+def screen(examined: Examined, found: list[Problem], *, seconds: float) -> str:
+    """Return the table, and below it the problems with what to do.
+
+    Args:
+        seconds: how long it took.
+    """
+    columns = shutil.get_terminal_size((120, 24)).columns
+    console = Console(file=io.StringIO(), width=max(80, columns), force_terminal=False)
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("examined", no_wrap=True)
+    table.add_column("on most machines" if examined.count > 1 else "here")
+    if examined.count > 1:
+        table.add_column("the odd one out")
+    for title, values in _lines(examined):
+        if values:
+            usual = most_common(list(values.values()))
+            odd = [f"{examined.name(number)}: {value}" for number, value in sorted(values.items()) if value != usual]
+            shown = "; ".join(odd[:_MOST_NAMED]) + (f"; and {len(odd) - _MOST_NAMED} more" if len(odd) > _MOST_NAMED else "")
+            table.add_row(title, escape(usual), *([escape(shown)] if examined.count > 1 else []))
+    console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    table_text = "\n".join(line.rstrip() for line in text.splitlines())
+    machines = "1 machine" if examined.count == 1 else f"{examined.count} machines"
+    head = f"doctor   {machines}, {examined.processes} ranks, {seconds:.1f} s"
+    if not found:
+        return f"{head}\n\n{table_text}\n\nfit: nothing is wrong"
+    count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+    return "\n\n".join([f"{head}\n\n{table_text}", f"{count}:", *map(str, found)])
+
+
+def _lines(examined: Examined) -> Iterator[tuple[str, Mapping[int, str]]]:
+    """Yield what a line is about, and what each machine has there."""
+    machines, ways = examined.machines, examined.ways
+    facts = {number: machine.facts for number, machine in machines.items()}
+    yield "processes", {number: str(each.processes) for number, each in facts.items()}
+    yield "device", {number: f"{each.device_count} x {each.device}" for number, each in facts.items() if each.device != "cpu"}
+    yield "cores", {number: str(each.device_count) for number, each in facts.items() if each.device == "cpu"}
+    yield "driver", {number: each.driver for number, each in facts.items() if each.driver}
+    for package in ("python", "torch", "ddp_train"):
+        yield package, {number: each.versions[package] for number, each in facts.items()}
+    yield "code", {number: f"{len(each.source.hashes)} files" for number, each in facts.items()}
+    for key in facts[min(facts)].data if facts else ():
+        yield key, {number: _data(each.data.get(key)) for number, each in facts.items()}
+    yield "run folder", {number: machine.writes or _shared(ways.get(number)) for number, machine in machines.items()}
+    yield "free there", {number: f"{machine.free_bytes // _GIB} GiB" for number, machine in machines.items()}
+    yield "/dev/shm", {number: _size(machine.shared_memory_bytes) for number, machine in machines.items()}
+    yield "open files", {number: str(machine.open_files) for number, machine in machines.items()}
+    yield "locked memory", {number: _size(each.locked_bytes, "unlimited") for number, each in machines.items() if each.adapters}
+    yield "InfiniBand", {number: _adapters(each.adapters) for number, each in machines.items() if each.adapters}
+    if examined.count > 1:
+        yield "clock", {number: f"{way.utc - examined.utc:+.0f} s".replace("-0 ", "+0 ") for number, way in ways.items()}
+        yield "reaches", {number: f"not {len(way.unreached)}" if way.unreached else "all others" for number, way in ways.items()}
+    yield "gloo takes", {number: way.gloo for number, way in ways.items()}
+    yield "NCCL may take", {number: ", ".join(machine.nccl) for number, machine in machines.items() if machine.nccl}
+    yield "all-reduce", _sums(examined)
+    reckoned = (examined.reckoned or {}).values()
+    for number in machines:
+        speeds = [each.matmul_tflops for each in reckoned if each.machine == number and each.matmul_tflops is not None]
+        if speeds:
+            yield f"matmul on {examined.name(number)}", {number: f"{median(speeds):.3g} TFLOP/s, slowest rank {min(speeds):.3g}"}
+    bandwidths = [each.all_reduce_gb_s for each in reckoned if each.all_reduce_gb_s is not None]
+    if bandwidths:
+        yield "all-reduce speed", {0: f"{median(bandwidths):.3g} GB/s"}
+    for each in reckoned:
+        if each.link_mb_s is not None:
+            before = examined.name((each.machine - 1) % examined.count)
+            yield f"{before} to {examined.name(each.machine)}", {each.machine: f"{each.link_mb_s:.3g} MB/s"}
+
+
+def _sums(examined: Examined) -> dict[int, str]:
+    if examined.reckoned is None:
+        return dict.fromkeys(examined.machines, "not tried")
+    said = {number: [each for each in examined.reckoned.values() if each.machine == number] for number in examined.machines}
+    return {number: _sum_of(examined, number, len(ranks), any(each.wrong for each in ranks)) for number, ranks in said.items()}
+
+
+def _sum_of(examined: Examined, number: int, answers: int, is_wrong: bool) -> str:
+    if is_wrong:
+        return "wrong"
+    missing = examined.machines[number].facts.processes - answers
+    return "exact" if missing <= 0 else f"no answer from {missing} of {examined.machines[number].facts.processes} ranks"
+
+
+def _data(found: Contents | None) -> str:
+    if found is None:
+        return "nothing"
+    files = [size for size in found.sizes.values() if size >= 0]
+    return f"{len(files)}{'' if found.is_whole else ' or more'} files, {sum(files):,} bytes"
+
+
+def _shared(way: Way | None) -> str:
+    return "not shared" if way is not None and way.unseen else "writable"
+
+
+def _size(size: int | None, otherwise: str = "none") -> str:
+    return otherwise if size is None else f"{size / _GIB:.3g} GiB"
+
+
+def _adapters(adapters: Mapping[str, str]) -> str:
+    return f"{sum('ACTIVE' in state for state in adapters.values())} of {len(adapters)} active"

@@ -1,0 +1,263 @@
+"""What the ranks do for `ddp-train doctor`: the first of each machine examines it, all reckon together, and rank 0 shows what came of it.
+
+Everything is told through the store in which the ranks met, and waited for no longer than a few seconds: what is wrong with a machine is
+often that a process group with it would never open. So the group is opened in a thread that may be left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_train.config import cluster
+from ddp_train.config.target import locate
+from ddp_train.distributed.attempt import Attempt
+from ddp_train.distributed.store import join_store_again
+from ddp_train.distributed.world import World, open_world
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
+from ddp_train.job import FULL, Job
+from ddp_train.launch.doctor.machine import Examination, Machine, Way
+from ddp_train.launch.doctor.problems import Examined, Reckoned, hinders_sums, problems
+from ddp_train.launch.doctor.table import screen
+from ddp_train.system import torchrun_env
+from ddp_train.system.deadline import wait_until
+from ddp_train.system.devices import resolve_device
+
+_LOOK_WITHIN_S = 5.0
+_MEET_WITHIN_S = 6.0  # two for a connection, three for a slow file system
+_SUMS_WITHIN_S = {"cpu": 6.0, "cuda": 10.0}  # CUDA and NCCL take seconds to begin
+_FULL_WITHIN_S = 60.0
+_POLL_S = 0.02
+_NUM_VALUES = 1000
+_TIMES = 5
+_ALL_REDUCE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+_LINK_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # at 10 Mbit/s two seconds
+_MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
+
+_Said = TypeVar("_Said")
+
+
+class Checkup:
+    """The examination, as one rank takes part in it.
+
+    Args:
+        attempt: where the ranks have met.
+        job: what they would run.
+    """
+
+    def __init__(self, attempt: Attempt, rank: int, size: int, job: Job) -> None:
+        self._attempt, self._store, self._rank, self._size, self._job = attempt, attempt.store, rank, size, job
+        self._machine, self._count = torchrun_env.node_rank(), torchrun_env.num_nodes()
+        self._begun = time.monotonic()
+        self._is_full = job.examines == FULL
+        self._device = resolve_device(job.config.cluster.device)
+        self._sums_within_s = _FULL_WITHIN_S if self._is_full else _SUMS_WITHIN_S[self._device]
+
+    def run(self) -> int:
+        """Take part to the end, and return the exit code: the same on all ranks."""
+        os.environ.update(cluster.environment_of(self._job.config.cluster.env, given=os.environ))
+        examination = self._look() if torchrun_env.local_rank() == 0 else None
+        try:
+            return self._judge(examination) if self._rank == 0 else self._follow(examination)
+        finally:
+            if examination is not None:
+                examination.close()
+
+    def _look(self) -> Examination:
+        """Examine this machine, and tell the others (the first rank of each)."""
+        examination = Examination(
+            self._job,
+            number=self._machine,
+            count=self._count,
+            processes=torchrun_env.local_world_size(),
+            first=torchrun_env.store_address()[0] if self._count > 1 else "",
+        )
+        self._store.set(f"machine/{self._machine}", examination.look().to_json())
+        return examination
+
+    def _judge(self, examination: Examination | None) -> int:
+        """Hear what all have to say, judge it, show it, and tell the verdict (rank 0)."""
+        machines = self._collect("machine", range(self._count), Machine.from_json, within_s=_LOOK_WITHIN_S)
+        utc = time.time()
+        self._store.set("met", json.dumps({number: machine.address for number, machine in machines.items()}))
+        self._meet(examination)
+        ways = self._collect("way", machines, Way.from_json, within_s=_MEET_WITHIN_S)
+        examined = Examined(
+            count=self._count,
+            processes=self._size,
+            folder=self._job.run_folder.shown(),
+            machines=machines,
+            ways=ways,
+            utc=utc,
+            reckoned=None,
+            downloads=getattr(locate(self._job.config.data["_target_"]), "downloads", False),
+            expects_equal=self._job.config.cluster.processes_per_node is None,
+        )
+        if not hinders_sums(examined):
+            self._store.set("sums", "begin")
+            self._begin_sums()
+            reckoned = self._collect("sum", range(self._size), Reckoned.from_json, within_s=self._sums_within_s)
+            examined = Examined(**{**vars(examined), "reckoned": reckoned})
+        found = problems(examined)
+        print(screen(examined, found, seconds=time.monotonic() - self._begun), flush=True)
+        code = ENVIRONMENT_REFUSES if found else DONE
+        self._store.set("verdict", json.dumps({"code": code, "problems": len(found), "host": examined.name(0)}))
+        return code
+
+    def _follow(self, examination: Examination | None) -> int:
+        """Do what rank 0 says, and return its verdict (other ranks)."""
+        if self._wait("met", within_s=_LOOK_WITHIN_S + _MEET_WITHIN_S):
+            self._meet(examination)
+        if self._wait("sums", "verdict", within_s=2 * _MEET_WITHIN_S) == "sums":
+            self._begin_sums()
+        if not self._wait("verdict", within_s=self._sums_within_s + _MEET_WITHIN_S):
+            print("doctor   rank 0 has come to no verdict; its terminal may say why", flush=True)
+            return ENVIRONMENT_REFUSES
+        verdict = json.loads(self._store.get("verdict"))
+        if verdict["code"] != DONE and examination is not None:
+            print(f"doctor   {verdict['problems']} to mend; the terminal of {verdict['host']} names them", flush=True)
+        return int(verdict["code"])
+
+    def _meet(self, examination: Examination | None) -> None:
+        if examination is not None:
+            addresses = {int(number): (host, port) for number, (host, port) in json.loads(self._store.get("met")).items()}
+            self._store.set(f"way/{self._machine}", examination.meet(addresses).to_json())
+
+    def _begin_sums(self) -> None:
+        """Reckon with the others, in a thread: it may wait for ever."""
+        threading.Thread(target=self._reckon, daemon=True).start()
+
+    def _reckon(self) -> None:
+        # A connection of its own: while one waits in the store, no other thread can use the same one.
+        store = dist.PrefixStore("sums", join_store_again(self._attempt.prefix))
+        try:
+            found = self._sums(store)
+        except Exception as error:  # whatever torch, gloo, NCCL or CUDA raise
+            found = Reckoned(rank=self._rank, machine=self._machine, wrong=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        dist.PrefixStore("told", store).set(f"sum/{self._rank}", found.to_json())
+
+    def _sums(self, store: dist.Store) -> Reckoned:
+        timeout = timedelta(seconds=self._sums_within_s)
+        world = open_world(store, self._rank, self._size, device=self._device, timeout=timeout)
+        kinds = [torch.device("cpu"), *([world.device] if self._device == "cuda" else [])]
+        wrong = "; ".join(text for kind in kinds if (text := check_sums(world, kind)))
+        speeds = self._speeds(world) if self._is_full and not wrong else {}
+        return Reckoned(rank=self._rank, machine=self._machine, device=str(world.device), wrong=wrong, **speeds)
+
+    def _speeds(self, world: World) -> dict[str, float]:
+        kind = world.device.type
+        speeds = {"matmul_tflops": _matmul(world.device, _MATMUL_SIZE[kind])}
+        world.barrier()
+        count = _ALL_REDUCE_BYTES[kind] // 4
+        values = torch.zeros(count, device=world.device)
+        speeds["all_reduce_gb_s"] = 4 * count / 1e9 / _seconds(lambda: world.sum(values), world.device)
+        if self._count > 1:
+            world.barrier()
+            if (speed := self._link(world, _LINK_BYTES[kind])) is not None:
+                speeds["link_mb_s"] = speed
+        return speeds
+
+    def _link(self, world: World, num_bytes: int) -> float | None:
+        """Send to the next machine and receive from the one before, all at once; return the speed of the second (first ranks)."""
+        firsts = [rank for rank, (node, local) in enumerate(world.gather((self._machine, world.local_rank))) if local == 0]
+        if world.local_rank != 0:
+            world.barrier()
+            return None
+        place = firsts.index(self._rank)
+        after, before = firsts[(place + 1) % len(firsts)], firsts[place - 1]
+        out, into = (torch.zeros(num_bytes // 4, device=world.device) for _ in range(2))
+        for is_timed in (False, True):
+            sent, received = (out, into) if is_timed else (out[:1], into[:1])
+            started = time.monotonic()
+            requests = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)])
+            requests[-1].wait()
+            _synchronize(world.device)
+            seconds = time.monotonic() - started
+            for request in requests:
+                request.wait()
+        world.barrier()
+        return num_bytes / 1e6 / seconds
+
+    def _collect(self, what: str, numbers: Iterable[int], read: Callable[[str], _Said], *, within_s: float) -> dict[int, _Said]:
+        """Return what has been said under these numbers, as far as it came in time."""
+        prefix = "sums/told/" if what == "sum" else ""
+        said: dict[int, _Said] = {}
+        absent = set(numbers)
+
+        def is_complete() -> bool:
+            for number in sorted(absent):
+                if self._store.check([f"{prefix}{what}/{number}"]):
+                    said[number] = read(self._store.get(f"{prefix}{what}/{number}").decode())
+            absent.difference_update(said)
+            return not absent
+
+        wait_until(is_complete, within_s=within_s, every_s=_POLL_S)
+        return said
+
+    def _wait(self, *keys: str, within_s: float) -> str:
+        """Return the first of these keys that is there; "" when the time is over."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            found[:] = [key for key in keys if self._store.check([key])]
+            return bool(found)
+
+        wait_until(is_there, within_s=within_s, every_s=_POLL_S)
+        return found[0] if found else ""
+
+
+def check_sums(world: World, device: torch.device) -> str:
+    """Add and collect known values with all ranks; return what came out otherwise than it must, "" for nothing. Collective."""
+    for dtype in (torch.int64, torch.float32):  # small integers are exact in both, in whatever order they are added
+        rows = [_values(rank, dtype, device) for rank in range(world.size)]
+        summed = world.sum(rows[world.rank].clone())
+        if text := _difference(summed, torch.stack(rows).sum(0), f"the sum of {dtype} on {device.type}"):
+            return text
+        for rank, (theirs, row) in enumerate(zip(world.gather_rows(rows[world.rank]), rows, strict=True)):
+            if text := _difference(theirs, row, f"what came from rank {rank} as {dtype} on {device.type}"):
+                return text
+    return ""
+
+
+def _values(rank: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return (torch.arange(_NUM_VALUES, device=device) % 97 * (rank % 8 + 1)).to(dtype)  # 20,000 ranks add up to less than 2**24
+
+
+def _difference(found: Tensor, expected: Tensor, what: str) -> str:
+    places = (found != expected).nonzero()
+    if not len(places):
+        return ""
+    place = int(places[0])
+    return f"{what} has {found[place].item()} at place {place}, where {expected[place].item()} is right; {len(places)} values are wrong"
+
+
+def _matmul(device: torch.device, size: int) -> float:
+    """Return how fast this rank multiplies matrices, in TFLOP/s."""
+    matrix = torch.ones(size, size, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    return 2 * size**3 / 1e12 / _seconds(lambda: matrix @ matrix, device)
+
+
+def _seconds(work: Callable[[], Any], device: torch.device) -> float:
+    """Return how long it takes once it is warm: the median of some times."""
+    times = []
+    for _ in range(_TIMES + 1):
+        _synchronize(device)
+        started = time.monotonic()
+        work()
+        _synchronize(device)
+        times.append(time.monotonic() - started)
+    return sorted(times[1:])[_TIMES // 2]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

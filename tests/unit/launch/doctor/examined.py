@@ -1,0 +1,57 @@
+"""Machines as the doctor has examined them, made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ddp_train.launch.doctor.machine import Machine, Way
+from ddp_train.launch.doctor.problems import Examined, Reckoned
+from tests.unit.launch.node.machines import facts
+
+HEALTHY = Machine(
+    facts=facts(),
+    address=("10.0.0.1", 4000),
+    writes="",
+    free_bytes=100 << 30,
+    shared_memory_bytes=8 << 30,
+    open_files=65536,
+    locked_bytes=None,
+)
+WAY = Way(utc=1000.0, gloo="eth0")
+
+
+def three(
+    machines: dict[int, dict[str, Any]] | None = None,
+    ways: dict[int, dict[str, Any]] | None = None,
+    told: dict[int, dict[str, Any]] | None = None,
+    reckoned: dict[int, dict[str, Any]] | None = {},  # noqa: B006  # never changed
+    **changes: Any,
+) -> Examined:
+    """Return three healthy machines of a rank each, with what is said to be otherwise, by machine.
+
+    Args:
+        told: what is otherwise in their facts.
+        reckoned: what is otherwise with their ranks' sums; None: they were not tried.
+    """
+    given: dict[str, Any] = {
+        "count": 3,
+        "processes": 3,
+        "folder": "outputs/x",
+        "utc": 1000.0,
+        "machines": {
+            number: replace(
+                HEALTHY,
+                **{
+                    "facts": facts(f"node{number}", **{"node": number, "processes": 1, **(told or {}).get(number, {})}),
+                    **(machines or {}).get(number, {}),
+                },
+            )
+            for number in range(3)
+        },
+        "ways": {number: replace(WAY, **(ways or {}).get(number, {})) for number in range(3)},
+        "reckoned": None
+        if reckoned is None
+        else {number: replace(Reckoned(rank=number, machine=number, device="cpu"), **reckoned.get(number, {})) for number in range(3)},
+    }
+    return Examined(**(given | changes))

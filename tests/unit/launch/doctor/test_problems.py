@@ -1,0 +1,127 @@
+"""Every fault that the doctor knows is named with its host and with advice, and healthy machines have none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddp_train.launch.doctor.problems import Examined, hinders_sums, problems
+from ddp_train.launch.node.source import Source
+from tests.unit.launch.doctor.examined import three
+from tests.unit.launch.node.machines import DATA, HASHES
+
+LOST = {"data": {"data.root": None}}
+GPUS = {"device": "NVIDIA H100", "device_count": 8, "driver": "570.1", "processes": 8}
+
+
+def said(examined: Examined) -> list[tuple[str, str]]:
+    """Return host and text of each problem; each has an advice."""
+    found = problems(examined)
+    assert all(problem.advice for problem in found)
+    return [(problem.host, problem.what) for problem in found]
+
+
+def test_healthy_machines_are_fit() -> None:
+    assert problems(three()) == []
+    assert not hinders_sums(three())
+    gpus = {number: dict(GPUS, processes=1) for number in range(3)}
+    assert problems(three(told=gpus, reckoned={number: {"device": f"cuda:{number}"} for number in range(3)})) == []
+
+
+@pytest.mark.parametrize(
+    ("faults", "what"),
+    [
+        ({"told": {2: {"config": {"optimizer.lr": 0.5}}}}, "optimizer.lr: 0.5 on node2, 0.1 on node0"),
+        (
+            {"told": {2: {"source": Source(hashes={**HASHES, "mine.py": "6" * 16}, listed_by="git", is_whole=True)}}},
+            "code: mine.py: 66666666 on node2, 22222222 on node0",
+        ),
+        (
+            {"told": {2: {"data": {"data.root": replace(DATA, samples={"a.bin": "5" * 16})}}}},
+            "data.root: a.bin has other bytes",
+        ),
+        ({"told": {2: LOST}}, "data.root: is missing on node2, is there on node0"),
+        ({"told": {2: {"versions": {"python": "3.11.2", "torch": "2.12", "ddp_train": "1"}}}}, "version of torch: '2.12' on node2"),
+        ({"told": {2: {"problems": ["GLOO_SOCKET_IFNAME=ib7 names ib7, which is not there"]}}}, "GLOO_SOCKET_IFNAME=ib7 names ib7"),
+        ({"told": {2: {"uid": 7}}}, "runs as user 7, the others as 1000"),
+        ({"ways": {2: {"utc": 1060.0}}}, "its clock is 60.0 s ahead of the others'"),
+        ({"ways": {2: {"utc": 940.0}}}, "its clock is 60.0 s behind the others'"),
+        ({"machines": {2: {"writes": "Read-only file system"}}}, "cannot write into outputs/x: Read-only file system"),
+        ({"machines": {2: {"free_bytes": 5 << 20}}}, "5 MiB are free where outputs/x lies"),
+        ({"ways": {0: {"unseen": (2,)}, 1: {"unseen": (2,)}, 2: {"unseen": (0, 1)}}}, "does not share outputs/x with node0"),
+        ({"machines": {2: {"shared_memory_bytes": 64 << 20}}}, "/dev/shm has 64 MiB"),
+        ({"machines": {2: {"shared_memory_bytes": None}}}, "there is no /dev/shm"),
+        ({"machines": {2: {"open_files": 256}}}, "a process may have 256 open files"),
+        ({"machines": {2: {"locked_bytes": 8 << 20, "adapters": {"mlx5_0": "ACTIVE"}}}}, "a process may lock 8 MiB"),
+        ({"ways": {2: {"unresolved": "node0"}}}, "node0, means nothing there"),
+        ({"ways": {2: {"gloo": "lo"}}}, "gloo takes the loopback interface"),
+        (
+            {"ways": {0: {"unreached": {2: "timed out"}}, 1: {"unreached": {2: "timed out"}}}},
+            "cannot be reached at 10.0.0.1:4000 from node0, node1: timed out",
+        ),
+        ({"machines": {2: {"network": "IB"}}}, "NCCL_NET=IB, and no adapter for InfiniBand is active (there is none)"),
+        ({"told": {2: {"device": "NVIDIA A100", "device_count": 8, "driver": ""}}}, "has NVIDIA A100, the others have cpu"),
+        ({"reckoned": {2: {"wrong": "the sum has 3 where 4 is right"}}}, "all-reduce on rank 2: the sum has 3 where 4 is right"),
+        (
+            {"reckoned": {number: {"matmul_tflops": 0.01 if number == 2 else 0.1} for number in range(3)}},
+            "rank 2 multiplies matrices at 0.01 TFLOP/s, the others at 0.1",
+        ),
+        (
+            {"reckoned": {number: {"link_mb_s": 1.0 if number == 2 else 900.0} for number in range(3)}},
+            "1 MB/s come from node1; other links have 900",
+        ),
+    ],
+)
+def test_a_fault_is_named_with_its_host(faults: dict[str, Any], what: str) -> None:
+    found = said(three(**faults))
+    assert found[0][0] == "node2"
+    assert what in found[0][1], found
+    assert {host for host, _ in found} == {"node2"}  # and nobody else
+
+
+def test_gpus_that_are_fewer_than_their_processes_or_than_elsewhere_are_named() -> None:
+    told = {0: dict(GPUS), 1: {**GPUS, "device_count": 7}, 2: {**GPUS, "device_count": 7, "processes": 7, "driver": "560.2"}}
+    assert said(three(told=told, processes=23, reckoned=None)) == [
+        ("node1", "8 processes want a GPU each; it shows 7"),
+        ("node2", "has the NVIDIA driver 560.2, the others have 570.1"),
+        ("node0", "has 8 GPUs, the others have 7"),
+    ]
+
+
+def test_the_odd_one_out_is_named_although_it_is_the_first() -> None:
+    assert [host for host, _ in said(three(told={0: {"config": {"optimizer.lr": 0.5}}}))] == ["node0"]
+    assert [host for host, _ in said(three(ways={0: {"utc": 1000.0}, 1: {"utc": 940.0}, 2: {"utc": 940.1}}))] == ["node0"]
+
+
+def test_data_that_is_nowhere_is_missed_unless_it_is_downloaded() -> None:
+    told = dict.fromkeys(range(3), LOST)
+    assert said(three(told=told)) == [("node0, node1, node2", "data.root: there is nothing at this path")]
+    assert said(three(told=told, downloads=True)) == []
+
+
+def test_who_is_silent_is_named_and_nobody_reckons_with_it() -> None:
+    examined = three()
+    lost = replace(examined, machines={0: examined.machines[0], 1: examined.machines[1]}, reckoned=None)
+    assert said(lost) == [("machine 2", "has said nothing")]
+    assert hinders_sums(lost)
+    assert problems(replace(lost, machines={}, ways={}))[2].host == "machine 2"
+
+
+def test_ranks_that_do_not_come_to_the_sums_are_counted() -> None:
+    examined = three()
+    assert examined.reckoned is not None
+    found = said(replace(examined, reckoned={0: examined.reckoned[0]}))
+    assert found == [("between the machines", "the all-reduce did not end on rank 1, 2")]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"told": {1: {"problems": ["NCCL_SOCKET_IFNAME=ib leaves no interface with an address"]}}},
+        {"ways": {1: {"unreached": {2: "timed out"}}}},
+    ],
+)
+def test_what_a_process_group_would_only_wait_for_is_known_before(faults: dict[str, Any]) -> None:
+    assert hinders_sums(three(**faults))
