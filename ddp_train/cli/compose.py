@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -31,7 +30,7 @@ from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.torchrun import join
-from ddp_train.run_folder.claim import claim_given, claim_new
+from ddp_train.run_folder.claim import claim_given, claim_new, clear
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import check_below, check_pattern, require_own
 from ddp_train.sweep import optuna as optuna_sweeper
@@ -83,7 +82,7 @@ class _Command:
             self._exit_code = self._launcher.begin(job)
         finally:
             if job.examines:
-                shutil.rmtree(job.run_folder.root, ignore_errors=True)
+                clear(job.run_folder.root)
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
         """Run jobs that a sweeper asks for."""

@@ -56,6 +56,15 @@ def release() -> None:
                 shutil.rmtree(folder)
 
 
+def clear(folder: Path) -> None:
+    """Remove all that lies in a folder that this process holds. `release` then removes the folder, too, if this process made it."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != folder_lock.HOLDER:
+            path.unlink(missing_ok=True)
+
+
 _made: list[Path] = []
 
 
