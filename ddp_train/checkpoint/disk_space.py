@@ -38,18 +38,18 @@ def probe(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
     there = sum(1 for _ in folder.glob("step_*"))
     more = free // checkpoint_bytes
     needed = max(1, 2 - there) * checkpoint_bytes
-    estimate = f"one takes {_size(checkpoint_bytes)} (weights and optimizer, estimated)"
+    estimate = f"one takes {in_units(checkpoint_bytes)} (weights and optimizer, estimated)"
     if free < needed:
         raise EnvironmentRefuses(
             key="checkpoint",
-            happened=f"{folder} has {_size(free)} free, and needs {_size(needed)}: {estimate}",
+            happened=f"{folder} has {in_units(free)} free, and needs {in_units(needed)}: {estimate}",
             expected="room for two checkpoints, so that the old one stays until the new one is complete",
             fix="free space there, or hydra.run.dir=FOLDER on a larger disk",
         )
     if there + more >= wanted:
         return ""
     return (
-        f"checkpoints: {_size(free)} free in {folder}, but {_size((wanted - there) * checkpoint_bytes)} may be needed"
+        f"checkpoints: {in_units(free)} free in {folder}, but {in_units((wanted - there) * checkpoint_bytes)} may be needed"
         f" for {wanted - there} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"
     )
 
@@ -68,7 +68,7 @@ def _write_probe(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _size(num_bytes: int) -> str:
+def in_units(num_bytes: int) -> str:
     """Write a number of bytes in the largest unit that leaves a whole part."""
     power = min(len(_UNITS) - 1, (len(str(num_bytes)) - 1) // 3)
     return f"{num_bytes / 1000**power:.{1 if power else 0}f} {_UNITS[power]}"

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -130,16 +131,14 @@ class Checked(Callback):
         with _exits_of_its_own():
             if OmegaConf.select(config, "cluster.launcher") == "torchrun" and not is_torchrun_worker():
                 raise Exit(join(section(config, ClusterConfig), sys.argv[1:]))
-            folder = _place(config.hydra.sweep, key="hydra.sweep.dir", is_typed=_is_overridden(config, "hydra.sweep.dir"))
+            folder = sweep_place(config)
             if not _is_overridden(config, "hydra.sweep.dir"):
                 folder = claim_new(folder)
             elif is_sweep(folder):
                 hold(folder, key="hydra.sweep.dir")
             else:
                 folder = claim_given(folder, key="hydra.sweep.dir")
-            with read_write(config.hydra), open_dict(config.hydra):
-                config.hydra.sweep.dir = str(folder)
-                config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")  # jobs compose again, from these overrides
+            fix_sweep_place(config, folder)
             if optuna_sweeper.is_chosen(config):
                 optuna_sweeper.prepare(config, folder, _goal(config), is_taken_up=is_sweep(folder))
 
@@ -192,18 +191,44 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig) -> RunConfig:
     return checked
 
 
-def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:
-    """Return the run folder, ours alone, and whether a run in it is continued."""
-    resume = checked.resume
-    if resume not in ("auto", "never"):
-        return _continue(run_of(Path(resume)), checked, key="resume"), True
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a run goes."""
+
+    folder: Path
+    key: str  # the config key that says so
+    is_new: bool  # nobody has typed it: it is made, under another name where it exists
+    is_continued: bool  # there is a run in it, which goes on
+
+
+def place_of(composed: DictConfig, checked: RunConfig) -> Place:
+    """Return where a run goes. Looks, and touches nothing."""
+    if checked.resume not in ("auto", "never"):
+        return Place(folder=run_of(Path(checked.resume)), key="resume", is_new=False, is_continued=True)
     is_typed = _is_overridden(composed, "hydra.run.dir")
     folder = _place(composed.hydra.run, key="hydra.run.dir", is_typed=is_typed)
-    if not is_typed:
-        return claim_new(folder), False
-    if resume == "auto" and (folder / "config.yaml").exists():
-        return _continue(folder, checked, key="hydra.run.dir"), True
-    return claim_given(folder, key="hydra.run.dir"), False
+    is_continued = is_typed and checked.resume == "auto" and (folder / "config.yaml").exists()
+    return Place(folder=folder, key="hydra.run.dir", is_new=not is_typed, is_continued=is_continued)
+
+
+def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:
+    """Return the run folder, ours alone, and whether a run in it is continued."""
+    found = place_of(composed, checked)
+    if found.is_continued:
+        return _continue(found.folder, checked, key=found.key), True
+    return claim_new(found.folder) if found.is_new else claim_given(found.folder, key=found.key), False
+
+
+def sweep_place(composed: DictConfig) -> Path:
+    """Return where a sweep goes. Looks, and touches nothing."""
+    return _place(composed.hydra.sweep, key="hydra.sweep.dir", is_typed=_is_overridden(composed, "hydra.sweep.dir"))
+
+
+def fix_sweep_place(composed: DictConfig, folder: Path) -> None:
+    """Let all jobs of a sweep have the same folder above theirs."""
+    with read_write(composed.hydra), open_dict(composed.hydra):
+        composed.hydra.sweep.dir = str(folder)
+        composed.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")  # jobs compose again, from these overrides
 
 
 def _place(node: DictConfig, *, key: str, is_typed: bool) -> Path:
@@ -221,6 +246,17 @@ def _place(node: DictConfig, *, key: str, is_typed: bool) -> Path:
 def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
     """Take the folder of a run, refusing to continue it under a configuration that would give other results than its own."""
     hold(folder, key=key)
+    require_same(folder, checked, key=key)
+    RunFolder(folder).forget_failure()
+    return folder
+
+
+def require_same(folder: Path, checked: RunConfig, *, key: str) -> None:
+    """Refuse to continue a run that is not the user's own, or under a configuration that would give other results.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
     require_own(folder, key=key)
     changed = changes(checked, folder)
     if changed:
@@ -230,8 +266,6 @@ def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
             expected="the configuration that it was started with",
             fix=f"`ddp-train resume {folder}` takes the saved one (and overrides after it); or start a new run in another folder",
         )
-    RunFolder(folder).forget_failure()
-    return folder
 
 
 def _is_overridden(composed: DictConfig, key: str) -> bool:

@@ -19,6 +19,8 @@ from ddp_train import __version__
 from ddp_train.cli.compose import Exit, compose
 from ddp_train.cli.doctor import USAGE as DOCTOR_USAGE
 from ddp_train.cli.doctor import examine
+from ddp_train.cli.plan import USAGE as PLAN_USAGE
+from ddp_train.cli.plan import plan
 from ddp_train.cli.resume import USAGE as RESUME_USAGE
 from ddp_train.cli.resume import resume_typed
 from ddp_train.cli.runs import USAGE as RUNS_USAGE
@@ -76,6 +78,7 @@ def _prepare(arguments: list[str], launcher: Launcher) -> int:
 
 
 _COMMANDS: Mapping[str, tuple[str, _Command]] = {
+    "plan": (PLAN_USAGE, plan),
     "resume": (RESUME_USAGE, resume_typed),
     "runs": (RUNS_USAGE, show_sweep),
     "settle": (SETTLE_USAGE, settle_run),

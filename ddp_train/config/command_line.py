@@ -14,6 +14,7 @@ from ddp_train.config.spelling import nearest, override
 from ddp_train.errors import ConfigError
 
 _COMMAND_FIRST = {
+    "plan": "the command first, then the words of the run",
     "resume": "the command first, and single values: a run that is resumed keeps its components",
     "runs": "the command first, and nothing but the folder of a sweep",
     "settle": "the command first, and nothing but a run folder",
@@ -101,7 +102,7 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
 
 def _taken(command: str, others: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
     """Return the overrides that a command takes: `resume` those of single values, `runs` none."""
-    if command in ("prepare", "doctor"):
+    if command in ("plan", "prepare", "doctor"):
         return list(others)
     return [text for text in others if command == "resume" and not isinstance(keys.get(text.partition("=")[0], {}), Mapping)]
 

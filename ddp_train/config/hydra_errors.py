@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.global_hydra import GlobalHydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
-from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -28,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command_line import whole, without_override
+from ddp_train.config.composition import loader_of, parse
 from ddp_train.config.schema import SECTIONS, TARGETS
 from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.config.target import locate, takes
@@ -128,14 +126,9 @@ def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
 
 
 def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
-    args = get_args_parser().parse_args(arguments)
-    search_path = create_config_search_path(args.config_path or str(conf))
-    if args.config_dir is not None:
-        search_path.prepend("command-line", f"file://{os.path.abspath(args.config_dir)}", anchor=SearchPathQuery(provider="schema"))
-    setup_globals()
-    GlobalHydra.instance().clear()
-    loader = ConfigLoaderImpl(search_path)
-    _require_config(args, loader)
+    args = parse(arguments)
+    loader = loader_of(args, conf)
+    require_config(args, loader)
 
     def compose(overrides: list[str]) -> DictConfig:
         return loader.load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
@@ -198,7 +191,7 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     return [*errors, *(_not_there(each, base, [*known, *groups]) for each in unknown), *found]
 
 
-def _require_config(args: Any, loader: ConfigLoaderImpl) -> None:
+def require_config(args: Any, loader: ConfigLoaderImpl) -> None:
     """Refuse a folder or a root config that is not there.
 
     Raises:

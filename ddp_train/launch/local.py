@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 
 from ddp_train.config.cluster import ALONE, environment_of, max_restarts
+from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, TERMINATED
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
@@ -20,14 +21,14 @@ def run(job: Job) -> int:
     The agent finds a free port itself: any number of runs share a machine.
     """
     if job.examines:
-        return _run_agent(job, [])
+        return _run_agent(job)
     if job.checkpoint is not None:
         forget(job.run_folder)  # somebody has chosen where to go on
     elif verdict := count_failure(job.run_folder):
         print(verdict, file=sys.stderr)
         return NO_PROGRESS
     before = job.run_folder.read_result()
-    code = _run_agent(job, [f"--run-dir={job.run_folder.root}"], restarts=max_restarts(job.config.cluster, {}))
+    code = _run_agent(job)
     result = job.run_folder.read_result()
     if result is not None and result.status in STOPPED:  # rank 0 has said so, and how to continue
         is_saved = result.step is not None or any(job.run_folder.saved_steps())  # by this attempt, or by one before it
@@ -46,11 +47,20 @@ def run(job: Job) -> int:
     return code
 
 
-def _run_agent(job: Job, options: list[str], *, restarts: int = 0) -> int:
+def agent_arguments(job: Job) -> list[str]:
+    """Return what the agent of a job is told."""
     cluster = job.config.cluster
-    processes = devices.processes_per_node(cluster.processes_per_node, cluster.device)
-    arguments = [f"--grace-s={cluster.grace_s}", *options, *ALONE, f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
-    return run_agent(
-        [*arguments, "-m", "ddp_train"],
-        environment=rank_environment(processes, cluster.threads_per_process) | environment_of(cluster.env) | {handover.JOB: job.to_json()},
-    )
+    ours, restarts = [f"--grace-s={cluster.grace_s}"], 0
+    if not job.examines:
+        ours, restarts = [*ours, f"--run-dir={job.run_folder.root}"], max_restarts(cluster, {})
+    return [*ours, *ALONE, f"--nproc-per-node={_processes(cluster)}", f"--max-restarts={restarts}", "-m", "ddp_train"]
+
+
+def _run_agent(job: Job) -> int:
+    cluster = job.config.cluster
+    environment = rank_environment(_processes(cluster), cluster.threads_per_process) | environment_of(cluster.env)
+    return run_agent(agent_arguments(job), environment={**environment, handover.JOB: job.to_json()})
+
+
+def _processes(cluster: ClusterConfig) -> int:
+    return devices.processes_per_node(cluster.processes_per_node, cluster.device)

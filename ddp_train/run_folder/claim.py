@@ -36,6 +36,16 @@ def claim_given(folder: Path, *, key: str) -> Path:
         _make(folder)
     if folder.is_dir():
         folder_lock.hold(folder, key=key)
+    require_empty(folder, key=key)
+    return folder
+
+
+def require_empty(folder: Path, *, key: str) -> None:
+    """Refuse a folder that holds something.
+
+    Raises:
+        ConfigError: it does, or is no folder.
+    """
     if not folder.is_dir() or any(path.name != folder_lock.HOLDER for path in folder.iterdir()):
         raise ConfigError(
             key=key,
@@ -43,7 +53,6 @@ def claim_given(folder: Path, *, key: str) -> Path:
             expected="a new or an empty folder; nothing is written over",
             fix=f"another {key}, or `ddp-train resume {folder}` when it is a run to continue",
         )
-    return folder
 
 
 def release() -> None:

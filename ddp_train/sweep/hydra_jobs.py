@@ -7,6 +7,7 @@ again and again (Optuna). What an earlier attempt in the same folder has compute
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import sys
 import time
@@ -75,14 +76,12 @@ class Multirun:
         Raises:
             ConfigErrors: with every problem of every job; none has been started.
         """
-        is_planned = _plans_all(base)
+        is_planned = plans_all(base)
         self.sweep.keys = self.sweep.keys or _swept_keys(base)
         loader: Any = context.config_loader
         if not is_planned and not self._contexts:  # the first launch
             freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
-        first = self._next_number()
-        composed = [self._compose(loader, base, overrides, first + place) for place, overrides in enumerate(job_overrides)]
-        checked = self._check_all(composed)
+        composed, checked = self.compose(loader, base, job_overrides)
         self.sweep.save()  # from here on the sweep can be taken up
         entries: list[SweepJob] = []
         to_run: list[tuple[SweepJob, Job]] = []
@@ -100,6 +99,16 @@ class Multirun:
         self.sweep.save()
         self.run(to_run)
         return [self._job_return(entry) for entry in entries]
+
+    def compose(self, loader: Any, base: DictConfig, job_overrides: Sequence[list[str]]) -> tuple[list[DictConfig], list[RunConfig]]:
+        """Compose and check jobs. Writes nothing.
+
+        Raises:
+            ConfigErrors: with every problem of every job.
+        """
+        first = self._next_number()
+        composed = [self._compose(loader, base, overrides, first + place) for place, overrides in enumerate(job_overrides)]
+        return composed, self._check_all(composed)
 
     def resume(self, to_job: Callable[[Path], Job], *, is_asked: bool) -> None:
         """Run what an earlier attempt left unfinished, from the frozen configs.
@@ -313,11 +322,27 @@ def _run_elsewhere(composed: DictConfig) -> None:
 
 def _swept_keys(base: DictConfig) -> list[str]:
     """Return the keys for which the command gives several values."""
-    given = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + texts(base.hydra.overrides.task)
-    return [override.key_or_group for override in OverridesParser.create().parse_overrides(given) if override.is_sweep_override()]
+    return [override.key_or_group for override in OverridesParser.create().parse_overrides(_given(base)) if override.is_sweep_override()]
 
 
-def _plans_all(base: DictConfig) -> bool:
+def _given(base: DictConfig) -> list[str]:
+    """Return what a sweeper starts from: its own parameters, then what was typed."""
+    return [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + texts(base.hydra.overrides.task)
+
+
+def planned_overrides(loader: Any, base: DictConfig) -> list[list[str]] | None:
+    """Return the overrides of each job, as Hydra's own sweeper makes them; None: another sweeper decides as it goes."""
+    if base.hydra.sweeper._target_ != _BASIC_SWEEPER:
+        return None
+    values: dict[str, list[str]] = {}
+    for each in OverridesParser.create(config_loader=loader).parse_overrides(_given(base)):
+        key = each.get_key_element()
+        found = each.sweep_string_iterator() if each.is_sweep_override() else [each.get_value_element_as_str()]
+        values[key] = [f"{key}={value}" for value in found]
+    return [list(overrides) for overrides in itertools.product(*values.values())]
+
+
+def plans_all(base: DictConfig) -> bool:
     """Tell whether one call of `launch` has all jobs."""
     return base.hydra.sweeper._target_ == _BASIC_SWEEPER and base.hydra.sweeper.max_batch_size is None
 

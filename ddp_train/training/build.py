@@ -7,6 +7,7 @@ objective), the number of steps (scheduler) or the run's folder (metrics) by the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ from ddp_train.training.seeding import seed_all
 def build(config: RunConfig, world: World) -> Components:
     """Build the components of one run on this rank. Collective.
 
+    On the device `meta` tensors of model, objective and optimizer have no values, and the data is left where it is.
+
     Raises:
         UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
     """
@@ -57,10 +60,11 @@ def build(config: RunConfig, world: World) -> Components:
     answers |= auto.answer({"scheduler": config.scheduler}, {"total_steps": total_steps})
 
     seed_all(config.seed)  # the same initial weights on every rank, and for every number of ranks
-    model = instantiate(config.model, key="model", answers=answers)
+    with world.device if world.device.type == "meta" else nullcontext():
+        model = instantiate(config.model, key="model", answers=answers)
+        objective = instantiate(config.objective, key="objective", answers=answers)
     if not isinstance(model, nn.Module):
         raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
-    objective = instantiate(config.objective, key="objective", answers=answers)
     if isinstance(objective, nn.Module):  # a loss with weights of its own
         objective = objective.to(world.device)
     objective = as_objective(objective)
@@ -183,7 +187,8 @@ def _place(source: DataSource | Stream, world: World) -> None:
             expected="a data source with to(device)",
             fix="loader.on_device=false",
         )
-    source.to(world.device)
+    if world.device.type != "meta":
+        source.to(world.device)
 
 
 def _require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:

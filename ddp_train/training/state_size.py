@@ -46,7 +46,7 @@ def estimate(components: Components, *, num_ranks: int) -> int:
             expected=f"{error.expected}, some 150,000 tensors for each rank's file",
             fix="layers or experts that are alike in one parameter, [EXPERTS, ...]; or more ranks, of which each writes a share",
         ) from None
-    weights = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in model.values()}  # tied ones once
+    weights = {tensor.untyped_storage()._cdata: tensor.nbytes for tensor in model.values()}  # tied ones once; on meta no memory tells them
     return sum(weights.values()) + sum(tensor.nbytes for tensor in optimizer.values()) + num_ranks * _BYTES_PER_RANK
 
 

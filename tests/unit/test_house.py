@@ -23,6 +23,8 @@ SHOWN_BY = {
     "checkpoint/mailbox.py": "tests/unit/checkpoint/test_save.py",
     "checkpoint/publish.py": "tests/unit/checkpoint/test_save.py",
     "cli/compose.py": "tests/config/test_config.py",
+    "cli/plan_commands.py": "tests/unit/cli/test_plan.py",
+    "cli/plan_text.py": "tests/unit/cli/test_plan.py",
     "cli/resume.py": "tests/config/test_config.py",
     "cli/runs.py": "tests/distributed/test_sweep.py",
     "config/check.py": "tests/config/test_config.py",

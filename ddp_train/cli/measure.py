@@ -1,0 +1,94 @@
+"""The sizes of a run, asked in a process of its own that imports torch, may write nothing, and has so many seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from ddp_train.config.run_config import RunConfig
+from ddp_train.errors import DONE, ConfigError, UserError
+from ddp_train.system.effects import refuse_effects
+from ddp_train.system.process import fork
+
+WITHIN_S = 10.0
+_CHUNK_BYTES = 1 << 16
+
+
+@contextmanager
+def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Callable[[], dict[str, Any] | str]]:
+    """Measure a run while the block runs, and give what waits for the answer.
+
+    It returns the sizes (`training.dry_build.Sizes`), or why they cannot be told here. It raises a ConfigError when the parts of the run do
+    not fit together, which its ranks would say as soon as they build it.
+    """
+    deadline = time.monotonic() + within_s
+    reading, writing = os.pipe()
+
+    def work() -> int:
+        os.close(reading)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        sys.stdout = sys.stderr = os.fdopen(nowhere, "w")  # what a user's data set prints is no part of a plan
+        for number in (1, 2):
+            os.dup2(nowhere, number)
+        os.write(writing, json.dumps(_answer(config)).encode())
+        return DONE
+
+    child = fork(work)
+    os.close(writing)
+    try:
+        yield lambda: _understood(_read(reading, deadline), within_s)
+    finally:
+        os.close(reading)
+        child.signal(signal.SIGKILL)
+        child.wait()
+
+
+def _understood(answer: bytes | None, within_s: float) -> dict[str, Any] | str:
+    if answer is None:
+        return f"building it without values takes longer than {within_s:g} s"
+    if not answer:
+        return "the process that built it without values has died"
+    found = json.loads(answer)
+    if "sizes" in found:
+        return dict(found["sizes"])
+    error = found["error"]
+    if isinstance(error, str):
+        return error
+    if error["key"].partition(".")[0] == "data" or not found["is_config"]:  # it may well be there where the run will be
+        return str(UserError(**{**error, "fix": "", "expected": ""}))
+    raise ConfigError(**error)
+
+
+def _answer(config: RunConfig) -> dict[str, Any]:
+    """Build the run, and return its sizes or the error (in the process that may touch nothing)."""
+    refuse_effects("ddp-train plan")
+    try:
+        from ddp_train.training import dry_build  # imports torch: in this process only
+
+        return {"sizes": asdict(dry_build.measure(config))}
+    except UserError as error:
+        fields = {name: getattr(error, name) for name in ("key", "happened", "expected", "fix")}
+        return {"error": fields, "is_config": isinstance(error, ConfigError)}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+
+
+def _read(descriptor: int, deadline: float) -> bytes | None:
+    """Return all that comes before the other end is closed; None when it is not in time."""
+    found = b""
+    while True:
+        readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not readable:
+            return None
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        if not chunk:
+            return found
+        found += chunk

@@ -1,0 +1,148 @@
+"""`ddp-train plan`: everything that a command would do. Nothing is started or submitted, and nothing is written."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import version
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from ddp_train.checkpoint.catalog import is_checkpoint
+from ddp_train.cli import plan_commands, plan_text
+from ddp_train.cli.compose import Place, check_composed, fix_sweep_place, place_of, require_same, sweep_place
+from ddp_train.cli.measure import measuring
+from ddp_train.cli.past_runs import newest_like
+from ddp_train.config import hydra_errors
+from ddp_train.config.check import options, section
+from ddp_train.config.composition import Composition, loader_of, parse
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import SweepConfig
+from ddp_train.config.tree import texts
+from ddp_train.errors import DONE, ConfigError
+from ddp_train.job import Job
+from ddp_train.launch.launcher import Launcher, Slot
+from ddp_train.run_folder.claim import require_empty
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.sweep.folder import Sweep
+from ddp_train.sweep.hydra_jobs import Multirun, planned_overrides
+from ddp_train.system.folder_lock import is_held
+
+USAGE = """ddp-train plan key=value group=option ... [-m]
+
+  The same words without `plan` would start something. With it they say what: who chose each option and gave each value, the sizes of the
+  batch, the model and the checkpoints, the steps and how long they take, where the run goes, and every command and file.
+  Nothing is started or submitted, and nothing is written. Exit code 0, or 2 where the configuration is wrong.
+"""
+
+
+def plan(arguments: list[str], launcher: Launcher) -> int:
+    """`ddp-train plan key=value ...`: show what the same words without `plan` would do."""
+    sys.dont_write_bytecode = True  # of the user's modules, which the check imports
+    sys.argv[1:] = hydra_errors.options_first(arguments)  # as they would be typed; what explains Hydra's errors reads them, too
+    hydra_errors.refuse_unknown_options(sys.argv[1:])
+    args = parse(sys.argv[1:])
+    version.setbase("1.3")
+    loader = loader_of(args)
+    hydra_errors.require_config(args, loader)
+    name = args.config_name or "config"
+    if args.multirun:
+        base = loader.load_configuration(name, args.overrides, run_mode=RunMode.MULTIRUN)
+        _show_sweep(loader, base)
+        return DONE
+    composed = loader.load_configuration(name, args.overrides, run_mode=RunMode.RUN)
+    checked = check_composed(composed, composed.hydra)
+    place = place_of(composed, checked)
+    _look_at(place, checked)
+    job = _job(composed, checked, place.folder)
+    with measuring(checked) as answer:
+        composition = Composition(loader, composed, args.overrides)
+        found = answer()  # before anything is shown: it may be refused
+    screen = _begin()
+    plan_text.place(screen, place.folder, is_new=place.is_new, continues=job.run_folder.continues() if place.is_continued else None)
+    _show_run(screen, composition, job, found)
+    plan_commands.show(screen, [job])
+    return DONE
+
+
+def _begin() -> plan_text.Screen:
+    screen = plan_text.Screen()
+    screen.fact("plan", f"what `{shlex.join(['ddp-train', *sys.argv[1:]])}` does; nothing is started, nothing is written")
+    return screen
+
+
+def _show_run(screen: plan_text.Screen, composition: Composition, job: Job, found: Mapping[str, Any] | str) -> None:
+    """Show one run: where its configuration comes from, how large it is, and how long it takes."""
+    plan_text.pipeline(screen, job)
+    plan_text.configuration(screen, composition)
+    plan_text.sizes(screen, job, found)
+    plan_text.time(screen, job, found, newest_like(job.config, _runs(job.run_folder.root)))
+
+
+def _show_sweep(loader: Any, base: DictConfig) -> None:
+    """Show the jobs of a sweep, and what is common to them by its first one."""
+    folder = sweep_place(base)
+    fix_sweep_place(base, folder)
+    overrides = planned_overrides(loader, base)
+    settings = section(base, SweepConfig)
+    multirun = Multirun(Sweep(root=folder, command=sys.argv[1:]), settings, _no_slots, check_composed)
+    composed, checked = multirun.compose(loader, base, overrides or [_without_sweeps(loader, base)])
+    jobs = [_job(each, config, Path(each.hydra.runtime.output_dir)) for each, config in zip(composed, checked, strict=True)]
+    first = composed[0]
+    with measuring(checked[0]) as answer:
+        composition = Composition(loader, first, [*texts(first.hydra.overrides.hydra), *jobs[0].overrides])
+        found = answer()
+    screen = _begin()
+    decides = None if overrides is not None else str(base.hydra.runtime.choices["hydra/sweeper"])
+    plan_text.jobs(screen, folder, jobs, settings, decides=decides)
+    _show_run(screen, composition, jobs[0], found)
+    plan_commands.show(screen, jobs)
+
+
+def _job(composed: DictConfig, checked: RunConfig, folder: Path) -> Job:
+    resume = Path(checked.resume)
+    return Job(
+        config=checked,
+        run_folder=RunFolder(folder),
+        command=list(sys.argv),
+        overrides=texts(composed.hydra.overrides.task),
+        options=options(composed.hydra),
+        checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
+    )
+
+
+def _look_at(place: Place, checked: RunConfig) -> None:
+    """Refuse a folder that the run would be refused.
+
+    Raises:
+        ConfigError: somebody works in it, it holds something else, or another run.
+    """
+    if place.is_new or not place.folder.exists():
+        return
+    if place.folder.is_dir() and is_held(place.folder):
+        raise ConfigError(key=place.key, happened=f"another run is working in {place.folder}", expected="one run per folder")
+    if place.is_continued:
+        require_same(place.folder, checked, key=place.key)
+    else:
+        require_empty(place.folder, key=place.key)
+
+
+def _runs(folder: Path) -> Path:
+    """Return the folder in which the runs of the same name lie."""
+    sweeps = next((parent for parent in folder.parents if parent.name == "sweeps"), None)
+    return folder.parent if sweeps is None else sweeps.parent
+
+
+def _without_sweeps(loader: Any, base: DictConfig) -> list[str]:
+    """Return what is typed for every job of a sweep."""
+    parser = OverridesParser.create(config_loader=loader)
+    return [text for text in texts(base.hydra.overrides.task) if not parser.parse_override(text).is_sweep_override()]
+
+
+def _no_slots(folder: Path, count: int) -> Sequence[Slot]:
+    raise AssertionError("nothing is run")

@@ -1,0 +1,52 @@
+"""The sizes of a run without the run: it is built as on a rank, but its model has shapes and no values (torch's meta device)."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+
+from ddp_train.config.run_config import RunConfig
+from ddp_train.distributed.world import alone
+from ddp_train.training.build import build
+from ddp_train.training.state_size import estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What a run will have; travels between processes as JSON."""
+
+    model: str  # the class
+    parameters: int
+    trained: int  # of them
+    steps: int
+    steps_per_epoch: int | None  # None: the data has no epochs
+    epoch_size: int | None  # samples
+    rank_bytes: int  # weights, gradients and what the optimizer keeps, on each rank
+    checkpoint_bytes: int
+
+
+def measure(config: RunConfig) -> Sizes:
+    """Build a run on the meta device, and return its sizes. The data is opened as on rank 0. For a process that does nothing else.
+
+    Raises:
+        UserError: as `build` does.
+        Exception: the model needs values while it is made.
+    """
+    # torch keeps its compiler away from this method, and imports it for that, which takes a second: nothing is compiled here.
+    Optimizer.add_param_group = inspect.unwrap(Optimizer.add_param_group)  # type: ignore[method-assign]
+    components = build(config, alone("meta"))
+    parameters = list(components.model.parameters())
+    gradients = sum(parameter.nbytes for parameter in components.trained.parameters() if parameter.requires_grad)
+    order = components.train_loader.order
+    return Sizes(
+        model=type(components.model).__name__,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        steps=components.total_steps,
+        steps_per_epoch=order.steps_per_epoch,
+        epoch_size=order.epoch_size,
+        rank_bytes=gradients + estimate(components, num_ranks=1),
+        checkpoint_bytes=estimate(components, num_ranks=config.batch.world_size),
+    )

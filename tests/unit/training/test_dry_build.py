@@ -1,0 +1,74 @@
+"""The sizes of a run, from a build that has no values: the same as those of the run itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from torch import nn
+from torch.optim import Optimizer
+
+from ddp_train.training.dry_build import Sizes, measure
+from ddp_train.training.state_size import estimate
+from tests.unit.parts import checked, components
+
+
+@pytest.fixture(autouse=True)
+def optimizer_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give `measure` a method to change: it is made for a process of its own."""
+    monkeypatch.setattr(Optimizer, "add_param_group", Optimizer.add_param_group)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("model=convnet", "optimizer=sgd"),
+        ("optimizer=muon", "trainer.max_steps=7"),
+        ("trainer.global_batch_size=100", "loader.num_workers=2"),
+    ],
+)
+def test_they_are_those_of_the_run_itself(overrides: tuple[str, ...]) -> None:
+    sizes, parts = measure(checked(*overrides)), components(*overrides)
+    parameters = [parameter.numel() for parameter in parts.model.parameters()]
+    assert sizes == Sizes(
+        model=type(parts.model).__name__,
+        parameters=sum(parameters),
+        trained=sum(parameters),
+        steps=parts.total_steps,
+        steps_per_epoch=parts.train_loader.order.steps_per_epoch,
+        epoch_size=parts.train_loader.order.epoch_size,
+        rank_bytes=estimate(parts, num_ranks=1) + 4 * sum(parameters),
+        checkpoint_bytes=estimate(parts, num_ranks=1),
+    )
+
+
+def test_weights_that_two_layers_share_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("to be or not to be " * 100)
+    overrides = ["model=gpt", "model.width=16", "model.num_heads=2", "model.num_layers=1", "data=char_text", "data.path=text.txt"]
+    config = checked(*overrides, "objective=language_modeling", base=[])
+    assert measure(config).checkpoint_bytes == estimate(components(*overrides, "objective=language_modeling", base=[]), num_ranks=1)
+
+
+def test_a_model_that_is_too_large_for_this_machine_is_measured() -> None:
+    sizes = measure(checked("model.width=300000", "model.depth=3"))
+    assert sizes.parameters > 10**11
+    assert asdict(sizes)["rank_bytes"] > 16 * 10**11
+
+
+class Reads(nn.Module):
+    """A model that looks at its values while it is made."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, num_classes)
+        if self.layer.weight.sum().item() > 0:
+            self.layer.requires_grad_(False)
+
+
+def test_a_model_that_reads_its_values_says_so() -> None:
+    keys = ["model=mlp", "~model.image_shape", "~model.width", "~model.depth"]
+    with pytest.raises(RuntimeError, match="meta"):
+        measure(checked(*keys, "model._target_=tests.unit.training.test_dry_build.Reads", base=[]))
