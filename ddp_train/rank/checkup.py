@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -106,7 +107,7 @@ class Checkup:
             self._store.set("sums", "begin")
             self._begin_sums()
             reckoned = self._collect("sum", range(self._size), Reckoned.from_json, within_s=self._sums_within_s)
-            examined = Examined(**{**vars(examined), "reckoned": reckoned})
+            examined = replace(examined, reckoned=reckoned)
         found = problems(examined)
         print(screen(examined, found, seconds=time.monotonic() - self._begun), flush=True)
         code = ENVIRONMENT_REFUSES if found else DONE

@@ -62,7 +62,7 @@ class Way:
 
     utc: float  # its clock when it heard that all are there, in seconds since the epoch
     gloo: str  # the interface that gloo takes
-    unresolved: str = ""  # the name of the first machine, where it means nothing here
+    unresolved: tuple[str, ...] = ()  # names that mean nothing here, of the first machine and its own
     unreached: Mapping[int, str] = field(default_factory=dict)  # machine -> why no connection to it came about
     unseen: tuple[int, ...] = ()  # machines whose file in the run's folder it does not see
 
@@ -73,7 +73,8 @@ class Way:
     def from_json(cls, text: str) -> Way:
         fields: dict[str, Any] = json.loads(text)
         unreached = {int(number): why for number, why in fields["unreached"].items()}
-        return cls(**{**fields, "unreached": unreached, "unseen": tuple(fields["unseen"])})
+        lists = {name: tuple(fields[name]) for name in ("unresolved", "unseen")}
+        return cls(**{**fields, **lists, "unreached": unreached})
 
 
 class Examination:
@@ -88,26 +89,25 @@ class Examination:
 
     def __init__(self, job: Job, *, number: int, count: int, processes: int, first: str) -> None:
         self._job, self._number, self._count, self._processes, self._first = job, number, count, processes, first
+        self._environment = {**os.environ, **environment_of(job.config.cluster.env)}  # of the ranks
         self._listener: socket.socket | None = None
 
     def look(self) -> Machine:
         """Look at this machine, write its file into the run's folder, and listen for the others."""
-        config = self._job.config
-        facts = collect(config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
-        environment = {**os.environ, **environment_of(config.cluster.env)}
+        facts = collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
         writes, free = self._write()
         _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         return Machine(
             facts=facts,
-            address=self._listen(environment),
+            address=self._listen(),
             writes=writes,
             free_bytes=free,
             shared_memory_bytes=_size_of(_SHARED_MEMORY),
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             locked_bytes=None if locked == resource.RLIM_INFINITY else locked,
             adapters=_adapters(),
-            network=environment.get("NCCL_NET", ""),
-            nccl=() if facts.device == "cpu" else tuple(taken_by_nccl(environment.get(NCCL, ""), network.interfaces())),
+            network=self._environment.get("NCCL_NET", ""),
+            nccl=() if facts.device == "cpu" else tuple(taken_by_nccl(self._environment.get(NCCL, ""), network.interfaces())),
         )
 
     def meet(self, addresses: Mapping[int, Address]) -> Way:
@@ -131,7 +131,7 @@ class Examination:
         return Way(
             utc=utc,
             gloo=self._gloo(addresses),
-            unresolved="" if not self._first or _resolves(self._first) else self._first,
+            unresolved=tuple(name for name in (self._first, socket.gethostname()) if others and not _resolves(name)),
             unreached={other: why for other, why in zip(tried, reached, strict=True) if why},
             unseen=tuple(unseen),
         )
@@ -164,20 +164,19 @@ class Examination:
             return why, facts.f_bavail * facts.f_frsize
         return why, 0
 
-    def _listen(self, environment: Mapping[str, str]) -> Address:
+    def _listen(self) -> Address:
         """Listen, and return where the others may find this machine: they connect, and nothing is said."""
         is_ipv6 = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
         self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_ipv6, backlog=1024)
-        named = network.interfaces().get(environment.get(GLOO, "").partition(",")[0])
+        named = network.interfaces().get(self._environment.get(GLOO, "").partition(",")[0])
         host = (named or [""])[0] or (network.address_towards(self._first) if self._first else "")
         return host or self._first, self._listener.getsockname()[1]
 
     def _gloo(self, addresses: Mapping[int, Address]) -> str:
         """Return the interface that gloo takes: the one that is given, or the one on the way to another machine."""
-        environment = {**os.environ, **environment_of(self._job.config.cluster.env)}
-        if environment.get(GLOO):
-            return environment[GLOO]
+        if self._environment.get(GLOO):
+            return self._environment[GLOO]
         for other, (host, _) in addresses.items():
             if other != self._number and (here := network.address_towards(host)):
                 return network.interface_of(here) or here

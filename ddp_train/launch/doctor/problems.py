@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import combinations
 from statistics import median
 from typing import Any
@@ -29,6 +30,7 @@ ADVICE = {  # by the beginning of a sentence
     "version of ": "install the same versions on each machine",
     "GLOO_": "the name of an interface that each machine has, or cluster.env.GLOO_SOCKET_IFNAME=null: then it is the one on the way there",
     "NCCL_": "the name of an interface that each machine has, or cluster.env.NCCL_SOCKET_IFNAME=null: then NCCL chooses",
+    "and ": "as for those before",
     "": "the same command on each machine; only cluster.node_rank is another one",
 }
 
@@ -87,8 +89,9 @@ class Examined:
         is_alone = sum(other.facts.host == host for other in self.machines.values()) == 1
         return host if is_alone else f"{host} (machine {number})"
 
+    @cached_property
     def usual(self) -> int:
-        """Return a machine that as many others as possible agree with: who differs from it is the odd one out."""
+        """A machine that as many others as possible agree with: who differs from it is the odd one out."""
         numbers = sorted(self.machines)
         if len(numbers) > _MOST_COMPARED:
             return numbers[0]
@@ -128,7 +131,7 @@ def advised_by(sentence: str) -> str:
 
 def _told(examined: Examined) -> Iterator[Problem]:
     """What the machines have told, against the usual one."""
-    usual = examined.machines[examined.usual()].facts
+    usual = examined.machines[examined.usual].facts
     for number, machine in sorted(examined.machines.items()):
         for sentence in [*machine.facts.problems, *differences(usual, machine.facts)]:
             yield Problem(host=examined.name(number), what=sentence, advice=ADVICE[advised_by(sentence)])
@@ -144,7 +147,7 @@ def _data(examined: Examined) -> Iterator[Problem]:
     """Data that is nowhere; what is missing on one machine is a difference."""
     if examined.downloads:
         return
-    for key in examined.machines[examined.usual()].facts.data:
+    for key in examined.machines[examined.usual].facts.data:
         if all(machine.facts.data.get(key) is None for machine in examined.machines.values()):
             hosts = ", ".join(examined.name(number) for number in sorted(examined.machines))
             yield Problem(host=hosts, what=f"{key}: there is nothing at this path", advice=f"put the data there, or {key}=PATH")
@@ -247,9 +250,9 @@ def _network(examined: Examined) -> Iterator[Problem]:
     is_apart = len({machine.facts.host for machine in examined.machines.values()}) > 1
     for number, way in sorted(examined.ways.items()):
         host = examined.name(number)
-        if way.unresolved:
-            what = f"the name of the first machine, {way.unresolved}, means nothing there"
-            yield Problem(host=host, what=what, advice="a name that every machine knows (/etc/hosts, DNS), or an address")
+        for name in way.unresolved:
+            what = f"the name {name} means nothing there"
+            yield Problem(host=host, what=what, advice="names that every machine knows (/etc/hosts, DNS), or addresses")
         if is_apart and way.gloo == "lo":
             what = "gloo takes the loopback interface, through which no other machine is reached"
             yield Problem(host=host, what=what, advice=ADVICE["GLOO_"])
@@ -285,12 +288,17 @@ def _sums(examined: Examined) -> Iterator[Problem]:
         if each.wrong:
             advice = "its log, and NCCL_DEBUG=INFO or GLOO_LOG_LEVEL=DEBUG in cluster.env, say more"
             yield Problem(host=examined.name(each.machine), what=f"all-reduce on rank {rank}: {each.wrong}", advice=advice)
-    absent = [rank for rank in range(examined.processes) if rank not in examined.reckoned]
-    if absent:
-        shown = ", ".join(map(str, absent[:16])) + (", ..." if len(absent) > 16 else "")
-        host = "between the machines" if examined.count > 1 else examined.name(0)
-        advice = "+cluster.env.NCCL_DEBUG=INFO shows where NCCL waits; a firewall or an interface that leads elsewhere is the usual cause"
-        yield Problem(host=host, what=f"the all-reduce did not end on rank {shown}", advice=advice)
+    advice = "+cluster.env.NCCL_DEBUG=INFO shows where NCCL waits; a firewall or an interface that leads elsewhere is the usual cause"
+    if not examined.reckoned and examined.count > 1:
+        yield Problem(host="between the machines", what="the all-reduce did not end on any rank", advice=advice)
+        return
+    first = 0
+    for number, machine in sorted(examined.machines.items()):  # a machine's ranks are counted one after another
+        absent = [rank for rank in range(first, first + machine.facts.processes) if rank not in examined.reckoned]
+        first += machine.facts.processes
+        if absent:
+            what = f"the all-reduce did not end on rank {', '.join(map(str, absent))}"
+            yield Problem(host=examined.name(number), what=what, advice=advice)
 
 
 def _speed(examined: Examined) -> Iterator[Problem]:

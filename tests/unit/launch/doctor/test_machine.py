@@ -38,7 +38,7 @@ def test_two_machines_reach_each_other_and_see_each_others_files(two: list[Exami
     addresses = {number: each.address for number, each in enumerate(told)}
     for each in two:
         way = each.meet(addresses)
-        assert (way.unreached, way.unseen, way.unresolved, way.gloo) == ({}, (), "", "lo")
+        assert (way.unreached, way.unseen, way.unresolved, way.gloo) == ({}, (), (), "lo")
         assert Way.from_json(way.to_json()) == way
 
 

@@ -55,7 +55,7 @@ def test_healthy_machines_are_fit() -> None:
         ({"machines": {2: {"shared_memory_bytes": None}}}, "there is no /dev/shm"),
         ({"machines": {2: {"open_files": 256}}}, "a process may have 256 open files"),
         ({"machines": {2: {"locked_bytes": 8 << 20, "adapters": {"mlx5_0": "ACTIVE"}}}}, "a process may lock 8 MiB"),
-        ({"ways": {2: {"unresolved": "node0"}}}, "node0, means nothing there"),
+        ({"ways": {2: {"unresolved": ("node0",)}}}, "the name node0 means nothing there"),
         ({"ways": {2: {"gloo": "lo"}}}, "gloo takes the loopback interface"),
         (
             {"ways": {0: {"unreached": {2: "timed out"}}, 1: {"unreached": {2: "timed out"}}}},
@@ -113,7 +113,8 @@ def test_ranks_that_do_not_come_to_the_sums_are_counted() -> None:
     examined = three()
     assert examined.reckoned is not None
     found = said(replace(examined, reckoned={0: examined.reckoned[0]}))
-    assert found == [("between the machines", "the all-reduce did not end on rank 1, 2")]
+    assert found == [(f"node{rank}", f"the all-reduce did not end on rank {rank}") for rank in (1, 2)]
+    assert said(replace(examined, reckoned={})) == [("between the machines", "the all-reduce did not end on any rank")]
 
 
 @pytest.mark.parametrize(
