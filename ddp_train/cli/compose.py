@@ -75,7 +75,7 @@ class _Command:
             overrides=texts(hydra_config.overrides.task),
             options=options(hydra_config),
             checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
-            examines=hydra_config.callbacks.checked.get("examines", ""),
+            examines=OmegaConf.select(hydra_config, EXAMINES.removeprefix("hydra."), default=""),
         )
         if not job.examines:
             record(job.run_folder, job.config)
