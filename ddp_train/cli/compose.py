@@ -29,11 +29,14 @@ from ddp_train.config.target import locate
 from ddp_train.config.tree import texts
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.job import Job
+from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.submit import require_ended
 from ddp_train.launch.torchrun import join
 from ddp_train.run_folder.claim import claim_given, claim_new, clear
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import check_below, check_pattern, require_own
+from ddp_train.run_folder.verdict import begin_anew
 from ddp_train.sweep import optuna as optuna_sweeper
 from ddp_train.sweep.folder import GOALS, Sweep, is_sweep
 from ddp_train.sweep.hydra_jobs import Multirun
@@ -131,6 +134,13 @@ class Checked(Callback):
         with _exits_of_its_own():
             if OmegaConf.select(config, "cluster.launcher") == "torchrun" and not is_torchrun_worker():
                 raise Exit(join(section(config, ClusterConfig), sys.argv[1:]))
+            if OmegaConf.select(config, "cluster.launcher") in ENGINES and not is_torchrun_worker():
+                raise ConfigError(
+                    key="cluster.launcher",
+                    happened=f"is {config.cluster.launcher}, and a sweep runs where it is typed",
+                    expected="one run, or a sweep on this machine",
+                    fix="-m without cluster=slurm; or a loop over ddp-train cluster=slurm key=VALUE",
+                )
             folder = sweep_place(config)
             if not _is_overridden(config, "hydra.sweep.dir"):
                 folder = claim_new(folder)
@@ -248,6 +258,8 @@ def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
     hold(folder, key=key)
     require_same(folder, checked, key=key)
     RunFolder(folder).forget_failure()
+    if not is_torchrun_worker():
+        begin_anew(RunFolder(folder))
     return folder
 
 
@@ -258,6 +270,8 @@ def require_same(folder: Path, checked: RunConfig, *, key: str) -> None:
         ConfigError: naming what differs.
     """
     require_own(folder, key=key)
+    if not is_torchrun_worker():
+        require_ended(folder)
     changed = changes(checked, folder)
     if changed:
         raise ConfigError(

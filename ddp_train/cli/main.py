@@ -30,7 +30,9 @@ from ddp_train.cli.settle import settle_run
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
 from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, UserError
-from ddp_train.launch import local
+from ddp_train.job import Job
+from ddp_train.launch import local, submit
+from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder
@@ -43,7 +45,12 @@ _Command = Callable[[list[str], Launcher], int]
 def main() -> int:
     """Run the command line in the process that was typed, and return the exit code."""
     sys.path.insert(0, os.getcwd())  # components are importable from where the user stands, as with `python -m`
-    return run(Launcher(run=local.run, slots=slots))
+    return run(Launcher(run=_begin, slots=slots))
+
+
+def _begin(job: Job) -> int:
+    """Run a job here, or give it to the engine that its configuration names."""
+    return submit.run(job) if job.config.cluster.launcher in ENGINES else local.run(job)
 
 
 def run(launcher: Launcher) -> int:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose
-from ddp_train.cli.saved_run import frozen_job, record, refuse_without_effect, run_of
+from ddp_train.cli.saved_run import frozen_job, record, refuse_without_effect, require_more, run_of
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
+from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.trust import require_own
 from ddp_train.run_folder.verdict import begin_anew
@@ -49,9 +51,13 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     folder = run_of(path)
     within_s = _LET_GO_WITHIN_S if is_restart else 0.0
     hold(sweep_of(folder) or folder, key="resume", within_s=within_s)  # a sweep that runs may come to this job at any time
+    if not is_torchrun_worker():
+        require_ended(folder)
     job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if is_checkpoint(path) else None)
     _refuse_other_machines(job, path)
     refuse_without_effect(job, overrides)
+    if job.config.cluster.launcher in ENGINES and not is_torchrun_worker():
+        require_more(job)
     job.run_folder.forget_failure()
     if not is_restart:
         begin_anew(job.run_folder)

@@ -106,6 +106,25 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     )
 
 
+def require_more(job: Job) -> None:
+    """Refuse to submit a run of which all steps are taken; one that has some left is completed no more.
+
+    Raises:
+        ConfigError: there is nothing that machines could do.
+    """
+    result = job.run_folder.read_result()
+    if result is None or result.status != Status.COMPLETED:
+        return
+    if result.step is not None and not _goes_on(job, steps=result.step, epochs=result.epoch):
+        raise ConfigError(
+            key="resume",
+            happened=f"all {result.step} steps of {job.run_folder.shown()} are taken",
+            expected="more steps to train",
+            fix=f"trainer.max_steps={2 * result.step}",
+        )
+    job.run_folder.result.unlink()
+
+
 def record(run_folder: RunFolder, checked: RunConfig) -> None:
     """Write config.yaml, with the answers that the run's `auto`s had before, if any; `record_answers` compares them."""
     run_folder.record_config(checked.yaml(answers_before(checked, run_folder.root)))

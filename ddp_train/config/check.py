@@ -23,7 +23,7 @@ from ddp_train.config import allowed_targets, auto, limits
 from ddp_train.config.command_line import whole
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import RunConfig, typed_sections
-from ddp_train.config.schema import ROOT_KEYS, SECTIONS, TARGETS, DebugConfig, FaultConfig, RootConfig
+from ddp_train.config.schema import ROOT_KEYS, SECTIONS, TARGETS, DebugConfig, FaultConfig, RootConfig, keys_of, subsection, typed
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.target import check_target
 from ddp_train.config.tree import changed, leaves, nodes, texts
@@ -139,11 +139,11 @@ def section(composed: DictConfig, schema: type[_Section]) -> _Section:
     values = _typed(schema, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
     if values is None:
         raise ConfigErrors(errors)
-    return schema(**values)
+    return typed(schema, values)
 
 
 _MADE = (*TARGETS, "metrics")
-OWN = [f"{name}.{item.name}" for name, schema in SECTIONS.items() for item in dataclasses.fields(schema)]
+OWN = [key for name, schema in SECTIONS.items() for key in keys_of(schema, f"{name}.")]
 """The keys of our own sections."""
 
 
@@ -220,26 +220,31 @@ def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -
     if not isinstance(values, Mapping):
         errors.append(ConfigError(key=section, happened=f"is {values!r}", expected="a group of keys"))
         return None
-    typed = OmegaConf.structured(schema)
-    OmegaConf.set_readonly(typed, False)
+    merged = OmegaConf.structured(schema)
+    OmegaConf.set_readonly(merged, False)
     fields = {item.name: item for item in dataclasses.fields(schema)}
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in fields:
             errors.append(unknown(key, [f"{prefix}{other}" for other in fields] + ([] if section.startswith("debug") else OWN), value))
             continue
+        if (inner := subsection(fields[name])) is not None:
+            inner_values = _typed(inner, value, key, errors)
+            if inner_values is None:
+                continue
+            value = typed(inner, inner_values)
         try:
-            typed[name] = value
+            merged[name] = value
         except OmegaConfBaseException:
             errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=f"a value of type {_kind(fields[name])}"))
             continue
-        errors += _check_range(key, typed[name], fields[name].metadata)
+        errors += _check_range(key, merged[name], fields[name].metadata)
     for name, item in fields.items():
-        if name not in values and OmegaConf.is_missing(typed, name):
+        if name not in values and OmegaConf.is_missing(merged, name):
             errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=f"a value of type {_kind(item)}"))
     if len(errors) > before:
         return None
-    found: Any = OmegaConf.to_container(typed)
+    found: Any = OmegaConf.to_container(merged)
     if schema is DebugConfig:
         faults = [_typed(FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(found["faults"])]
         return {"faults": [fault for fault in faults if fault is not None]}

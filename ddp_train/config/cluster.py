@@ -132,10 +132,11 @@ def stops_at(cluster: ClusterConfig, environment: Mapping[str, str], *, started:
         started: when the command was started.
         now: a SLURM_JOB_END_TIME before it is of another job.
     """
-    if cluster.walltime is not None:
-        return float(started + seconds_of(cluster.walltime) - cluster.grace_s)
     end = environment.get("SLURM_JOB_END_TIME", "")  # seconds since the epoch, in the environment of sbatch and srun
-    return float(end) - cluster.grace_s if end.isdigit() and float(end) > now else None
+    limits = [float(end)] if end.isdigit() and float(end) > now else []
+    if cluster.walltime is not None:
+        limits.append(started + seconds_of(cluster.walltime))
+    return min(limits) - cluster.grace_s if limits else None
 
 
 def processes_given(cluster: ClusterConfig, environment: Mapping[str, str]) -> int | None:

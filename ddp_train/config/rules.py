@@ -180,7 +180,8 @@ def _check_checkpoints(checkpoint: CheckpointConfig, evaluation: EvaluationConfi
 
 def _check_device(cluster: ClusterConfig, amp: Any) -> Iterator[ConfigError]:
     device = devices.resolve_device(cluster.device)
-    if device == "cuda" and not is_torchrun_worker() and most_nodes(cluster) == 1:
+    is_here = cluster.launcher in ("local", "torchrun")
+    if device == "cuda" and is_here and not is_torchrun_worker() and most_nodes(cluster) == 1:
         gpus, wanted = len(devices.gpus()), devices.processes_per_node(cluster.processes_per_node, "cuda")
         if gpus < wanted:
             why = "" if gpus else devices.why_none()
@@ -208,6 +209,8 @@ def _check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
             expected="a walltime that is longer than the time to save",
             fix="a smaller cluster.grace_s",
         )
+    if cluster.launcher == "slurm" and not is_torchrun_worker():
+        yield from _check_other_machines(cluster)
     if cluster.launcher == "torchrun" and not is_torchrun_worker():
         try:
             found, restarts = meeting(cluster, os.environ), max_restarts(cluster, os.environ)
@@ -221,3 +224,21 @@ def _check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
                 expected="at least 1",
                 fix="cluster.max_restarts=10",
             )
+
+
+def _check_other_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
+    """Check that nothing of their shape is left open: the machines are others than this one, which cannot ask them."""
+    if cluster.device == "auto":
+        yield ConfigError(
+            key="cluster.device",
+            happened="is auto, and the run's machines are not this one",
+            expected="cuda: a GPU for each process; or cpu",
+            fix="cluster.device=cuda",
+        )
+    if cluster.device == "cuda" and cluster.processes_per_node is None:
+        yield ConfigError(
+            key="cluster.processes_per_node",
+            happened="is not given, and this machine cannot know the GPUs of the others",
+            expected="how many GPUs each machine of the job has for it: one process each",
+            fix="cluster.processes_per_node=4",
+        )

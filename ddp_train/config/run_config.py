@@ -28,6 +28,7 @@ from ddp_train.config.schema import (
     SweepConfig,
     TrainerConfig,
     run_folders,
+    typed,
 )
 
 
@@ -92,6 +93,8 @@ ANSWERED = "auto"
 
 def typed_sections(sections: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
     """Return our own sections as their dataclasses, by name, without those that are None."""
-    made = {name: SECTIONS[name](**values) for name, values in sections.items() if values is not None and name != "debug"}
+    made: dict[str, Any] = {
+        name: typed(SECTIONS[name], values) for name, values in sections.items() if values is not None and name != "debug"
+    }
     debug = sections.get("debug")
     return made if debug is None else {**made, "debug": DebugConfig(faults=[FaultConfig(**fault) for fault in debug["faults"]])}

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+_Schema = TypeVar("_Schema")
 
 
 def node_range(nodes: Any) -> tuple[int, int]:
@@ -116,10 +118,28 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """The section `cluster.slurm`."""
+
+    account: str | None
+    partition: str | None
+    qos: str | None
+    reservation: str | None
+    constraint: str | None
+    dependency: str | None
+    exclusive: bool
+    cpus_per_node: int | None = field(metadata={"min": 1})
+    options: dict[str, Any]
+    container: str | None
+    container_runtime: str = field(metadata={"one_of": ("pyxis", "apptainer")})
+    container_mounts: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """The section `cluster`."""
 
-    launcher: str = field(metadata={"one_of": ("local", "torchrun")})
+    launcher: str = field(metadata={"one_of": ("local", "torchrun", "slurm")})
     device: str = field(metadata={"one_of": ("auto", "cpu", "cuda")})
     nodes: Any = field(metadata={"parse": node_range})  # a number or "min:max"
     processes_per_node: int | None = field(metadata={"min": 1})
@@ -135,6 +155,11 @@ class ClusterConfig:
     start_timeout_s: float | None = field(metadata={"above": 0})
     step_timeout_s: float | None = field(metadata={"above": 0})
     env: dict[str, Any]
+    setup: list[str]
+    python: str | None
+    wait: bool
+    code_limit_mib: int = field(metadata={"min": 1})
+    slurm: SlurmConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +233,28 @@ SECTIONS: dict[str, type] = {
     "sweep": SweepConfig,
     "debug": DebugConfig,
 }
+
+
+def subsection(item: dataclasses.Field[Any]) -> type | None:
+    """Return the schema of a key that is a section itself; None for any other."""
+    return _SUBSECTIONS.get(str(item.type))
+
+
+def keys_of(schema: type, prefix: str) -> list[str]:
+    """Return the dotted names of a section's keys, those of its own sections too."""
+    found = []
+    for item in dataclasses.fields(schema):
+        found += [f"{prefix}{item.name}", *(keys_of(inner, f"{prefix}{item.name}.") if (inner := subsection(item)) else ())]
+    return found
+
+
+def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
+    """Return a section that was checked as its dataclass, its own sections too."""
+    sections = {item.name: inner for item in dataclasses.fields(schema) if (inner := subsection(item)) is not None}  # type: ignore[arg-type]
+    return schema(**{**values, **{name: typed(inner, values[name]) for name, inner in sections.items()}})
+
+
+_SUBSECTIONS: dict[str, type] = {"SlurmConfig": SlurmConfig}
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
 OWN_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}
 """Where a key of ours stands that is easily taken for an argument of a data set or of the trainer."""

@@ -5,6 +5,8 @@ after          a run that waits for others (`after=RUN`)
 local          this machine: one agent, for a job that is composed already
 torchrun       several machines by hand: this node's agent of a run that global rank 0 composes
 agent_process  an agent as a child of this process
+submit         a job goes to an engine
+snapshot       a copy of the source that a run uses
 spec           what an engine is given: one run, frozen
 signals        what this process does with stop signals meanwhile
 restart_note   what a node remembers from one attempt of a run to the next

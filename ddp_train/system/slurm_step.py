@@ -27,11 +27,14 @@ def slurm_step(environment: Mapping[str, str]) -> SlurmStep | None:
     job, restarts = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_RESTART_COUNT") or "0"
     tasks = [int(part) for part in re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))]
     return SlurmStep(
-        id=f"{job}.{number}.{restarts}", index=int(environment.get("SLURM_NODEID", "0")), hosts=tuple(_hosts(hosts)), most_tasks=max(tasks)
+        id=f"{job}.{number}.{restarts}",
+        index=int(environment.get("SLURM_NODEID", "0")),
+        hosts=tuple(hosts_of(hosts)),
+        most_tasks=max(tasks),
     )
 
 
-def _hosts(text: str) -> Iterator[str]:
+def hosts_of(text: str) -> Iterator[str]:
     """Yield the hosts that `node[01-03,7],login` means, as `scontrol show hostnames` does."""
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         yield from _expanded(part)

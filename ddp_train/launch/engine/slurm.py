@@ -1,0 +1,133 @@
+"""SLURM: a batch script of its own kind, `sbatch`, `squeue`, `scancel`, and nothing between."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from ddp_train.errors import EnvironmentRefuses
+from ddp_train.launch.engine import slurm_client
+from ddp_train.launch.engine.engine import Rendered, Stage, State, Submission
+from ddp_train.launch.engine.slurm_script import batch_script, common_folder, signal_s, task_script
+from ddp_train.launch.spec import Spec
+from ddp_train.run_folder.log_tail import LogTail
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.verdict import mark_cancelled, settle
+
+_POLL_S = 2.0
+
+
+class Slurm:
+    """The engine `slurm`."""
+
+    def render(self, specs: Sequence[Spec]) -> Rendered:
+        """Return the batch script, each run's task script, and the call of sbatch."""
+        script = common_folder(specs) / "launch/slurm.sbatch"
+        files = {script: batch_script(specs)}
+        files |= {spec.job.run_folder.launch / "task.sh": task_script(spec) for spec in specs}
+        return Rendered(
+            files=files,
+            commands=[["sbatch", "--parsable", str(script)]],
+            run_folders=[spec.job.run_folder.root for spec in specs],
+        )
+
+    def submit(self, rendered: Rendered) -> str:
+        """Submit it; a task of an array is noted as ARRAY_NUMBER in its run's folder."""
+        rendered.write()
+        run_folders = [RunFolder(root) for root in rendered.run_folders]
+        for run_folder in run_folders:
+            run_folder.logs.mkdir(exist_ok=True)  # SLURM makes no folders
+        (command,) = rendered.commands
+        id = slurm_client.submit(command)
+        for number, run_folder in enumerate(run_folders):
+            Submission(engine="slurm", id=id if len(run_folders) == 1 else f"{id}_{number}").write(run_folder)
+        return id
+
+    def state(self, id: str) -> State:
+        """Return where a job is, or a task of an array."""
+        return slurm_client.state(id)
+
+    def stop(self, id: str, *, at_once: bool = False) -> None:
+        """Let it save and end: by the signal of an early warning, after which SLURM kills nothing."""
+        if at_once or slurm_client.state(id).stage is Stage.QUEUED:
+            slurm_client.cancel(id)
+        else:
+            slurm_client.signal(id, "USR1")
+
+    def follow(self, run_folder: RunFolder, id: str) -> int:
+        """Show the states and the logs of a job until it has ended, and return the exit code that the verdict has.
+
+        The first Ctrl-C says what the second does: let it save and end. The third ends it at once.
+        """
+        said, times, tail = "", 0, LogTail(run_folder)
+        while True:
+            try:
+                found, line = self._look(id)
+                if line != said:
+                    print(said := line, file=sys.stderr, flush=True)
+                for each in tail.lines():
+                    print(each, flush=True)
+                if found is not None and found.stage is Stage.ENDED:
+                    break
+                time.sleep(_POLL_S)
+            except KeyboardInterrupt:
+                times += 1
+                self._on_ctrl_c(run_folder, id, times)
+        settled = settle(run_folder)
+        print(settled, file=sys.stderr)
+        return settled.exit_code
+
+    def _look(self, id: str) -> tuple[State | None, str]:
+        try:
+            found = self.state(id)
+        except EnvironmentRefuses as error:  # a controller that is being restarted
+            return None, str(error)
+        return found, f"job {id}: {described(found)}"
+
+    def _on_ctrl_c(self, run_folder: RunFolder, id: str, times: int) -> None:
+        if times == 1:
+            print(f"\njob {id} goes on without this command; Ctrl-C again lets it save and end", file=sys.stderr)
+            return
+        mark_cancelled(run_folder)
+        self.stop(id, at_once=times > 2)
+
+
+def described(state: State) -> str:
+    """Say in one line where a job is."""
+    where = f" on {', '.join(state.nodes)}" if state.nodes else ""
+    if state.stage is Stage.QUEUED:
+        return f"queued{f' ({state.why})' if state.why else ''}"
+    if state.stage is Stage.ENDED:
+        return f"ended{where}: {state.why}"
+    until = f", until {_clock(state.ends)} at most" if state.ends is not None else ""
+    since = f" since {_clock(state.since)}" if state.since is not None else ""
+    return f"running{where}{since}{until}{f' ({state.why})' if state.why else ''}"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def cautions(spec: Spec) -> list[str]:
+    """Say where SLURM kills sooner than the run may take to save."""
+    cluster = spec.job.config.cluster
+    found = slurm_client.waits(cluster.slurm.partition)
+    if found is None:
+        return []
+    lines = []
+    has = f"note: cluster.grace_s is {cluster.grace_s}, and"
+    if found.kill_wait_s < cluster.grace_s:
+        lines.append(
+            f"{has} a bare `scancel` kills after {found.kill_wait_s} s (KillWait): it may cut a save short.\n"
+            f"  `ddp-train cancel` waits; of the time limit the run is warned {signal_s(spec)} s before"
+        )
+    if found.preemption_s is not None and found.preemption_s < cluster.grace_s:
+        lines.append(
+            f"{has} preemption in partition {found.partition} kills after {found.preemption_s} s (GraceTime): it may cut a save short.\n"
+            "  Save often (checkpoint.every_minutes)"
+        )
+    return lines
+
+
+ENGINE = Slurm()

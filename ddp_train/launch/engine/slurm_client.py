@@ -1,0 +1,158 @@
+"""SLURM's own commands: what they are asked, and what they answer, the same from 22.05 to 26.05 (their JSON is not).
+
+`squeue --format` has no text of users in what is read here; `scontrol show job` has, in the same line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.launch.engine.engine import Stage, State
+from ddp_train.system.slurm_step import hosts_of, slurm_step
+
+_WITHIN_S = 60.0
+_QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """How long SLURM waits between TERM and KILL."""
+
+    kill_wait_s: int  # of scancel and the time limit
+    preemption_s: int | None  # of preemption in the partition; None: nobody is preempted there
+    partition: str
+
+
+def submit(arguments: Sequence[str]) -> str:
+    """Submit a script and return the job's id.
+
+    Raises:
+        ConfigError: SLURM refuses it.
+    """
+    found = _run(arguments)
+    if found.returncode != 0:
+        raise ConfigError(key="cluster.slurm", happened=f"SLURM does not take the job: {_said(found)}", expected="what `sinfo` shows")
+    return found.stdout.strip().partition(";")[0]
+
+
+def state(id: str) -> State:
+    """Return where a job is, or a task of an array (ARRAY_TASK).
+
+    Raises:
+        EnvironmentRefuses: SLURM cannot be asked now.
+    """
+    found = _run(["squeue", "--noheader", "--array", "--states=all", f"--jobs={id}", "--format=%T|%r|%N|%S|%e"])
+    if found.returncode != 0 and "Invalid job id" not in found.stderr:
+        raise EnvironmentRefuses(happened=f"SLURM does not answer: {_said(found)}", fix="try again in a minute; `scontrol ping`")
+    lines = [line.split("|") for line in found.stdout.splitlines() if line.count("|") == 4]
+    if not lines:
+        return State(stage=Stage.ENDED, why="SLURM knows no such job any more")
+    states = [_state(*line) for line in lines]
+    order = (Stage.RUNNING, Stage.QUEUED, Stage.ENDED)  # of an array: what is still to be expected
+    return min(states, key=lambda each: order.index(each.stage))
+
+
+def signal(id: str, name: str) -> None:
+    """Send a signal to the steps of a job, not to its script. One that has no step now gets none."""
+    _run(["scancel", f"--signal={name}", id])
+
+
+def step_named(job: str, name: str) -> str | None:
+    """Return the id of the step of a job that has a name; None while there is none."""
+    lines = _run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j"]).stdout.splitlines()
+    return next((line.partition("|")[0] for line in lines if line.partition("|")[2] == name), None)
+
+
+def cancel(id: str) -> None:
+    """Take a job out of the queue; one that runs gets TERM, and KILL after KillWait."""
+    found = _run(["scancel", id])
+    if found.returncode != 0 and "Invalid job id" not in found.stderr:
+        raise EnvironmentRefuses(happened=f"scancel {id} failed: {_said(found)}", fix=f"scancel {id}")
+
+
+def waits(partition: str | None) -> Waits | None:
+    """Return how long SLURM waits before it kills, in a partition (None: the default one); None where it does not say."""
+    config = _run(["scontrol", "show", "config"]).stdout
+    kill_wait = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
+    preempts = re.search(r"^PreemptMode\s*=\s*(\S+)", config, re.MULTILINE)
+    for line in _run(["scontrol", "-o", "show", "partition"]).stdout.splitlines():
+        facts = dict(word.partition("=")[::2] for word in line.split())
+        if kill_wait and (
+            facts.get("PartitionName") in (partition or "").split(",") or (partition is None and facts.get("Default") == "YES")
+        ):
+            is_preempted = preempts is not None and preempts[1] != "OFF" and facts.get("PreemptMode", "OFF") != "OFF"
+            grace_s = int(facts["GraceTime"]) if is_preempted and facts.get("GraceTime", "").isdigit() else None
+            return Waits(kill_wait_s=int(kill_wait[1]), preemption_s=grace_s, partition=facts["PartitionName"])
+    return None
+
+
+def allocation() -> str | None:
+    """Return the job in whose allocation this process stands (salloc, a batch script); None outside.
+
+    Raises:
+        ConfigError: it is a task of srun, or the allocation has several parts.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return None
+    if os.environ.get("SLURM_HET_SIZE"):
+        raise ConfigError(
+            key="cluster",
+            happened=f"job {job} is heterogeneous (SLURM_HET_SIZE={os.environ['SLURM_HET_SIZE']})",
+            expected="one group of machines that are alike: ranks of one run meet in one step",
+            fix="salloc, or cluster=slurm on the login node, without `:`",
+        )
+    if (step := slurm_step(os.environ)) is not None:
+        raise ConfigError(
+            key="cluster.launcher",
+            happened=f"is slurm, and this is a task of srun (step {step.id})",
+            expected="cluster=slurm on the login node, in salloc or in a batch script: it calls srun itself",
+            fix="without srun; or cluster=torchrun in the task",
+        )
+    return job
+
+
+def _state(name: str, reason: str, nodes: str, began: str, ends: str) -> State:
+    stage = Stage.QUEUED if name in _QUEUED else Stage.RUNNING if name in _RUNNING else Stage.ENDED
+    return State(
+        stage=stage,
+        why=(reason if reason != "None" else "") if stage is Stage.QUEUED else name.lower() if name != "RUNNING" else "",
+        nodes=tuple(hosts_of(nodes)),
+        since=_time(began) if stage is not Stage.QUEUED else None,
+        ends=_time(ends) if stage is Stage.RUNNING else None,
+    )
+
+
+def _time(text: str) -> float | None:
+    try:
+        return time.mktime(datetime.fromisoformat(text).timetuple())
+    except ValueError:
+        return None  # N/A
+
+
+def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    if shutil.which(arguments[0]) is None:
+        raise ConfigError(
+            key="cluster.launcher",
+            happened=f"is slurm, and {arguments[0]} is not on this machine",
+            expected="a login node of the cluster",
+            fix="cluster=local, or `ssh` to the login node",
+        )
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
+    try:
+        return subprocess.run(arguments, capture_output=True, text=True, errors="replace", env=environment, timeout=_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        raise EnvironmentRefuses(happened=f"{arguments[0]} has not answered in {_WITHIN_S:.0f} s", fix="scontrol ping") from None
+
+
+def _said(found: subprocess.CompletedProcess[str]) -> str:
+    return " ".join((found.stderr or found.stdout).split()) or f"exit code {found.returncode}"

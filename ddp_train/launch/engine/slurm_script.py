@@ -1,0 +1,250 @@
+"""The two scripts of a run under SLURM, as text: readable, commented, to be changed and submitted by hand. Pure.
+
+    RUN/launch/slurm.sbatch   what SLURM is asked for, one srun task on each machine, and by the run's verdict a requeue
+    RUN/launch/task.sh        ddp-train as the run finds it: after cluster.setup, with its interpreter, on the snapshot of its code
+
+Of several runs the first lies in the folder that they have in common, as a job array with one task for each run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ddp_train.config.schema import ClusterConfig, seconds_of
+from ddp_train.errors import ConfigError
+from ddp_train.launch.spec import Spec
+from ddp_train.redaction import reveal
+
+_MARGIN_S = 30  # of the early signal, for what is unknown of a step and for ranks that are told late
+_OURS = {
+    **dict.fromkeys(("array", "chdir", "nodes", "ntasks-per-node", "output", "open-mode", "requeue", "signal"), "ddp-train says it"),
+    **dict.fromkeys(
+        ("account", "partition", "qos", "reservation", "constraint", "dependency", "exclusive"), "cluster.slurm has a key for it"
+    ),
+    "time": "cluster.walltime says it",
+    "cpus-per-task": "cluster.slurm.cpus_per_node says it",
+    "ntasks": "one task on each machine starts its processes",
+    "error": "it would cut the log in two",
+    **dict.fromkeys(
+        ("wrap", "parsable", "test-only", "wait", "het-group", "no-requeue"), "ddp-train submits one script, and asks for its id"
+    ),
+}
+_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-node")
+
+
+def batch_script(specs: Sequence[Spec]) -> str:
+    """Return the script for sbatch: for one run, or as an array for several that ask for the same."""
+    first, is_array = specs[0], len(specs) > 1
+    roots = [str(spec.job.run_folder.root) for spec in specs]
+    title = f"{len(specs)} runs, a job of this array for each" if is_array else f"The run {roots[0]}"
+    machines = "1 machine" if first.max_nodes == 1 else f"{first.max_nodes} machines"
+    head = [
+        "#!/bin/bash",
+        _comment(f"{title}, on {machines}. Made by ddp-train, to be read, changed and submitted by hand: sbatch FILE"),
+        *(f"#SBATCH --{option}" for option in _options(specs)),
+        "",
+        f"runs=(\n{_lines(roots)})" if is_array else f"run={quoted(roots[0])}",
+    ]
+    if is_array:
+        head += ["run=${runs[$SLURM_ARRAY_TASK_ID]}", "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID  # the number alone may mean all"]
+        head += ['exec >> "$run/logs/slurm-$SLURM_JOB_ID.out" 2>&1']
+    else:
+        head += ["job=$SLURM_JOB_ID"]
+    cluster, is_elastic = first.job.config.cluster, first.min_nodes < first.max_nodes
+    flags = ["--ntasks-per-node=1", f"--kill-on-bad-exit={int(not is_elastic)}", "--export=ALL", "--open-mode=append"]
+    flags += ["--no-kill"] if is_elastic else []
+    before, inside = (list(map(quoted, words)) for words in container(first))
+    task = 'bash "$run/launch/task.sh" node "$run/launch/spec.json"'
+    return "\n".join(
+        [
+            *head,
+            "",
+            "# ddp-train as the run finds it",
+            *(
+                [
+                    "ddp_train() {",
+                    f'    srun --overlap --nodes=1 --ntasks=1 --quiet {" ".join([*before, *inside])} bash "$run/launch/task.sh" "$@"',
+                    "}",
+                ]
+                if cluster.slurm.container
+                else ["ddp_train() {", '    bash "$run/launch/task.sh" "$@"', "}"]
+            ),
+            "",
+            "# TERM comes with scancel, preemption and the time limit: what follows then is SLURM's, and nothing is requeued from here.",
+            "stopped=; trap 'stopped=yes' TERM",
+            "",
+            "# A run that was cancelled, or gets nowhere, is not started again, whoever requeued the job.",
+            'verdict=$(ddp_train settle "$run" --begins); code=$?',
+            'case $verdict in again*) ;; *) echo "$verdict"; exit $code ;; esac',
+            "",
+            "# When the time is up, for a save before it: SLURM before 24.11 does not tell the tasks.",
+            'ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)',
+            'ends=$(date --date="$ends" +%s 2> /dev/null) && export SLURM_JOB_END_TIME=$ends',
+            "",
+            "# All CPUs that the job has on a machine are for its one task: srun takes nothing over from sbatch since 22.05.",
+            "cpus=$(tr , '\\n' <<< \"$SLURM_JOB_CPUS_PER_NODE\" | sed 's/(.*//' | sort -n | head -n 1)",
+            "# A signal that comes before Python listens waits until it does, where env can do that (coreutils 8.31).",
+            "block=(env --block-signal=USR1,TERM)",
+            '"${block[@]}" true 2> /dev/null || block=()',
+            "logs=${run//\\\\/\\\\\\\\}; logs=${logs//\\%/%%}  # srun replaces what % and a backslash stand before",
+            f'srun {" ".join([*flags, *before])} --cpus-per-task="$cpus" --output="$logs/logs/slurm-%j-%N.out" \\',
+            f"    {' '.join([*inside, chr(34) + '${block[@]}' + chr(34), task])}",
+            "",
+            'verdict=$(ddp_train settle "$run"); code=$?',
+            'echo "$verdict"',
+            "case $verdict in again*)",
+            '    [ "$stopped" ] || { scontrol requeue "$job" && exit 0; }',
+            "esac",
+            "exit $code",
+            "",
+        ]
+    )
+
+
+def task_script(spec: Spec) -> str:
+    """Return what each machine runs; its arguments are those of ddp-train."""
+    cluster = spec.job.config.cluster
+    python = cluster.python or ("python" if cluster.slurm.container else str(spec.engine_options["python"]))
+    lines = [
+        "#!/bin/bash",
+        "# ddp-train for this run, on one of its machines: after cluster.setup, with the run's interpreter, on the snapshot of its code.",
+        'refuse() { echo "$(uname -n): $1" >&2; exit 78; }',
+        "",
+    ]
+    if cluster.setup:
+        lines.append("{  # what it prints is no answer of ddp-train's")
+        for line in cluster.setup:
+            lines += [str(reveal(line)), f"[ $? = 0 ] || refuse {quoted('cluster.setup failed: ' + line)}"]
+        lines += ["} >&2", ""]
+    lines += [f"cd {quoted(spec.working_directory)} || refuse 'the folder where the run was submitted is not here'"]
+    if spec.code is not None:
+        lines += [f'export PYTHONSAFEPATH=1 PYTHONPATH={quoted(spec.code.python_path())}"${{PYTHONPATH:+:$PYTHONPATH}}"']
+    missing = f"{python} is not here: cluster.python names an interpreter that every machine has; cluster.setup can make it known"
+    lines += [f"command -v {quoted(python)} > /dev/null || refuse {quoted(missing)}", f'exec {quoted(python)} -m ddp_train "$@"', ""]
+    return "\n".join(lines)
+
+
+def signal_s(spec: Spec) -> int:
+    """Return how long before its time is up SLURM tells the run: for a save, the step before it, and a margin."""
+    return spec.job.config.cluster.grace_s + int(spec.engine_options.get("step_s", 0)) + _MARGIN_S
+
+
+def sbatch_value(text: str, *, key: str) -> str:
+    """Return a value as a line `#SBATCH --option=VALUE` has it: in double quotes, with a backslash before those and itself.
+
+    Raises:
+        ConfigError: it has a character that such a line cannot have.
+    """
+    if not text.isprintable():
+        raise ConfigError(
+            key=key, happened=f"is {text!r}", expected="text without line ends and control characters: SLURM cannot be told it"
+        )
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def quoted(text: str) -> str:
+    """Return text as one word of the shell.
+
+    Raises:
+        ConfigError: it has a line end: the scripts are read by people, line by line.
+    """
+    if "\n" in text or "\0" in text:
+        raise ConfigError(happened=f"{text!r} has a line end", expected="names and paths of one line")
+    return shlex.quote(text)
+
+
+def _options(specs: Sequence[Spec]) -> Iterator[str]:
+    """Yield what SLURM is asked for, as lines of the script have it."""
+    spec = specs[0]
+    cluster, slurm = spec.job.config.cluster, spec.job.config.cluster.slurm
+    yield f"job-name={sbatch_value(spec.job.config.name, key='name')}"
+    yield f"nodes={spec.max_nodes}" if spec.min_nodes == spec.max_nodes else f"nodes={spec.min_nodes}-{spec.max_nodes}"
+    yield "ntasks-per-node=1"
+    if cpus := _cpus(spec):
+        yield f"cpus-per-task={cpus}"
+    if cluster.device == "cuda" and not set(_GPUS) & set(slurm.options):
+        yield f"gpus-per-node={max(count or 1 for count in spec.processes)}"
+    if cluster.walltime is not None:
+        yield f"time={_time(cluster)}"
+    for name in ("account", "partition", "qos", "reservation", "constraint"):
+        if (value := getattr(slurm, name)) is not None:
+            yield f"{name}={sbatch_value(reveal(value), key=f'cluster.slurm.{name}')}"
+    before = [f"afterok:{job}" for job in spec.engine_options.get("after", ())]  # after=RUN
+    if dependencies := [slurm.dependency] * (slurm.dependency is not None) + before:
+        yield f"dependency={sbatch_value(','.join(map(str, dependencies)), key='cluster.slurm.dependency')}"
+    yield from ["kill-on-invalid-dep=yes"] if before else []
+    yield from ["exclusive"] if slurm.exclusive else []
+    yield from ["no-kill"] if spec.min_nodes < spec.max_nodes else []
+    yield f"signal=USR1@{signal_s(spec)}"
+    yield from ("requeue", "open-mode=append")
+    if len(specs) > 1:
+        parallel = spec.engine_options.get("parallel")
+        yield f"array=0-{len(specs) - 1}" + (f"%{parallel}" if parallel else "")
+    root = str(spec.job.run_folder.root)
+    log = "/dev/null" if len(specs) > 1 else root.replace("\\", "\\\\").replace("%", "%%") + "/logs/slurm-%j.out"
+    yield f"output={sbatch_value(log, key='hydra.run.dir')}"
+    yield f"chdir={sbatch_value(spec.working_directory, key='hydra.run.dir')}"
+    for name, value in slurm.options.items():
+        key = f"cluster.slurm.options.{name}"
+        if name in _OURS or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            raise ConfigError(key=key, happened="cannot be given here", expected=_OURS.get(name, "the long name of an option of sbatch"))
+        if isinstance(value, (list, dict)):
+            raise ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true; null or false for nothing")
+        if value is True:
+            yield name
+        elif value is not None and value is not False:
+            yield f"{name}={sbatch_value(str(reveal(value)), key=key)}"
+
+
+def _cpus(spec: Spec) -> int | None:
+    """Return how many CPUs a machine's task asks for; None for all that the machine has."""
+    config = spec.job.config
+    if config.cluster.slurm.cpus_per_node is not None:
+        return config.cluster.slurm.cpus_per_node
+    if config.cluster.slurm.exclusive:
+        return None
+    each = max(config.cluster.threads_per_process or 1, 1 + config.loader.num_workers)
+    return each * max(count or 1 for count in spec.processes)
+
+
+def _time(cluster: ClusterConfig) -> str:
+    """Return the time limit as SLURM writes it."""
+    seconds = seconds_of(cluster.walltime)
+    days, rest = divmod(seconds, 86_400)
+    return f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+
+
+def container(spec: Spec) -> tuple[list[str], list[str]]:
+    """Return the options of srun that a container takes, and the words that stand before the task's own command."""
+    cluster, slurm = spec.job.config.cluster, spec.job.config.cluster.slurm
+    if slurm.container is None:
+        return [], []
+    folders = list(dict.fromkeys([spec.working_directory, str(spec.job.run_folder.root)]))
+    folders += [spec.code.folder] if spec.code is not None and not Path(spec.code.folder).is_relative_to(folders[-1]) else []
+    if wrong := [folder for folder in folders if "," in folder or ":" in folder]:
+        raise ConfigError(
+            key="cluster.slurm.container", happened=f"{wrong[0]} cannot be named to a container", expected="paths without , and :"
+        )
+    mounts = ",".join([*(f"{folder}:{folder}" for folder in folders), *(str(reveal(mount)) for mount in slurm.container_mounts)])
+    if slurm.container_runtime == "pyxis":
+        options = {"container-image": str(reveal(slurm.container)), "container-mounts": mounts, "container-workdir": spec.working_directory}
+        return [f"--{name}={value}" for name, value in options.items()], []
+    gpus = ["--nv"] if cluster.device == "cuda" else []
+    return [], ["apptainer", "exec", *gpus, "--bind", mounts, "--pwd", spec.working_directory, str(reveal(slurm.container))]
+
+
+def _comment(text: str) -> str:
+    return f"# {text}" if text.isprintable() else f"# {text!a}"
+
+
+def _lines(words: Sequence[str]) -> str:
+    return "".join(f"    {quoted(word)}\n" for word in words)
+
+
+def common_folder(specs: Sequence[Spec]) -> Path:
+    """Return the folder that the runs have in common: of one its own."""
+    return Path(os.path.commonpath([spec.job.run_folder.root for spec in specs]))

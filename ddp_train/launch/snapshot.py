@@ -1,0 +1,201 @@
+"""A copy of the source that a run uses, taken when it is submitted: what is edited afterwards has no effect on it.
+
+In a git repository: every tracked file as it lies there now, and every other one that git does not ignore. Elsewhere: the *.py below the
+folder where the command stands. Run folders are left out. `ddp_train` itself is copied too where it is installed as a checkout.
+
+    RUN/launch/code/         the files, which nobody should write any more
+    RUN/launch/code.sha256   as `sha256sum` writes it; the hash of this text is the hash of the code
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from ddp_train import FOLDER
+from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.launch.spec import Code
+from ddp_train.system.files import write_atomic
+
+_INSTALLED = ("site-packages", "dist-packages")
+_OURS = ".ddp_train"  # the folder of our own package in the snapshot of somebody else's project
+_RUN_HAS = (".hydra", "sweep.json", ".holder.json")  # what tells the folder of a run or a sweep
+_MOST_ENTRIES = 100_000  # looked at where no repository says which files are source
+_KEY = "cluster.code_limit_mib"
+
+
+def take(into: Path, *, limit_mib: int) -> Code:
+    """Copy the source of the folder where this process stands, and return what the copy is.
+
+    A snapshot that is there already, of an earlier start of the run, stays as code.1, code.2, ... where it differs.
+
+    Raises:
+        ConfigError: it is larger than the limit; the message names the largest files.
+    """
+    here = Path.cwd().resolve()
+    root, files = _source(here)
+    roots = [str(folder.relative_to(root)) for folder in _import_folders(here) if folder.is_relative_to(root)]
+    conf = FOLDER.parent / "conf"
+    if not {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values()) and not set(_INSTALLED) & set(FOLDER.parts):
+        ours = {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in _python_files(FOLDER)}
+        ours |= {f"{_OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
+        files, roots = {**files, **ours}, [_OURS, *roots]
+    _check_size(files, root, limit_mib)
+    temporary = into.with_name(f".{into.name}.{os.getpid()}")
+    for name, path in files.items():
+        _copy(path, temporary / name)
+    temporary.mkdir(parents=True, exist_ok=True)  # of no files
+    listing = _listing(temporary)
+    code = Code(folder=str(into), hash=_hash(listing), roots=tuple(dict.fromkeys(roots)))
+    if into.exists() and _listing(into) == listing:
+        shutil.rmtree(temporary)
+        return code
+    if into.exists():
+        earlier = sum(1 for _ in into.parent.glob(f"{into.name}.*/")) + 1
+        into.rename(into.with_name(f"{into.name}.{earlier}"))
+    temporary.rename(into)
+    write_atomic(_listing_file(into), listing)
+    return code
+
+
+def verify(code: Code) -> None:
+    """Check on a machine that it sees the code that was submitted.
+
+    Raises:
+        EnvironmentRefuses: it does not; the message names the files that differ.
+    """
+    folder = Path(code.folder)
+    found = _listing(folder)
+    if _hash(found) == code.hash:
+        return
+    host = os.uname().nodename
+    if not folder.is_dir():
+        raise EnvironmentRefuses(
+            happened=f"{folder}, the run's code, is not on {host}", expected="a run folder on a file system that every machine sees"
+        )
+    try:
+        submitted = set(_listing_file(folder).read_text(encoding="utf-8").splitlines())
+    except OSError:
+        submitted = set()
+    names = sorted({line.partition("  ")[2] for line in submitted ^ set(found.splitlines())}) if submitted else ["unknown files"]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    raise EnvironmentRefuses(
+        happened=f"the run's code is not what was submitted, as {host} sees it: {', '.join(names[:3])}{more} in {folder}",
+        expected="the snapshot as it was taken; nobody edits it",
+        fix=f"`ddp-train resume {folder.parents[1]}`, where your source is: it takes a new snapshot",
+    )
+
+
+def _source(here: Path) -> tuple[Path, dict[str, Path]]:
+    """Return the top of the source, and its files by their names below it."""
+    try:
+        asked = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=here, capture_output=True, text=True)
+    except FileNotFoundError:
+        asked = None  # no git here
+    if asked is not None and asked.returncode == 0:
+        root = Path(asked.stdout.removesuffix("\n"))
+        return root, {name: root / name for name in sorted(_repository_files(root)) if not _is_of_a_run(root, (root / name).parent)}
+    if asked is not None and "not a git repository" not in asked.stderr:
+        raise ConfigError(
+            happened=f"git does not say what the source in {here} is: {asked.stderr.strip()}", expected="a repository of yours"
+        )
+    return here, {str(path.relative_to(here)): path for path in _python_files(here)}
+
+
+def _repository_files(root: Path, prefix: str = "") -> Iterator[str]:
+    """Yield the names of the files of a repository and of those in it (submodules)."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in dict.fromkeys(os.fsdecode(subprocess.run(listed, cwd=root, check=True, capture_output=True).stdout).split("\0")):
+        path = root / name
+        if name and path.is_dir() and not path.is_symlink():
+            if (path / ".git").exists():
+                yield from _repository_files(path, f"{prefix}{name.rstrip('/')}/")
+        elif name and os.path.lexists(path):  # else it was deleted, and git has not been told
+            yield f"{prefix}{name}"
+
+
+def _python_files(top: Path) -> Iterator[Path]:
+    """Yield the *.py below a folder that is no repository, without those of environments, runs and hidden folders."""
+    seen = 0
+    for folder, subfolders, names in os.walk(top):
+        seen += len(names)
+        if seen > _MOST_ENTRIES:
+            raise ConfigError(
+                happened=f"there are more than {_MOST_ENTRIES:,} files below {top}, and no git repository says which of them are source",
+                expected="the folder of a project: its source is copied for the run",
+                fix="cd to the folder of your code; or `git init` there, with a .gitignore that names data and outputs",
+            )
+        here = Path(folder)
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith(".") and name not in ("__pycache__", *_INSTALLED))
+        subfolders[:] = [name for name in subfolders if not any((here / name / mark).exists() for mark in ("pyvenv.cfg", *_RUN_HAS))]
+        yield from (here / name for name in sorted(names) if name.endswith(".py"))
+
+
+def _is_of_a_run(root: Path, folder: Path) -> bool:
+    """Tell whether a folder of a repository is a run's, or lies in one."""
+    return folder != root and (_is_run(folder) or _is_of_a_run(root, folder.parent))
+
+
+@cache
+def _is_run(folder: Path) -> bool:
+    return any((folder / mark).exists() for mark in _RUN_HAS)
+
+
+def _import_folders(here: Path) -> list[Path]:
+    """Return the folders that Python imports from now, the one where the command stands first, without what is installed."""
+    folders = [here, *(Path(entry or ".").resolve() for entry in sys.path), FOLDER.parent]
+    return [folder for folder in folders if folder.is_dir() and not set(_INSTALLED) & set(folder.parts)]
+
+
+def _check_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> None:
+    sizes = sorted(((path.stat().st_size if path.is_file() else 0, name) for name, path in files.items()), reverse=True)
+    total = sum(size for size, _ in sizes)
+    if total > limit_mib << 20:
+        largest = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for size, name in sizes[:3])
+        raise ConfigError(
+            key=_KEY,
+            happened=f"the source in {root} has {len(sizes)} files of {total / 2**20:.1f} MiB together; the largest are {largest}",
+            expected=f"{limit_mib} MiB at most: it is copied for the run, so that later edits do not reach it",
+            fix=f"name what is no source in .gitignore, or {_KEY}={-(-total // 2**20)}",
+        )
+
+
+def _copy(source: Path, copy: Path) -> None:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink() and not source.is_file():  # to a folder, or to nothing: data, say, which stays where it is
+        copy.symlink_to(source.parent / os.readlink(source))
+        return
+    shutil.copyfile(source, copy)
+    copy.chmod(source.stat().st_mode & 0o555 | 0o400)
+
+
+def _listing(folder: Path) -> str:
+    """Return the names and the hashes of all files of a snapshot, as sha256sum writes them. What Python compiles there does not count."""
+    lines = []
+    for name in sorted(_names_below(folder)):
+        path = folder / name
+        content = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes()
+        escaped = name.encode(errors="backslashreplace").decode().replace("\\", "\\\\").replace("\n", "\\n")
+        lines.append(f"{'' if escaped == name else chr(92)}{hashlib.sha256(content).hexdigest()}  {escaped}\n")
+    return "".join(lines)
+
+
+def _names_below(folder: Path) -> Iterable[str]:
+    for place, subfolders, names in os.walk(folder):
+        links = [name for name in subfolders if os.path.islink(os.path.join(place, name))]
+        subfolders[:] = [name for name in subfolders if name != "__pycache__" and name not in links]
+        yield from (os.path.relpath(os.path.join(place, name), folder) for name in (*names, *links))
+
+
+def _hash(listing: str) -> str:
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _listing_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.sha256")

@@ -1,0 +1,121 @@
+"""A job that was composed, checked and claimed goes to an engine: its code is copied, its spec frozen, its files rendered and submitted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from ddp_train.config.schema import node_range
+from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
+from ddp_train.job import Job
+from ddp_train.launch import snapshot
+from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
+from ddp_train.launch.engine.engine import Stage, Submission, engine_of
+from ddp_train.launch.spec import Code, Spec
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.system import devices
+from ddp_train.system.files import tail
+from ddp_train.system.folder_lock import release
+
+_TAIL_BYTES = 20_000  # of metrics.jsonl
+
+
+def run(job: Job) -> int:
+    """Submit a job; return 0 when that is done, or with cluster.wait the exit code of the run. In an allocation it runs at once."""
+    name = job.config.cluster.launcher
+    run_folder = job.run_folder
+    try:
+        allocation = slurm_client.allocation() if name == "slurm" else None
+        spec = freeze(job, snapshot.take(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
+        spec.write()
+        release()  # the machines of the job take the folder
+        if allocation is not None:
+            return slurm_allocation.run(spec, allocation)
+        engine = engine_of(name)
+        id = engine.submit(engine.render([spec]))
+        for line in slurm.cautions(spec):
+            print(line, file=sys.stderr)
+    except UserError as error:
+        print(
+            f"\n{error}\nnothing was submitted; `ddp-train resume {shlex.quote(run_folder.shown())}` does it when that is mended",
+            file=sys.stderr,
+        )
+        return error.exit_code
+    shown = shlex.quote(run_folder.shown())
+    print(f"submitted as job {id}: {shown}")
+    print(f"  ddp-train status {shown}   ddp-train logs -f {shown}   ddp-train cancel {shown}", flush=True)
+    return engine.follow(run_folder, id) if job.config.cluster.wait else DONE
+
+
+def freeze(job: Job, code: Code | None) -> Spec:
+    """Return what an engine is given for a job."""
+    cluster = job.config.cluster
+    least, most = node_range(cluster.nodes or 1)
+    processes = devices.processes_per_node(cluster.processes_per_node, cluster.device)
+    return Spec(
+        job=job,
+        engine=cluster.launcher,
+        processes=(processes,) * most,
+        min_nodes=least,
+        code=code,
+        engine_options={"python": sys.executable, "step_s": _step_s(job.run_folder), "after": _jobs_before(job)},
+    )
+
+
+def _jobs_before(job: Job) -> list[str]:
+    """Return the engine's jobs that have to be done before this one begins.
+
+    Raises:
+        ConfigError: a run that it waits for is none of the engine's.
+    """
+    found = []
+    for folder in job.config.runs_before():
+        if settle(RunFolder(folder)).verdict is Verdict.DONE:
+            continue
+        submission = Submission.read(RunFolder(folder))
+        if submission is None or submission.engine != job.config.cluster.launcher:
+            raise ConfigError(
+                key="after",
+                happened=f"{folder} is not done, and no job of {job.config.cluster.launcher}",
+                expected="runs that are done, or submitted to the same engine: it waits for them by itself",
+                fix="submit this run when that one is done",
+            )
+        found.append(submission.id)
+    return found
+
+
+def require_ended(folder: Path) -> None:
+    """Refuse to start a run again that an engine has still.
+
+    Raises:
+        ConfigError: it is queued, or runs.
+    """
+    run_folder = RunFolder(folder)
+    submission = Submission.read(run_folder)
+    if submission is None:
+        return
+    try:
+        state = engine_of(submission.engine).state(submission.id)
+    except EnvironmentRefuses as error:
+        raise ConfigError(key="resume", happened=f"nobody knows whether {folder} runs: {error.happened}", fix=error.fix) from None
+    if state.stage is not Stage.ENDED:
+        raise ConfigError(
+            key="resume",
+            happened=f"{folder} is {state.stage} as job {submission.id}",
+            expected="a run that has ended; a stopped one is requeued by itself",
+            fix=f"`ddp-train cancel {shlex.quote(run_folder.shown())}` first; or `ddp-train status` and patience",
+        )
+
+
+def _step_s(run_folder: RunFolder) -> float:
+    """Return how long the newest steps of a run took, in seconds; 0 for a new one."""
+    found = 0.0
+    for line in tail(run_folder.metrics, _TAIL_BYTES).splitlines():
+        try:
+            found = max(found, float(json.loads(line).get("step_ms", 0)) / 1000)
+        except (ValueError, TypeError, AttributeError):  # a line that is cut off
+            continue
+    return round(found, 3)

@@ -1,0 +1,8 @@
+#!/bin/bash
+# ddp-train for this run, on one of its machines: after cluster.setup, with the run's interpreter, on the snapshot of its code.
+refuse() { echo "$(uname -n): $1" >&2; exit 78; }
+
+cd /work || refuse 'the folder where the run was submitted is not here'
+export PYTHONSAFEPATH=1 PYTHONPATH=/runs/mnist/launch/code/src:/runs/mnist/launch/code"${PYTHONPATH:+:$PYTHONPATH}"
+command -v /opt/python > /dev/null || refuse '/opt/python is not here: cluster.python names an interpreter that every machine has; cluster.setup can make it known'
+exec /opt/python -m ddp_train "$@"

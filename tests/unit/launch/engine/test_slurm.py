@@ -1,0 +1,119 @@
+"""The engine: what it writes and calls, in which folders its ids are found, and what it says of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_train.launch.engine import slurm, slurm_client
+from ddp_train.launch.engine.engine import ENGINES, Stage, State, Submission, engine_of
+from ddp_train.launch.engine.slurm_client import Waits
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
+from tests.unit.launch.engine.specs import spec
+
+ENGINE = slurm.ENGINE
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_is_a_module_of_its_name(name: str) -> None:
+    engine = engine_of(name)
+    assert all(callable(getattr(engine, method)) for method in ("render", "submit", "state", "stop", "follow"))
+
+
+def test_rendering_writes_nothing(tmp_path: Path) -> None:
+    rendered = ENGINE.render([spec(tmp_path / "run")])
+    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in rendered.files] == ["slurm.sbatch", "task.sh"]
+    assert rendered.commands == [["sbatch", "--parsable", str(tmp_path / "run/launch/slurm.sbatch")]]
+
+
+def test_each_run_of_an_array_knows_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_client, "submit", lambda arguments: "17")
+    folders = [RunFolder(tmp_path / name) for name in ("0", "1", "2")]
+    for folder in folders:
+        folder.root.mkdir()
+    rendered = ENGINE.render([spec(folder.root) for folder in folders])
+    assert ENGINE.submit(rendered) == "17" and (tmp_path / "launch/slurm.sbatch").exists()
+    submissions = [Submission.read(folder) for folder in folders]
+    assert [each.id for each in submissions if each is not None] == ["17_0", "17_1", "17_2"]
+    assert all((folder.launch / "task.sh").exists() and folder.logs.is_dir() for folder in folders)
+
+
+def test_a_job_that_runs_is_let_save_and_one_that_waits_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    stage = Stage.RUNNING
+    monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=stage))
+    monkeypatch.setattr(slurm_client, "signal", lambda id, name: done.append(f"{name} to {id}"))
+    monkeypatch.setattr(slurm_client, "cancel", lambda id: done.append(f"cancel {id}"))
+    ENGINE.stop("7")
+    ENGINE.stop("7", at_once=True)
+    stage = Stage.QUEUED
+    ENGINE.stop("7")
+    assert done == ["USR1 to 7", "cancel 7", "cancel 7"]
+
+
+def test_who_follows_sees_the_states_the_logs_and_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder = RunFolder(tmp_path)
+    run_folder.logs.mkdir()
+    log = run_folder.logs / "slurm-7.out"
+    log.write_text("of an earlier life\n")
+    states = iter(
+        [
+            State(stage=Stage.QUEUED, why="Resources"),
+            State(stage=Stage.RUNNING, nodes=("a", "b")),
+            State(stage=Stage.ENDED, why="completed"),
+        ]
+    )
+
+    def state(id: str) -> State:
+        found = next(states)
+        if found.stage is Stage.RUNNING:
+            log.write_text("of an earlier life\nstep 1\n")
+        return found
+
+    monkeypatch.setattr(slurm_client, "state", state)
+    monkeypatch.setattr(slurm, "_POLL_S", 0.0)
+    Result(status=Status.COMPLETED).write(run_folder.result)
+    assert ENGINE.follow(run_folder, "7") == 0
+    said = capsys.readouterr()
+    assert said.out == "step 1\n"
+    assert said.err.splitlines() == ["job 7: queued (Resources)", "job 7: running on a, b", "job 7: ended: completed", "done"]
+
+
+def test_ctrl_c_asks_first_then_saves_then_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder, stopped, asked = RunFolder(tmp_path), [], 0
+
+    def state(id: str) -> State:
+        nonlocal asked
+        asked += 1
+        if asked <= 3:
+            raise KeyboardInterrupt
+        return State(stage=Stage.ENDED, why="cancelled")
+
+    monkeypatch.setattr(slurm_client, "state", state)
+    monkeypatch.setattr(slurm.Slurm, "stop", lambda self, id, at_once=False: stopped.append((run_folder.cancelled.exists(), at_once)))
+    assert ENGINE.follow(run_folder, "7") == 130
+    assert stopped == [(True, False), (True, True)]
+    assert "goes on without this command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, []),
+        (Waits(kill_wait_s=30, preemption_s=None, partition="main"), []),
+        (Waits(kill_wait_s=5, preemption_s=10, partition="low"), ["KillWait", "GraceTime"]),
+    ],
+)
+def test_a_grace_that_slurm_does_not_wait_for_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Waits | None, said: list[str]
+) -> None:
+    monkeypatch.setattr(slurm_client, "waits", lambda partition: found)
+    lines = slurm.cautions(spec(tmp_path))
+    assert len(lines) == len(said) and all(word in line for word, line in zip(said, lines, strict=True))

@@ -1,0 +1,154 @@
+"""The scripts for SLURM: as people read them, and exact or refused for whatever is filled in."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_train.errors import ConfigError
+from ddp_train.launch.engine.slurm_script import batch_script, quoted, sbatch_value, task_script
+from ddp_train.launch.spec import Spec
+from tests.unit.launch.engine.specs import spec
+
+GOLDEN = Path(__file__).parent / "golden"
+RUN = Path("/runs/mnist")
+WRITES_GOLDEN_FILES = False  # True once, after a change that is meant; then read what git shows
+
+CASES: dict[str, tuple[list[str], dict[str, object]]] = {
+    "one_node": ([], {}),
+    "gpus": (
+        [
+            *(
+                "cluster.device=cuda",
+                "cluster.processes_per_node=4",
+                "cluster.nodes=2",
+                "cluster.walltime='1-12:00:00'",
+                "cluster.grace_s=120",
+            ),
+            *("cluster.slurm.account=me", "cluster.slurm.partition='gpu,long'", "cluster.slurm.qos=high", "cluster.slurm.reservation=r1"),
+            *("cluster.slurm.constraint='a100&ib'", "cluster.slurm.dependency=singleton", "cluster.slurm.exclusive=true"),
+            *("+cluster.slurm.options.mem=0", "+cluster.slurm.options.mail-type=END", "+cluster.slurm.options.contiguous=true"),
+            "cluster.setup=['module load cuda/12','source /venv/bin/activate']",
+        ],
+        {"step_s": 2.5, "after": ["17", "18_3"]},
+    ),
+    "elastic": (["cluster.nodes='2:8'", "cluster.max_restarts=10", "loader.num_workers=3"], {}),
+    "pyxis": (["cluster.slurm.container='nvcr.io#nvidia/pytorch:26.01'", "cluster.slurm.container_mounts=['/data','/a:/b']"], {}),
+    "apptainer": (
+        [
+            "cluster.slurm.container=/images/torch.sif",
+            "cluster.slurm.container_runtime=apptainer",
+            "cluster.device=cuda",
+            "cluster.processes_per_node=1",
+        ],
+        {},
+    ),
+}
+
+
+def as_written(case: str) -> Spec:
+    overrides, options = CASES[case]
+    return spec(RUN, *overrides, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_scripts_are_those_that_people_have_read(case: str) -> None:
+    one = as_written(case)
+    for name, text in ((f"{case}.sbatch", batch_script([one])), (f"{case}.task.sh", task_script(one))):
+        if WRITES_GOLDEN_FILES:
+            (GOLDEN / name).write_text(text)
+        assert text == (GOLDEN / name).read_text(), name
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert not WRITES_GOLDEN_FILES
+
+
+def test_several_runs_are_an_array_whose_tasks_are_requeued_alone() -> None:
+    specs = [spec(Path(f"/runs/sweep/{number}"), parallel=2) for number in range(6)]
+    text = batch_script(specs)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert "#SBATCH --array=0-5%2\n" in text
+    assert re.search(r'^    \[ "\$stopped" \] \|\| \{ scontrol requeue "\$job"', text, re.MULTILINE)
+    assert "\njob=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID " in text and '#SBATCH --output="/dev/null"\n' in text
+    assert all(f"    /runs/sweep/{number}\n" in text for number in range(6))
+
+
+@pytest.mark.parametrize("name", ["signal", "output", "array", "time", "partition", "wrap", "het-group", "a b", "x=1 --wrap", "--comment"])
+def test_an_option_that_is_ours_or_none_is_refused(name: str) -> None:
+    one = as_written("one_node")
+    one.job.config.cluster.slurm.options[name] = "1"
+    with pytest.raises(ConfigError, match=r"cluster\.slurm\.options\."):
+        batch_script([one])
+
+
+@pytest.mark.parametrize("value", [["a"], {"a": 1}])
+def test_an_option_has_one_value(value: object) -> None:
+    one = as_written("one_node")
+    one.job.config.cluster.slurm.options["comment"] = value
+    with pytest.raises(ConfigError, match="comment"):
+        batch_script([one])
+
+
+@given(st.text())
+def test_a_value_stays_on_its_line_or_is_refused(text: str) -> None:
+    try:
+        value = sbatch_value(text, key="k")
+    except ConfigError:
+        assert not text.isprintable()
+        return
+    assert value.isprintable() and value[0] == value[-1] == '"'
+    assert re.fullmatch(r'(?:[^"\\]|\\["\\])*', value[1:-1]), value
+    assert re.sub(r"\\(.)", r"\1", value[1:-1]) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_path_is_one_word_of_one_line_for_the_shell(text: str) -> None:
+    try:
+        word = quoted(text)
+    except ConfigError:
+        assert "\n" in text or "\0" in text
+        return
+    assert "\n" not in word
+
+
+@pytest.mark.parametrize(
+    "folder", ["/a b", "/a'b", '/a"b', "/a$(touch /tmp/x)b", "/a;b", "/a%jb", "/a\\b", "/a`b`", "/é", "/a*b", "/a#b", "/~"]
+)
+def test_a_path_is_the_same_in_both_scripts_whatever_it_is_called(folder: str, tmp_path: Path) -> None:
+    run = tmp_path / folder[1:]
+    (run / "launch").mkdir(parents=True)
+    one = spec(run)
+    (run / "launch/task.sh").write_text(task_script(Spec(**{**vars(one), "working_directory": str(run), "code": None})))
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/bash\npwd\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    one = Spec(**{**vars(one), "working_directory": str(run), "engine_options": {"python": str(fake)}})
+    (run / "launch/task.sh").write_text(task_script(one))
+    lines = batch_script([one]).splitlines()
+    script = [line for line in lines if line.startswith(("run=", "logs="))]
+    script += ['bash "$run/launch/task.sh" settle "$run"', 'echo "$logs"']
+    ran = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True, check=True, cwd="/")
+    pattern = str(run).replace("\\", "\\\\").replace("%", "%%")
+    assert ran.stdout.splitlines() == [str(run), "-m", "ddp_train", "settle", str(run), pattern]
+
+
+def test_a_setup_line_that_fails_and_a_missing_interpreter_are_named(tmp_path: Path) -> None:
+    for overrides, said in (
+        (["cluster.setup=['true','false || module load x','true']"], "cluster.setup failed: false || module load x"),
+        (["cluster.python=/no/python"], "/no/python is not here: cluster.python"),
+    ):
+        one = Spec(**{**vars(spec(tmp_path, *overrides)), "working_directory": str(tmp_path)})
+        ran = subprocess.run(["bash", "-c", task_script(one)], capture_output=True, text=True)
+        assert ran.returncode == 78 and said in ran.stderr
+
+
+def test_what_setup_prints_is_no_answer(tmp_path: Path) -> None:
+    one = spec(tmp_path, "cluster.setup=['echo noise','export A=5']", "cluster.python=/bin/echo")
+    ran = subprocess.run(
+        ["bash", "-c", task_script(Spec(**{**vars(one), "working_directory": str(tmp_path)}))], capture_output=True, text=True
+    )
+    assert ran.stdout == "-m ddp_train\n" and ran.stderr == "noise\n"
