@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 _MOST_NAMES = 2000
+_MOST_IN_A_FOLDER = 20_000
 _MOST_SAMPLED = 64
 _BLOCK_BYTES = 1 << 16
 _NUM_BLOCKS = 16
@@ -43,52 +44,60 @@ def look_into(path: Path, *, within_s: float) -> Contents | None:
     deadline = time.monotonic() + within_s
     if not path.exists():
         return None
-    problems: list[str] = []
-    sizes: dict[str, int] = {}
-    is_whole = True
-    for name, size in _names(path, problems):
-        if len(sizes) == _MOST_NAMES or time.monotonic() > deadline:
-            is_whole = False
-            break
-        sizes[name] = size
+    listing = _Listing(path, deadline)
     samples: dict[str, str] = {}
     # By the hashes of their names: wherever a listing ends, on each machine mostly the same files are chosen.
-    files = sorted((name for name, size in sizes.items() if size >= 0), key=lambda name: xxh3_64_hexdigest(os.fsencode(name)))
+    files = sorted((name for name, size in listing.sizes.items() if size >= 0), key=lambda name: xxh3_64_hexdigest(os.fsencode(name)))
     for name in files[:_MOST_SAMPLED]:
         if samples and time.monotonic() > deadline:
             break
         try:
-            samples[name] = _sampled(path / name if name else path, sizes[name])
+            samples[name] = _sampled(path / name if name else path, listing.sizes[name])
         except OSError as error:
-            problems.append(f"{name or path} cannot be read: {error.strerror}")
-    return Contents(sizes=sizes, samples=samples, is_whole=is_whole, problem=problems[0] if problems else "")
+            listing.problems.append(f"{name or path} cannot be read: {error.strerror}")
+    problem = listing.problems[0] if listing.problems else ""
+    return Contents(sizes=listing.sizes, samples=samples, is_whole=listing.is_whole, problem=problem)
 
 
-def _names(path: Path, problems: list[str]) -> Iterator[tuple[str, int]]:
-    """Yield names and sizes, all of a folder before those of the folders in it."""
-    if not path.is_dir():
-        yield "", path.stat().st_size
-        return
-    waiting = deque([""])
-    while waiting:
-        below = waiting.popleft()
-        try:
-            entries = sorted(os.scandir(path / below), key=lambda entry: entry.name)
-        except OSError as error:
-            problems.append(f"{below or path} cannot be read: {error.strerror}")
-            continue
-        for entry in entries:
+class _Listing:
+    """Names and sizes, all of a folder before those of the folders in it, until there are enough or the time is over."""
+
+    def __init__(self, path: Path, deadline: float) -> None:
+        self.sizes: dict[str, int] = {}
+        self.problems: list[str] = []
+        self.is_whole = True
+        self._path, self._deadline = path, deadline
+        if not path.is_dir():
+            self.sizes[""] = path.stat().st_size
+            return
+        waiting = deque([""])
+        while waiting and self.is_whole:
+            below = waiting.popleft()
+            try:
+                waiting += self._add(below)
+            except OSError as error:
+                self.problems.append(f"{below or path} cannot be read: {error.strerror}")
+
+    def _add(self, below: str) -> list[str]:
+        """Add what lies in a folder, and return the folders in it."""
+        with os.scandir(self._path / below) as found:
+            entries = list(islice(takewhile(lambda _: time.monotonic() < self._deadline, found), _MOST_IN_A_FOLDER))
+            self.is_whole = next(found, None) is None  # a folder may have millions, and only to name them takes long
+        folders = []
+        for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name.startswith("."):
                 continue
+            if len(self.sizes) == _MOST_NAMES or time.monotonic() > self._deadline:
+                self.is_whole = False
+                break
             name = f"{below}/{entry.name}".lstrip("/")
             try:
-                if entry.is_dir():
-                    waiting.append(name)
-                    yield name, _FOLDER
-                else:
-                    yield name, entry.stat().st_size
+                is_folder = entry.is_dir()
+                self.sizes[name] = _FOLDER if is_folder else entry.stat().st_size
+                folders += [name] if is_folder else []
             except OSError as error:  # a link that leads nowhere
-                problems.append(f"{name} cannot be read: {error.strerror}")
+                self.problems.append(f"{name} cannot be read: {error.strerror}")
+        return folders
 
 
 def _sampled(file: Path, size: int) -> str:

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from ddp_train.launch.node import contents
 from ddp_train.launch.node.contents import Contents, look_into
 
@@ -61,6 +63,16 @@ def test_what_takes_too_long_is_left_out_and_said(tmp_path: Path) -> None:
     assert (len(found.sizes), found.is_whole) == (contents._MOST_NAMES, False)
     assert len(found.samples) == contents._MOST_SAMPLED
     assert not look_into(tmp_path, within_s=0).is_whole  # type: ignore[union-attr]
+
+
+def test_a_folder_of_very_many_is_not_listed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_MOST_IN_A_FOLDER", 3)
+    for number in range(3):
+        (tmp_path / f"{number}").touch()
+    assert look(tmp_path).is_whole
+    (tmp_path / "3").touch()
+    found = look(tmp_path)
+    assert (len(found.sizes), found.is_whole) == (3, False)
 
 
 def test_what_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
