@@ -11,6 +11,7 @@ from ddp_train.config.schema import node_range
 from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot
+from ddp_train.launch.doctor.report import exit_code_of, wait_for_report
 from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.spec import Code, Spec
@@ -33,17 +34,22 @@ def run(job: Job) -> int:
         spec.write()
         release()  # the machines of the job take the folder
         if allocation is not None:
-            return slurm_allocation.run(spec, allocation)
+            code = slurm_allocation.run(spec, allocation)
+            return exit_code_of(run_folder, code) if job.examines else code
         engine = engine_of(name)
         id = engine.submit(engine.render([spec]))
         for line in slurm.cautions(spec):
             print(line, file=sys.stderr)
     except UserError as error:
+        if job.examines:
+            raise
         print(
             f"\n{error}\nnothing was submitted; `ddp-train resume {shlex.quote(run_folder.shown())}` does it when that is mended",
             file=sys.stderr,
         )
         return error.exit_code
+    if job.examines:
+        return wait_for_report(run_folder, engine, id)
     shown = shlex.quote(run_folder.shown())
     print(f"submitted as job {id}: {shown}")
     print(f"  ddp-train status {shown}   ddp-train logs -f {shown}   ddp-train cancel {shown}", flush=True)
@@ -72,7 +78,7 @@ def _jobs_before(job: Job) -> list[str]:
         ConfigError: a run that it waits for is none of the engine's.
     """
     found = []
-    for folder in job.config.runs_before():
+    for folder in () if job.examines else job.config.runs_before():
         if settle(RunFolder(folder)).verdict is Verdict.DONE:
             continue
         submission = Submission.read(RunFolder(folder))

@@ -28,6 +28,7 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
 from ddp_train.job import FULL, Job
 from ddp_train.launch.doctor.machine import Examination, Machine, Way
 from ddp_train.launch.doctor.problems import Examined, Reckoned, hinders_sums, problems
+from ddp_train.launch.doctor.report import Report
 from ddp_train.launch.doctor.table import screen
 from ddp_train.system import torchrun_env
 from ddp_train.system.deadline import wait_until
@@ -109,8 +110,10 @@ class Checkup:
             reckoned = self._collect("sum", range(self._size), Reckoned.from_json, within_s=self._sums_within_s)
             examined = replace(examined, reckoned=reckoned)
         found = problems(examined)
-        print(screen(examined, found, seconds=time.monotonic() - self._begun), flush=True)
+        text = screen(examined, found, seconds=time.monotonic() - self._begun)
+        print(text, flush=True)
         code = ENVIRONMENT_REFUSES if found else DONE
+        Report(text=text, exit_code=code).write(self._job.run_folder)
         self._store.set("verdict", json.dumps({"code": code, "problems": len(found), "host": examined.name(0)}))
         return code
 

@@ -19,6 +19,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.launch.spec import Spec
 from ddp_train.redaction import reveal
 
+_EXAMINES_MINUTES = 5  # the time limit of an examination (`ddp-train doctor`): a short job begins sooner
 _MARGIN_S = 30  # of the early signal, for what is unknown of a step and for ranks that are told late
 _OURS = {
     **dict.fromkeys(("array", "chdir", "nodes", "ntasks-per-node", "output", "open-mode", "requeue", "signal"), "ddp-train says it"),
@@ -33,6 +34,7 @@ _OURS = {
         ("wrap", "parsable", "test-only", "wait", "het-group", "no-requeue"), "ddp-train submits one script, and asks for its id"
     ),
 }
+_REQUEUE = ("case $verdict in again*)", '    [ "$stopped" ] || { scontrol requeue "$job" && exit 0; }', "esac")
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-node")
 
 
@@ -96,9 +98,7 @@ def batch_script(specs: Sequence[Spec]) -> str:
             "",
             'verdict=$(ddp_train settle "$run"); code=$?',
             'echo "$verdict"',
-            "case $verdict in again*)",
-            '    [ "$stopped" ] || { scontrol requeue "$job" && exit 0; }',
-            "esac",
+            *([] if first.job.examines else _REQUEUE),
             "exit $code",
             "",
         ]
@@ -168,7 +168,9 @@ def _options(specs: Sequence[Spec]) -> Iterator[str]:
         yield f"cpus-per-task={cpus}"
     if cluster.device == "cuda" and not set(_GPUS) & set(slurm.options):
         yield f"gpus-per-node={max(count or 1 for count in spec.processes)}"
-    if cluster.walltime is not None:
+    if spec.job.examines:
+        yield f"time={_EXAMINES_MINUTES}"
+    elif cluster.walltime is not None:
         yield f"time={_time(cluster)}"
     for name in ("account", "partition", "qos", "reservation", "constraint"):
         if (value := getattr(slurm, name)) is not None:
@@ -180,7 +182,7 @@ def _options(specs: Sequence[Spec]) -> Iterator[str]:
     yield from ["exclusive"] if slurm.exclusive else []
     yield from ["no-kill"] if spec.min_nodes < spec.max_nodes else []
     yield f"signal=USR1@{signal_s(spec)}"
-    yield from ("requeue", "open-mode=append")
+    yield from ("no-requeue" if spec.job.examines else "requeue", "open-mode=append")
     if len(specs) > 1:
         parallel = spec.engine_options.get("parallel")
         yield f"array=0-{len(specs) - 1}" + (f"%{parallel}" if parallel else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ CASES: dict[str, tuple[list[str], dict[str, object]]] = {
 def as_written(case: str) -> Spec:
     overrides, options = CASES[case]
     return spec(RUN, *overrides, **options)
+
+
+def test_an_examination_is_a_short_job_that_is_never_requeued() -> None:
+    asked = as_written("gpus")
+    text = batch_script([replace(asked, job=replace(asked.job, examines="quick"))])
+    assert "#SBATCH --time=5\n" in text and "#SBATCH --no-requeue\n" in text
+    assert "scontrol requeue" not in text and "1-12:00:00" not in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
 @pytest.mark.parametrize("case", CASES)
