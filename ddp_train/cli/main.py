@@ -16,9 +16,13 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import __version__
+from ddp_train.cli.cancel import USAGE as CANCEL_USAGE
+from ddp_train.cli.cancel import cancel
 from ddp_train.cli.compose import Exit, compose
 from ddp_train.cli.doctor import USAGE as DOCTOR_USAGE
 from ddp_train.cli.doctor import examine
+from ddp_train.cli.logs import USAGE as LOGS_USAGE
+from ddp_train.cli.logs import show_logs
 from ddp_train.cli.plan import USAGE as PLAN_USAGE
 from ddp_train.cli.plan import plan
 from ddp_train.cli.resume import USAGE as RESUME_USAGE
@@ -27,6 +31,8 @@ from ddp_train.cli.runs import USAGE as RUNS_USAGE
 from ddp_train.cli.runs import show_sweep
 from ddp_train.cli.settle import USAGE as SETTLE_USAGE
 from ddp_train.cli.settle import settle_run
+from ddp_train.cli.status import USAGE as STATUS_USAGE
+from ddp_train.cli.status import show_status
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
 from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, UserError
@@ -88,6 +94,9 @@ _COMMANDS: Mapping[str, tuple[str, _Command]] = {
     "plan": (PLAN_USAGE, plan),
     "resume": (RESUME_USAGE, resume_typed),
     "runs": (RUNS_USAGE, show_sweep),
+    "status": (STATUS_USAGE, show_status),
+    "logs": (LOGS_USAGE, show_logs),
+    "cancel": (CANCEL_USAGE, cancel),
     "settle": (SETTLE_USAGE, settle_run),
     "doctor": (DOCTOR_USAGE, examine),
     "prepare": ("", _prepare),

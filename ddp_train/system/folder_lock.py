@@ -100,6 +100,16 @@ def is_held(folder: Path) -> bool:
         os.close(descriptor)
 
 
+def holder_of(folder: Path) -> Holder | None:
+    """Return who says that they work in a folder; `is_held` tells whether they still do."""
+    return _read(folder)
+
+
+def is_here(holder: Holder) -> bool:
+    """Tell whether a holder is a process of this machine."""
+    return _is_on_this_machine(holder)
+
+
 def held() -> list[Path]:
     """Return the folders that this process holds."""
     return [each.folder for each in _held]

@@ -53,7 +53,16 @@ class State:
     nodes: tuple[str, ...] = ()  # where it runs, or ran
     since: float | None = None  # it has been running; seconds since the epoch
     ends: float | None = None  # its time is up then
-    restarts: int = 0  # how often the engine has started it again
+
+    def __str__(self) -> str:
+        where = f" on {', '.join(self.nodes)}" if self.nodes else ""
+        if self.stage is Stage.QUEUED:
+            return f"queued{self.why and f' ({self.why})'}"
+        if self.stage is Stage.ENDED:
+            return f"ended{where}{self.why and f': {self.why}'}"
+        since = f" since {_clock(self.since)}" if self.since is not None else ""
+        until = f", until {_clock(self.ends)} at most" if self.ends is not None else ""
+        return f"running{where}{since}{until}{self.why and f' ({self.why})'}"
 
 
 class Engine(Protocol):
@@ -106,3 +115,7 @@ class Submission:
 def engine_of(name: str) -> Engine:
     """Return an engine by its name."""
     return cast(Engine, importlib.import_module(f"{__package__}.{name}").ENGINE)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

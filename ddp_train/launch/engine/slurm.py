@@ -83,7 +83,7 @@ class Slurm:
             found = self.state(id)
         except EnvironmentRefuses as error:  # a controller that is being restarted
             return None, str(error)
-        return found, f"job {id}: {described(found)}"
+        return found, f"job {id}: {found}"
 
     def _on_ctrl_c(self, run_folder: RunFolder, id: str, times: int) -> None:
         if times == 1:
@@ -91,22 +91,6 @@ class Slurm:
             return
         mark_cancelled(run_folder)
         self.stop(id, at_once=times > 2)
-
-
-def described(state: State) -> str:
-    """Say in one line where a job is."""
-    where = f" on {', '.join(state.nodes)}" if state.nodes else ""
-    if state.stage is Stage.QUEUED:
-        return f"queued{f' ({state.why})' if state.why else ''}"
-    if state.stage is Stage.ENDED:
-        return f"ended{where}: {state.why}"
-    until = f", until {_clock(state.ends)} at most" if state.ends is not None else ""
-    since = f" since {_clock(state.since)}" if state.since is not None else ""
-    return f"running{where}{since}{until}{f' ({state.why})' if state.why else ''}"
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def cautions(spec: Spec) -> list[str]:

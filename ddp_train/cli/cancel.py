@@ -1,0 +1,132 @@
+"""`ddp-train cancel`: let a run, or the runs of a sweep, save and end; nobody but a person starts them again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_train.cli.status import runs_of, submitted_state
+from ddp_train.config.saved import saved_config
+from ddp_train.errors import DONE, FAILED, ConfigError, EnvironmentRefuses
+from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
+from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.verdict import mark_cancelled
+from ddp_train.sweep.folder import is_sweep, sweep_of
+from ddp_train.system.folder_lock import holder_of, is_held, is_here
+
+USAGE = """ddp-train cancel RUN [--at-once]
+
+  RUN            a run folder, or the folder of a sweep: what is queued is taken out, what runs saves and ends
+  --at-once      do not wait for it to save
+"""
+
+_POLL_S = 1.0
+_SIGNAL_EVERY_S = 5.0  # one that comes while a job is between two of its steps reaches nobody
+_PATIENCE_S = 60.0  # beyond cluster.grace_s
+
+
+def cancel(arguments: list[str], launcher: Launcher) -> int:
+    """`ddp-train cancel RUN-or-SWEEP [--at-once]`: end it, and wait until it has ended."""
+    at_once, folders = "--at-once" in arguments, [text for text in arguments if text != "--at-once"]
+    if len(folders) != 1 or folders[0].startswith("-"):
+        raise ConfigError(happened="which run?", expected="ddp-train cancel RUN", fix="give a run folder, or the folder of a sweep")
+    path = Path(folders[0]).absolute()
+    runs = [run_folder for run_folder, _ in runs_of(path) if not run_folder.is_completed()]
+    shown = shlex.quote(folders[0])
+    if not runs:
+        print(f"{shown} is done: there is nothing to cancel")
+        return DONE
+    _refuse_job_of_a_sweep(path)
+    for run_folder in runs:
+        mark_cancelled(run_folder)  # first: what ends is settled by somebody else
+    endings = [_ending(run_folder) for run_folder in runs]
+    endings += [_ending_here(path)] if is_sweep(path) else []
+    grace_s = max((saved_config(each.root)["cluster"]["grace_s"] for each in runs if each.config.exists()), default=0)
+    if not _end([each for each in endings if each is not None], at_once=at_once, within_s=grace_s + _PATIENCE_S):
+        print(f"{shown} has not ended yet; `ddp-train cancel {shown} --at-once` does not wait for it to save", file=sys.stderr)
+        return FAILED
+    saved = f"; `ddp-train resume {shown}` continues it" + (f" {runs[0].continues()}" if len(runs) == 1 else "")
+    print(f"cancelled{saved}")
+    return DONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ending:
+    """Something that is to end."""
+
+    ask: Callable[[bool], None]  # True: at once
+    has_ended: Callable[[], bool]
+
+
+def _ending(run_folder: RunFolder) -> _Ending | None:
+    """Return what is queued or runs of a run; None when nothing is or does."""
+    submission = Submission.read(run_folder)
+    if submission is not None and not _has_ended(run_folder):
+        engine, id = engine_of(submission.engine), submission.id
+        return _Ending(ask=lambda at_once: engine.stop(id, at_once=at_once), has_ended=lambda: _has_ended(run_folder))
+    return _ending_here(run_folder.root)
+
+
+def _ending_here(folder: Path) -> _Ending | None:
+    """Return the process that holds a folder, on this machine; None when nobody does.
+
+    Raises:
+        EnvironmentRefuses: it runs on another one.
+    """
+    holder = holder_of(folder)
+    if not folder.is_dir() or not is_held(folder) or holder is None:
+        return None
+    if not is_here(holder):
+        raise EnvironmentRefuses(
+            happened=f"the process that has {folder} runs on {holder.host} (pid {holder.pid})",
+            expected="the same command there: no engine started it, which could be asked",
+            fix=f"ssh {holder.host} kill {holder.pid}",
+        )
+    left = [signal.SIGTERM]  # a second one would end it at once
+
+    def ask(at_once: bool) -> None:
+        if left or at_once:
+            os.kill(holder.pid, left.pop() if left else signal.SIGTERM)
+
+    return _Ending(ask=ask, has_ended=lambda: not is_held(folder))
+
+
+def _end(endings: list[_Ending], *, at_once: bool, within_s: float) -> bool:
+    """Ask all to end, again and again; tell whether they have."""
+    deadline, asked = time.monotonic() + within_s, -_SIGNAL_EVERY_S
+    while endings := [each for each in endings if not each.has_ended()]:
+        if time.monotonic() > deadline:
+            return False
+        if time.monotonic() - asked >= _SIGNAL_EVERY_S:
+            asked = time.monotonic()
+            for each in endings:
+                each.ask(at_once)
+        time.sleep(_POLL_S)
+    return True
+
+
+def _has_ended(run_folder: RunFolder) -> bool:
+    state = submitted_state(run_folder)
+    if isinstance(state, str):
+        raise EnvironmentRefuses(
+            happened=state, expected="an answer: what runs there could not be told to end", fix="try again in a minute"
+        )
+    return state is None or (isinstance(state, State) and state.stage is Stage.ENDED)
+
+
+def _refuse_job_of_a_sweep(path: Path) -> None:
+    """Refuse to cancel one job of a sweep that works on it: it would come to the job again, or have its result."""
+    sweep = None if is_sweep(path) else sweep_of(path)
+    if sweep is not None and is_held(sweep) and Submission.read(RunFolder(path)) is None:
+        raise ConfigError(
+            happened=f"{path} is a job of a sweep that is running",
+            expected="the sweep as a whole",
+            fix=f"ddp-train cancel {shlex.quote(str(sweep))}",
+        )

@@ -1,0 +1,86 @@
+"""A run is told to save and end, whoever has it, and nobody starts it again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddp_train.cli import cancel as cancel_module
+from ddp_train.cli.cancel import cancel
+from ddp_train.errors import EnvironmentRefuses
+from ddp_train.launch.engine import slurm_client
+from ddp_train.launch.engine.engine import Stage, State, Submission
+from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.system.folder_lock import HOLDER
+from tests.unit.cli.runs import a_run, works_in
+
+LAUNCHER = Launcher(run=lambda job: 99, slots=lambda folder, count: [])
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancel_module, "_POLL_S", 0.01)
+    monkeypatch.setattr(cancel_module, "_SIGNAL_EVERY_S", 0.02)
+
+
+def test_a_process_of_this_machine_saves_and_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder = a_run(tmp_path)
+    with works_in(run_folder) as process:
+        assert cancel([str(tmp_path)], LAUNCHER) == 0
+        assert process.wait() == 75
+    assert settle(run_folder).verdict is Verdict.NEVER
+    assert "ddp-train resume" in capsys.readouterr().out
+
+
+def test_a_job_is_marked_first_and_signalled_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder = a_run(tmp_path)
+    Submission(engine="slurm", id="17").write(run_folder)
+    signals: list[str] = []
+
+    def signal(id: str, name: str) -> None:
+        assert run_folder.cancelled.exists()
+        signals.append(f"{name} to {id}")
+
+    running = State(stage=Stage.RUNNING)
+    monkeypatch.setattr(slurm_client, "signal", signal)
+    monkeypatch.setattr(slurm_client, "state", lambda id: running if len(signals) < 3 else replace(running, stage=Stage.ENDED))
+    assert cancel([str(tmp_path)], LAUNCHER) == 0
+    assert signals == ["USR1 to 17"] * 3  # the first may have come between two steps of the job
+
+
+def test_who_does_not_end_is_told_of_a_harder_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder = a_run(tmp_path, "cluster.grace_s=1")
+    Submission(engine="slurm", id="17").write(run_folder)
+    done: list[str] = []
+    monkeypatch.setattr(cancel_module, "_PATIENCE_S", -0.9)
+    monkeypatch.setattr(slurm_client, "signal", lambda id, name: None)
+    monkeypatch.setattr(slurm_client, "cancel", lambda id: done.append(id))
+    monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.ENDED if done else Stage.RUNNING))
+    assert cancel([str(tmp_path)], LAUNCHER) == 1
+    assert "--at-once" in capsys.readouterr().err
+    assert cancel([str(tmp_path), "--at-once"], LAUNCHER) == 0 and done == ["17"]
+
+
+def test_a_run_that_has_ended_is_marked_and_one_that_is_done_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder = a_run(tmp_path)
+    Result(status=Status.PREEMPTED, step=7).write(run_folder.result)
+    assert cancel([str(tmp_path)], LAUNCHER) == 0 and settle(run_folder).exit_code == 130
+    run_folder.cancelled.unlink()
+    Result(status=Status.COMPLETED).write(run_folder.result)
+    assert cancel([str(tmp_path)], LAUNCHER) == 0 and not run_folder.cancelled.exists()
+    assert "nothing to cancel" in capsys.readouterr().out
+
+
+def test_a_process_of_another_machine_is_not_ours_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder = a_run(tmp_path)
+    holder = {"host": "far", "pid": 7, "command": "ddp-train", "started": "now", "boot": "other"}
+    (tmp_path / HOLDER).write_text(json.dumps(holder))
+    with pytest.raises(EnvironmentRefuses, match="runs on far"):
+        cancel([str(run_folder.root)], LAUNCHER)

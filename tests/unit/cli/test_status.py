@@ -1,0 +1,66 @@
+"""Where a run is, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_train.cli.status import show_status
+from ddp_train.errors import DataError, EnvironmentRefuses
+from ddp_train.launch.engine import slurm_client
+from ddp_train.launch.engine.engine import Stage, State, Submission
+from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.result import Result, Status
+from tests.unit.cli.runs import a_run, works_in
+
+LAUNCHER = Launcher(run=lambda job: 99, slots=lambda folder, count: [])
+
+
+def status(root: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert show_status([str(root)], LAUNCHER) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{root}: ")
+    return [first.removeprefix(f"{root}: "), *(line.strip() for line in rest)]
+
+
+def test_a_run_from_its_start_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder = a_run(tmp_path)
+    Submission(engine="slurm", id="17").write(run_folder)
+    found = State(stage=Stage.QUEUED, why="Resources")
+    monkeypatch.setattr(slurm_client, "state", lambda id: found)
+    assert status(tmp_path, capsys) == ["queued (Resources), job 17"]
+    found = State(stage=Stage.RUNNING, nodes=("node1", "node2"))
+    run_folder.metrics.write_text(
+        '{"split": "train", "step": 40, "loss": 0.5, "step_ms": 500, "epoch": 1.5}\n{"split": "eval", "step": 40}\n{"spl'
+    )
+    assert status(tmp_path, capsys) == [
+        "running on node1, node2, job 17",
+        "step 40 of 100, epoch 1.50 of 6, loss 0.5, 2 steps/s, 30 s left",
+    ]
+    found = State(stage=Stage.ENDED, why="node_fail")
+    assert status(tmp_path, capsys)[0].startswith("not running; again: it has not ended with a word of its own")
+    Result(status=Status.COMPLETED, step=100, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
+    assert status(tmp_path, capsys)[0] == "done" and status(tmp_path, capsys)[-1] == "eval/loss 0.25"
+
+
+def test_what_went_wrong_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder = a_run(tmp_path)
+    failure.from_exception(DataError(happened="train-images is missing"), rank=3, step=None).record(run_folder)
+    first = status(tmp_path, capsys)[0]
+    assert first.startswith("not running; never: rank 3 on ") and "train-images is missing" in first
+
+    def away(id: str) -> State:
+        raise EnvironmentRefuses(happened="SLURM does not answer: no controller")
+
+    Submission(engine="slurm", id="17").write(run_folder)
+    monkeypatch.setattr(slurm_client, "state", away)
+    assert status(tmp_path, capsys)[1] == "slurm, job 17: SLURM does not answer: no controller"
+
+
+def test_a_run_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder = a_run(tmp_path)
+    with works_in(run_folder) as process:
+        assert status(tmp_path, capsys)[0].startswith(f"running (pid {process.pid} on ")
+        process.terminate()

@@ -1,0 +1,28 @@
+"""How far a run is, from what it has written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.progress import Progress, progress
+
+
+def test_the_newest_record_and_the_newest_step_count(tmp_path: Path) -> None:
+    run_folder = RunFolder(tmp_path)
+    run_folder.logs.mkdir()
+    assert progress(run_folder) is None
+    run_folder.steps_taken.write_text(f"{'3':<20}{'4':<20}\n")
+    assert progress(run_folder) == Progress(step=3, epoch=None, loss=None, step_s=None)
+    run_folder.metrics.write_text(
+        '{"split": "train", "step": 2, "loss": 1.5, "step_ms": 250, "epoch": 0.1}\n{"split": "eval", "step": 2}\n{"split"'
+    )
+    assert progress(run_folder) == Progress(step=3, epoch=0.1, loss=1.5, step_s=0.25)
+
+
+def test_it_is_said_in_one_line_with_what_is_known() -> None:
+    far = Progress(step=40, epoch=1.5, loss=0.51234, step_s=0.5)
+    assert far.line(max_steps=100, max_epochs=None) == "step 40 of 100, loss 0.5123, 2 steps/s, 30 s left"
+    assert far.line(max_steps=None, max_epochs=3) == "step 40, epoch 1.50 of 3, loss 0.5123, 2 steps/s"
+    assert far.line(max_steps=100_000, max_epochs=None).endswith("13.9 h left")
+    assert Progress(step=1, epoch=None, loss=None, step_s=None).line(max_steps=100, max_epochs=None) == "step 1 of 100"
