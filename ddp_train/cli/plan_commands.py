@@ -15,6 +15,7 @@ from ddp_train.launch import local
 from ddp_train.launch.agent_process import rank_environment
 from ddp_train.system import devices, handover
 
+_WRITTEN = "config.yaml, .hydra, environment.json, metrics.jsonl, tensorboard, logs, checkpoints and result.json in each run folder"
 _LINES_SHOWN = 4  # of machines that differ by their number alone
 
 
@@ -29,6 +30,7 @@ def show(screen: Screen, jobs: Sequence[Job]) -> None:
         screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {shlex.join(local.agent_arguments(jobs[0]))}")
     else:
         screen.fact("agent", "torchrun's, in a process that `ddp-train` forks; its ranks take one job after another")
+    screen.fact("writes", f"{_WRITTEN}: docs/run_folder.md")
     screen.fact("ranks", f"{shlex.join([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
 
 

@@ -142,6 +142,7 @@ def sizes(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
     if isinstance(found, str):
         screen.fact("model", f"{config.model['_target_']}; its size is not known here:", *found.splitlines())
         screen.fact("steps", _steps_without(job))
+        screen.fact("tests", _evaluations(job))
         screen.fact("saves", _saves(config.checkpoint, job))
         return
     trained = "all trained" if found["trained"] == found["parameters"] else f"{found['trained']:,} of them trained"
@@ -149,13 +150,17 @@ def sizes(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
     screen.fact("memory", f"{in_units(found['rank_bytes'])} on each rank for weights, gradients and the optimizer; activations come on top")
     epoch = f"{found['steps_per_epoch']} per epoch of {found['epoch_size']:,} samples" if found["epoch_size"] else "the data has no epochs"
     screen.fact("steps", f"{found['steps']:,} ({epoch})")
+    screen.fact("tests", _evaluations(job))
     keep = config.checkpoint
-    forever = found["steps"] // keep.keep_every_steps if keep.keep_every_steps else 0
-    most, each = keep.keep_last + keep.keep_best + 1 + forever, found["checkpoint_bytes"]
+    kept = {"keep_last": keep.keep_last, "keep_best": keep.keep_best, "one that is written": 1}
+    kept |= {f"keep_every_steps={keep.keep_every_steps}": found["steps"] // keep.keep_every_steps} if keep.keep_every_steps else {}
+    most, each = sum(kept.values()), found["checkpoint_bytes"]
+    spelled = " + ".join(f"{count} ({name})" for name, count in kept.items() if count)
     screen.fact(
         "saves",
         _saves(keep, job),
-        f"{in_units(each)} each, {most} at a time at most: {in_units(most * each)}; {_free(job.run_folder.root)}",
+        f"{in_units(each)} each, weights and the optimizer's state; at most {spelled} = {most} at a time, {in_units(most * each)}",
+        _free(job.run_folder.root),
     )
 
 
@@ -163,6 +168,13 @@ def _steps_without(job: Job) -> str:
     trainer = job.config.trainer
     limits = [f"trainer.{name}={value}" for name in ("max_steps", "max_epochs") if (value := getattr(trainer, name)) is not None]
     return " or ".join(limits) + (", whichever comes first" if len(limits) > 1 else "")
+
+
+def _evaluations(job: Job) -> str:
+    if job.config.data["eval"] is None:
+        return "never: data.eval is null"
+    every = job.config.evaluation.every_steps
+    return "after every epoch, and at the end" if every is None else f"every {every} steps, and at the end"
 
 
 def _saves(keep: CheckpointConfig, job: Job) -> str:

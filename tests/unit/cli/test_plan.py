@@ -77,7 +77,8 @@ def test_it_says_what_runs_how_large_it_is_and_how_it_starts(plan: Plan) -> None
     assert fact(shown, "batch") == [str(checked("cluster.processes_per_node=2").batch)]
     assert fact(shown, "model")[0].startswith("MLP, ") and "parameters, all trained" in fact(shown, "model")[0]
     assert fact(shown, "steps") == ["30 (10 per epoch of 640 samples)"]
-    assert "3 at a time at most" in fact(shown, "saves")[1]
+    assert "at most 2 (keep_last) + 1 (one that is written) = 3 at a time, " in fact(shown, "saves")[1]
+    assert fact(shown, "tests") == ["after every epoch, and at the end"]
     assert fact(shown, "time") == ["not known: no run of this name has had this model, data and precision"]
     (agent, *_) = fact(shown, "agent")
     assert "--nproc-per-node=2 --max-restarts=0 -m ddp_train" in agent and "/outputs/default/20" in agent
