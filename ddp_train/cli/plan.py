@@ -62,11 +62,11 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
     job = _job(composed, checked, place.folder)
     with measuring(checked) as answer:
         composition = Composition(loader, composed, args.overrides)
-        found = answer()  # before anything is shown: it may be refused
+        found, given = answer(), plan_commands.submitted([job])  # before anything is shown: it may be refused
     screen = _begin()
     plan_text.place(screen, place.folder, is_new=place.is_new, continues=job.run_folder.continues() if place.is_continued else None)
     _show_run(screen, composition, job, found)
-    plan_commands.show(screen, [job])
+    plan_commands.show(screen, [job], given)
     return DONE
 
 
@@ -96,12 +96,12 @@ def _show_sweep(loader: Any, base: DictConfig) -> None:
     first = composed[0]
     with measuring(checked[0]) as answer:
         composition = Composition(loader, first, [*texts(first.hydra.overrides.hydra), *jobs[0].overrides])
-        found = answer()
+        found, given = answer(), plan_commands.submitted(jobs)
     screen = _begin()
     decides = None if overrides is not None else str(base.hydra.runtime.choices["hydra/sweeper"])
     plan_text.jobs(screen, folder, jobs, settings, decides=decides)
     _show_run(screen, composition, jobs[0], found)
-    plan_commands.show(screen, jobs)
+    plan_commands.show(screen, jobs, given)
 
 
 def _job(composed: DictConfig, checked: RunConfig, folder: Path) -> Job:

@@ -5,33 +5,93 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from ddp_train.checkpoint.disk_space import in_units
 from ddp_train.cli.plan_text import Screen
 from ddp_train.config.cluster import meeting
 from ddp_train.config.spelling import without_secrets
 from ddp_train.job import Job
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import rank_environment
+from ddp_train.launch.engine import slurm_client
+from ddp_train.launch.engine.engine import ENGINES, Rendered, engine_of
+from ddp_train.launch.snapshot import look
+from ddp_train.launch.submit import freeze
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import devices, handover
 
 _WRITTEN = "config.yaml, .hydra, environment.json, metrics.jsonl, tensorboard, logs, checkpoints and result.json in each run folder"
 _LINES_SHOWN = 4  # of machines that differ by their number alone
 
 
-def show(screen: Screen, jobs: Sequence[Job]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """What an engine would be given."""
+
+    rendered: Rendered
+    code: str  # in words: what is copied, and where to
+    spec: Path  # of the first job
+    allocation: str | None  # the job of SLURM in which it would run at once
+
+
+def submitted(jobs: Sequence[Job]) -> Submitted | None:
+    """Return what an engine would be given for jobs; None where none starts them.
+
+    Raises:
+        ConfigError: the engine refuses it.
+    """
+    cluster, run_folder = jobs[0].config.cluster, jobs[0].run_folder
+    if cluster.launcher not in ENGINES:
+        return None
+    code, count, size = look(run_folder.code, limit_mib=cluster.code_limit_mib)
+    specs = [freeze(job, replace(code, folder=str(job.run_folder.code))) for job in jobs]
+    return Submitted(
+        rendered=engine_of(cluster.launcher).render(specs),
+        code=f"{count:,} files of source, {in_units(size)}, are copied to {_shown(run_folder.code)}; later edits do not reach the run",
+        spec=run_folder.spec,
+        allocation=slurm_client.allocation() if cluster.launcher == "slurm" else None,
+    )
+
+
+def show(screen: Screen, jobs: Sequence[Job], given: Submitted | None) -> None:
     """Show how jobs are started: those of a sweep, or one."""
     cluster = jobs[0].config.cluster
     screen.heading("How it is started")
     screen.table(_environment(jobs[0]))
-    if cluster.launcher == "torchrun":
+    screen.fact("writes", f"{_WRITTEN}: docs/run_folder.md")
+    if given is not None:
+        screen.fact("code", given.code)
+        screen.fact("spec", f"{_shown(given.spec)}: the frozen job, its shape, and the hash of the code")
+        _show_files(screen, given.rendered.files)
+        if given.allocation is None:
+            screen.fact("submit", *map(shlex.join, given.rendered.commands))
+        else:
+            screen.fact(
+                "step", f"not submitted: it runs at once in the allocation (job {given.allocation}), as a step of srun with task.sh"
+            )
+    elif cluster.launcher == "torchrun":
         screen.fact("type", *_on_each_machine(jobs[0]))
     elif len(jobs) == 1:
         screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {shlex.join(local.agent_arguments(jobs[0]))}")
+        screen.fact("ranks", f"{shlex.join([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
     else:
         screen.fact("agent", "torchrun's, in a process that `ddp-train` forks; its ranks take one job after another")
-    screen.fact("writes", f"{_WRITTEN}: docs/run_folder.md")
-    screen.fact("ranks", f"{shlex.join([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
+
+
+def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
+    """Show files as they would be written; of several with one name, which are alike, the first."""
+    shown: dict[str, int] = {}
+    for path, text in files.items():
+        if path.name not in shown:
+            screen.fact("file", _shown(path))
+            screen.block(text)
+        shown[path.name] = shown.get(path.name, 0) + 1
+    for name, count in shown.items():
+        if count > 1:
+            screen.fact("files", f"{count - 1} more {name}, one for each job")
 
 
 def _on_each_machine(job: Job) -> Iterator[str]:
@@ -56,14 +116,19 @@ def _environment(job: Job) -> Iterator[tuple[str, str]]:
     """Yield the variables that the ranks get, and why; secrets stay references."""
     cluster = job.config.cluster
     processes = devices.processes_per_node(cluster.processes_per_node, cluster.device)
+    is_here = cluster.launcher not in ENGINES
     for name, value in rank_environment(processes, cluster.threads_per_process).items():
-        yield (
-            f"{name}={value}",
-            "the cores of this machine, shared out" if cluster.threads_per_process is None else "cluster.threads_per_process",
-        )
+        if cluster.threads_per_process is not None:
+            yield f"{name}={value}", "cluster.threads_per_process"
+        else:
+            yield f"{name}={value if is_here else '...'}", f"the cores of {'this' if is_here else 'the'} machine, shared out"
     for name, value in cluster.env.items():
         if value is not None:
             shown = str(int(value)) if isinstance(value, bool) else str(without_secrets(f"cluster.env.{name}", value))
             yield f"{name}={shlex.quote(shown)}", "cluster.env"
     yield handover.JOB, "the frozen configuration"
     yield "RANK, WORLD_SIZE, MASTER_ADDR ...", "set by torchrun for each rank"
+
+
+def _shown(path: Path) -> str:
+    return shlex.quote(RunFolder(path).shown())

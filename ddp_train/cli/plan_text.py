@@ -218,7 +218,7 @@ def time(screen: Screen, job: Job, found: Mapping[str, Any] | str, past: Past | 
 
 def pipeline(screen: Screen, job: Job) -> None:
     """Say what the run waits for, and which weights it begins with."""
-    for folder in after.before(job) or job.config.runs_before():
+    for folder in job.config.runs_before():
         is_done = after.require_possible(folder)
         screen.fact("after", f"{_shown(folder)}   ({'done' if is_done else after.state(folder)})")
     if job.config.init_from is not None:

@@ -24,22 +24,29 @@ from ddp_train.run_folder.verdict import Verdict, settle
 from ddp_train.system.folder_lock import is_held
 from ddp_train.system.process import STOP_SIGNALS
 
+WAITS_ITSELF = ("slurm",)
+"""Engines that are told what a job comes after."""
+
 _LOOK_EVERY_S = 1.0
 _SAY_EVERY_S = 60.0
 
 
 def before(job: Job) -> list[Path]:
-    """Return the folders of the runs that a job waits for here; [] for one that has begun before, trains nothing, or whose engine waits."""
-    has_begun, is_engines = job.run_folder.environment.exists(), job.config.cluster.launcher == "slurm"
-    return [] if has_begun or is_engines or job.examines else job.config.runs_before()
+    """Return the folders of the runs that a job waits for; [] for one that has begun before, or trains nothing."""
+    return [] if job.run_folder.environment.exists() or job.examines else job.config.runs_before()
 
 
-def wait_for_runs(job: Job) -> int:
+def wait_for_runs(job: Job, *, is_asked: bool = False) -> int:
     """Wait until a job may begin.
+
+    Args:
+        is_asked: also for a job of SLURM: it has its machines already.
 
     Returns:
         0, or the exit code with which it ends instead: 78 when it never may, 130 or 143 after a stop signal. result.json says so then.
     """
+    if job.config.cluster.launcher in WAITS_ITSELF and not is_asked:
+        return DONE
     try:
         return wait(before(job), who=job.run_folder.shown())
     except EnvironmentRefuses as error:

@@ -38,21 +38,13 @@ def take(into: Path, *, limit_mib: int) -> Code:
     Raises:
         ConfigError: it is larger than the limit; the message names the largest files.
     """
-    here = Path.cwd().resolve()
-    root, files = _source(here)
-    roots = [str(folder.relative_to(root)) for folder in _import_folders(here) if folder.is_relative_to(root)]
-    conf = FOLDER.parent / "conf"
-    if not {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values()) and not set(_INSTALLED) & set(FOLDER.parts):
-        ours = {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in _python_files(FOLDER)}
-        ours |= {f"{_OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
-        files, roots = {**files, **ours}, [_OURS, *roots]
-    _check_size(files, root, limit_mib)
+    files, roots, _ = _look(limit_mib)
     temporary = into.with_name(f".{into.name}.{os.getpid()}")
     for name, path in files.items():
         _copy(path, temporary / name)
     temporary.mkdir(parents=True, exist_ok=True)  # of no files
     listing = _listing(temporary)
-    code = Code(folder=str(into), hash=_hash(listing), roots=tuple(dict.fromkeys(roots)))
+    code = Code(folder=str(into), hash=_hash(listing), roots=roots)
     if into.exists() and _listing(into) == listing:
         shutil.rmtree(temporary)
         return code
@@ -62,6 +54,16 @@ def take(into: Path, *, limit_mib: int) -> Code:
     temporary.rename(into)
     write_atomic(_listing_file(into), listing)
     return code
+
+
+def look(into: Path, *, limit_mib: int) -> tuple[Code, int, int]:
+    """Return what `take` would: the code without its hash, how many files it has, and how many bytes. Copies nothing.
+
+    Raises:
+        ConfigError: as `take` does.
+    """
+    files, roots, size = _look(limit_mib)
+    return Code(folder=str(into), hash="", roots=roots), len(files), size
 
 
 def verify(code: Code) -> None:
@@ -90,6 +92,19 @@ def verify(code: Code) -> None:
         expected="the snapshot as it was taken; nobody edits it",
         fix=f"`ddp-train resume {folder.parents[1]}`, where your source is: it takes a new snapshot",
     )
+
+
+def _look(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
+    """Return the files of the source by their names, the folders of it that Python imports from, and its size in bytes."""
+    here = Path.cwd().resolve()
+    root, files = _source(here)
+    roots = [str(folder.relative_to(root)) for folder in _import_folders(here) if folder.is_relative_to(root)]
+    conf = FOLDER.parent / "conf"
+    if not {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values()) and not set(_INSTALLED) & set(FOLDER.parts):
+        ours = {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in _python_files(FOLDER)}
+        ours |= {f"{_OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
+        files, roots = {**files, **ours}, [_OURS, *roots]
+    return files, tuple(dict.fromkeys(roots)), _check_size(files, root, limit_mib)
 
 
 def _source(here: Path) -> tuple[Path, dict[str, Path]]:
@@ -153,7 +168,8 @@ def _import_folders(here: Path) -> list[Path]:
     return [folder for folder in folders if folder.is_dir() and not set(_INSTALLED) & set(folder.parts)]
 
 
-def _check_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> None:
+def _check_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> int:
+    """Return how large the files are together, in bytes; refuse more than the limit."""
     sizes = sorted(((path.stat().st_size if path.is_file() else 0, name) for name, path in files.items()), reverse=True)
     total = sum(size for size, _ in sizes)
     if total > limit_mib << 20:
@@ -164,6 +180,7 @@ def _check_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> None:
             expected=f"{limit_mib} MiB at most: it is copied for the run, so that later edits do not reach it",
             fix=f"name what is no source in .gitignore, or {_KEY}={-(-total // 2**20)}",
         )
+    return total
 
 
 def _copy(source: Path, copy: Path) -> None:

@@ -11,6 +11,7 @@ from ddp_train.config.schema import node_range
 from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot
+from ddp_train.launch.after import wait_for_runs
 from ddp_train.launch.doctor.report import exit_code_of, wait_for_report
 from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
@@ -30,6 +31,8 @@ def run(job: Job) -> int:
     run_folder = job.run_folder
     try:
         allocation = slurm_client.allocation() if name == "slurm" else None
+        if allocation is not None and (code := wait_for_runs(job, is_asked=True)):
+            return code
         spec = freeze(job, snapshot.take(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
         spec.write()
         release()  # the machines of the job take the folder

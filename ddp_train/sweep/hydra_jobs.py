@@ -184,8 +184,9 @@ class Multirun:
 
     def _wait_for_runs(self, jobs: Sequence[Job]) -> None:
         """Wait until all runs are done that one of the jobs comes after. Leaves by SystemExit when that never is, or by a stop signal."""
+        waiting = [job for job in jobs if job.config.cluster.launcher not in after.WAITS_ITSELF]
         try:
-            after.wait([*dict.fromkeys(folder for job in jobs for folder in after.before(job))], who=RunFolder(self.sweep.root).shown())
+            after.wait([*dict.fromkeys(folder for job in waiting for folder in after.before(job))], who=RunFolder(self.sweep.root).shown())
         except EnvironmentRefuses as error:
             self._screen.say(f"\n{error}")
             raise SystemExit(error.exit_code) from None

@@ -183,3 +183,46 @@ def test_help_says_what_it_is_for(plan: Plan, capsys: pytest.CaptureFixture[str]
     assert app.run(Launcher(run=lambda job: 99, slots=lambda folder, count: [])) == DONE
     assert capsys.readouterr().out.startswith("ddp-train plan key=value")
     assert os.listdir() == []
+
+
+SLURM = ["cluster=slurm", "cluster.nodes=16", "cluster.processes_per_node=8", "cluster.walltime=12:00:00", "cluster.slurm.partition=gpu"]
+
+
+def test_a_job_of_slurm_is_shown_as_it_would_be_submitted(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    shown = plan(*SLURM)
+    (submit,) = fact(shown, "submit")
+    script = Path(submit.removeprefix("sbatch --parsable "))
+    assert script.is_relative_to(tmp_path / "outputs/default") and script.name == "slurm.sbatch"
+    for line in ("#SBATCH --nodes=16", '#SBATCH --partition="gpu"', "#SBATCH --time=0-12:00:00", "#SBATCH --gpus-per-node=8"):
+        assert f"  | {line}" in shown.splitlines()
+    assert fact(shown, "file")[0].endswith("/launch/slurm.sbatch") and "/launch/task.sh" in shown
+    assert "files of source" in fact(shown, "code")[0] and "/launch/spec.json" in fact(shown, "spec")[0]
+    assert fact(shown, "ranks") == ["128 on cuda: 16 machines x 8"]
+    assert "OMP_NUM_THREADS=..." in shown
+
+
+def test_what_slurm_would_refuse_is_refused(plan: Plan, tmp_path: Path) -> None:
+    assert "cluster.slurm.options.nodes: cannot be given here" in plan(*SLURM, "+cluster.slurm.options.nodes=3", code=WRONG_INPUT)
+    assert "cluster.processes_per_node" in plan("cluster=slurm", code=WRONG_INPUT)
+    past_run(tmp_path / "first")
+    assert "is not done, and no job of slurm" in plan(*SLURM, "after=first", code=WRONG_INPUT)
+
+
+def test_in_an_allocation_nothing_is_submitted(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    shown = plan(*SLURM)
+    assert "it runs at once in the allocation (job 7)" in fact(shown, "step")[0] and "\nsubmit " not in shown
+
+
+def test_jobs_of_a_sweep_on_slurm_are_one_array(plan: Plan) -> None:
+    shown = plan("-m", *SLURM, "seed=1,2,3")
+    assert "  | #SBATCH --array=0-2" in shown
+    assert "2 more task.sh, one for each job" in fact(shown, "files")[0]
+    assert len(fact(shown, "submit")) == 1
+
+
+def test_a_secret_in_the_scripts_is_not_shown(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUB_TOKEN", "abcdef0123456789")
+    shown = plan(*SLURM, "'cluster.setup=[\"login ${oc.env:HUB_TOKEN}\"]'".strip("'"))
+    assert "abcdef0123456789" not in shown and "  | login ***" in shown

@@ -19,6 +19,7 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.verdict import Verdict, mark_cancelled, settle
 from ddp_train.system.files import write_json
 from ddp_train.system.folder_lock import hold, release
+from tests.conftest import TINY
 from tests.unit.parts import checked
 
 
@@ -127,3 +128,15 @@ def test_what_was_given_to_an_engine_and_does_not_run_yet_is_said() -> None:
     (run,) = runs("a")
     write_json(run.submitted, {"engine": "slurm", "id": "7"})
     assert after.state(run.root) == "submitted, not running"
+
+
+def test_slurm_waits_by_itself_but_not_for_a_job_that_has_its_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = runs("a")
+    folder = RunFolder(Path("later").absolute())
+    folder.root.mkdir()
+    config = checked("after=a", base=[*TINY, "cluster=slurm", "cluster.device=cpu"])
+    waiting = Job(config=config, run_folder=folder, command=[], overrides=[])
+    assert after.wait_for_runs(waiting) == 0
+    mark_cancelled(run)
+    assert after.wait_for_runs(waiting, is_asked=True) == ENVIRONMENT_REFUSES
+    assert "a does not get done" in capsys.readouterr().err

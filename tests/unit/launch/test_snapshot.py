@@ -157,3 +157,15 @@ def test_our_own_package_comes_along_where_it_is_a_checkout(project: Path) -> No
     ours = Path(code.folder, code.roots[0])
     assert (ours / "ddp_train/__main__.py").read_bytes() == (FOLDER / "__main__.py").read_bytes()
     assert (ours / "ddp_train/conf/config.yaml").exists()
+
+
+def test_a_look_says_what_would_be_copied_and_copies_nothing(project: Path) -> None:
+    write("model.py")
+    write("src/pages.py")
+    before = sorted(project.rglob("*"))
+    code, count, size = snapshot.look(INTO.absolute(), limit_mib=100)
+    assert sorted(project.rglob("*")) == before
+    taken = take()
+    copied = [path for path in Path(taken.folder).rglob("*") if path.is_file()]
+    assert (code.folder, code.roots, code.hash) == (taken.folder, taken.roots, "")
+    assert (count, size) == (len(copied), sum(path.stat().st_size for path in copied))
