@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,7 +71,9 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
 
 def _begin() -> plan_text.Screen:
     screen = plan_text.Screen()
-    screen.fact("plan", f"what `{shlex.join(['ddp-train', *sys.argv[1:]])}` does; nothing is started, nothing is written")
+    screen.fact(
+        "plan", plan_text.command(["ddp-train", *sys.argv[1:]]), "This is what it would do. Nothing is started, nothing is written."
+    )
     return screen
 
 

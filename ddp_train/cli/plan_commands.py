@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddp_train.checkpoint.disk_space import in_units
-from ddp_train.cli.plan_text import Screen
+from ddp_train.cli.plan_text import Screen, as_typed, command
 from ddp_train.config.cluster import meeting
 from ddp_train.config.spelling import without_secrets
 from ddp_train.job import Job
@@ -20,7 +19,6 @@ from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import ENGINES, Rendered, engine_of
 from ddp_train.launch.snapshot import look
 from ddp_train.launch.submit import freeze
-from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import devices, handover
 
 _WRITTEN = "config.yaml, .hydra, environment.json, metrics.jsonl, tensorboard, logs, checkpoints and result.json in each run folder"
@@ -50,7 +48,7 @@ def submitted(jobs: Sequence[Job]) -> Submitted | None:
     specs = [freeze(job, replace(code, folder=str(job.run_folder.code))) for job in jobs]
     return Submitted(
         rendered=engine_of(cluster.launcher).render(specs),
-        code=f"{count:,} files of source, {in_units(size)}, are copied to {_shown(run_folder.code)}; later edits do not reach the run",
+        code=f"{count:,} files of source, {in_units(size)}, are copied to {as_typed(run_folder.code)}; later edits do not reach the run",
         spec=run_folder.spec,
         allocation=slurm_client.allocation() if cluster.launcher == "slurm" else None,
     )
@@ -64,10 +62,10 @@ def show(screen: Screen, jobs: Sequence[Job], given: Submitted | None) -> None:
     screen.fact("writes", f"{_WRITTEN}: docs/run_folder.md")
     if given is not None:
         screen.fact("code", given.code)
-        screen.fact("spec", f"{_shown(given.spec)}: the frozen job, its shape, and the hash of the code")
+        screen.fact("spec", f"{as_typed(given.spec)}: the frozen job, its shape, and the hash of the code")
         _show_files(screen, given.rendered.files)
         if given.allocation is None:
-            screen.fact("submit", *map(shlex.join, given.rendered.commands))
+            screen.fact("submit", *map(command, given.rendered.commands))
         else:
             screen.fact(
                 "step", f"not submitted: it runs at once in the allocation (job {given.allocation}), as a step of srun with task.sh"
@@ -75,8 +73,8 @@ def show(screen: Screen, jobs: Sequence[Job], given: Submitted | None) -> None:
     elif cluster.launcher == "torchrun":
         screen.fact("type", *_on_each_machine(jobs[0]))
     elif len(jobs) == 1:
-        screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {shlex.join(local.agent_arguments(jobs[0]))}")
-        screen.fact("ranks", f"{shlex.join([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
+        screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {command(local.agent_arguments(jobs[0]))}")
+        screen.fact("ranks", f"{command([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
     else:
         screen.fact("agent", "torchrun's, in a process that `ddp-train` forks; its ranks take one job after another")
 
@@ -84,11 +82,11 @@ def show(screen: Screen, jobs: Sequence[Job], given: Submitted | None) -> None:
 def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
     """Show files as they would be written; of several with one name, which are alike, the first."""
     shown: dict[str, int] = {}
-    for path, text in files.items():
-        if path.name not in shown:
-            screen.fact("file", _shown(path))
+    for file, text in files.items():
+        if file.name not in shown:
+            screen.fact("file", as_typed(file))
             screen.block(text)
-        shown[path.name] = shown.get(path.name, 0) + 1
+        shown[file.name] = shown.get(file.name, 0) + 1
     for name, count in shown.items():
         if count > 1:
             screen.fact("files", f"{count - 1} more {name}, one for each job")
@@ -101,10 +99,10 @@ def _on_each_machine(job: Job) -> Iterator[str]:
     words = [text for text in job.command[1:] if not text.startswith("cluster.node_rank=")]
 
     def line(rank: str) -> str:
-        return shlex.join(["ddp-train", *words, f"cluster.node_rank={rank}"])
+        return command(["ddp-train", *words, f"cluster.node_rank={rank}"])
 
     if cluster.node_rank is None and found.node_rank is not None:
-        yield f"{shlex.join(['ddp-train', *words])}   on each machine; its number comes from the environment, and is {found.node_rank} here"
+        yield f"{command(['ddp-train', *words])}   on each machine; its number comes from the environment, and is {found.node_rank} here"
     elif found.max_nodes <= _LINES_SHOWN:
         yield from (line(str(rank)) for rank in range(found.max_nodes))
     else:
@@ -125,10 +123,6 @@ def _environment(job: Job) -> Iterator[tuple[str, str]]:
     for name, value in cluster.env.items():
         if value is not None:
             shown = str(int(value)) if isinstance(value, bool) else str(without_secrets(f"cluster.env.{name}", value))
-            yield f"{name}={shlex.quote(shown)}", "cluster.env"
+            yield f"{name}={command([shown])}", "cluster.env"
     yield handover.JOB, "the frozen configuration"
     yield "RANK, WORLD_SIZE, MASTER_ADDR ...", "set by torchrun for each rank"
-
-
-def _shown(path: Path) -> str:
-    return shlex.quote(RunFolder(path).shown())

@@ -63,6 +63,16 @@ class Screen:
             self._console.print(Text(f"  | {_safe(line)}", style="dim"), soft_wrap=True)
 
 
+def command(words: Iterable[str]) -> str:
+    """Return a command as it can be pasted into a shell: bash and zsh read `$'...'`, in which nothing is left that a terminal obeys."""
+    return " ".join(map(_word, words))
+
+
+def as_typed(found: Path) -> str:
+    """Return a path as a person would type it."""
+    return _word(RunFolder(found).shown())
+
+
 def place(screen: Screen, folder: Path, *, is_new: bool, continues: str | None) -> None:
     """Say where a run goes.
 
@@ -71,7 +81,7 @@ def place(screen: Screen, folder: Path, *, is_new: bool, continues: str | None) 
         continues: where the run goes on; None for one that begins.
     """
     what = "a new run" if continues is None else f"the run there continues {continues}"
-    screen.fact("run", f"{_shown(folder)}   ({what}{'; the name is that of the moment when it starts' if is_new else ''})")
+    screen.fact("run", f"{as_typed(folder)}   ({what}{'; the name is that of the moment when it starts' if is_new else ''})")
 
 
 def jobs(screen: Screen, folder: Path, found: Sequence[Job], settings: SweepConfig, *, decides: str | None) -> None:
@@ -80,7 +90,7 @@ def jobs(screen: Screen, folder: Path, found: Sequence[Job], settings: SweepConf
     Args:
         decides: the sweeper that chooses values as it goes; None: all jobs are known.
     """
-    screen.fact("sweep", _shown(folder))
+    screen.fact("sweep", as_typed(folder))
     if decides is not None:
         screen.fact("jobs", f"hydra/sweeper={decides} chooses their values as it goes; what follows is a job without them")
         return
@@ -186,7 +196,7 @@ def _saves(keep: CheckpointConfig, job: Job) -> str:
 
 def _free(folder: Path) -> str:
     there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-    return f"{in_units(shutil.disk_usage(there).free)} are free in {_shown(there)}"
+    return f"{in_units(shutil.disk_usage(there).free)} are free in {as_typed(there)}"
 
 
 def time(screen: Screen, job: Job, found: Mapping[str, Any] | str, past: Past | None) -> None:
@@ -200,7 +210,7 @@ def time(screen: Screen, job: Job, found: Mapping[str, Any] | str, past: Past | 
         screen.fact("time", "not known: no run of this name has had this model, data and precision", *([walltime] if walltime else []))
         return
     steps = found["steps"] if isinstance(found, Mapping) else job.config.trainer.max_steps
-    per_step = f"{past.step_ms:.4g} ms a step in {_shown(past.folder)}, the newest run with this model, data and precision"
+    per_step = f"{past.step_ms:.4g} ms a step in {as_typed(past.folder)}, the newest run with this model, data and precision"
     lines = [per_step if steps is None else ""]
     if steps is not None:
         steps = max(0, steps - max(job.run_folder.saved_steps(), default=0))
@@ -220,7 +230,7 @@ def pipeline(screen: Screen, job: Job) -> None:
     """Say what the run waits for, and which weights it begins with."""
     for folder in job.config.runs_before():
         is_done = after.require_possible(folder)
-        screen.fact("after", f"{_shown(folder)}   ({'done' if is_done else after.state(folder)})")
+        screen.fact("after", f"{as_typed(folder)}   ({'done' if is_done else after.state(folder)})")
     if job.config.init_from is not None:
         screen.fact("weights", f"{job.config.init_from}   (chosen when the run begins)")
 
@@ -243,8 +253,19 @@ def _value(key: str, value: Any, *, most: int | None = None) -> str:
     return text if most is None or len(text) <= most else f"{text[:most]}..."
 
 
-def _shown(folder: Path) -> str:
-    return shlex.quote(RunFolder(folder).shown())
+def _word(text: str) -> str:
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(char if char.isprintable() and char not in "\\'" else _escaped(char) for char in text) + "'"
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if char in "\\'":
+        return f"\\{char}"
+    if code < 0x80 or 0xDC80 <= code <= 0xDCFF:  # the second: a byte that is no UTF-8, as Python has it
+        return f"\\x{code & 0xFF:02x}"
+    return f"\\U{code:08x}"
 
 
 def _safe(text: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.cli import main as app
+from ddp_train.cli import plan_text
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, WRONG_INPUT
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
@@ -69,7 +70,8 @@ def fact(shown: str, label: str) -> list[str]:
 
 def test_it_says_what_runs_how_large_it_is_and_how_it_starts(plan: Plan) -> None:
     shown = plan("cluster=cpu", "optimizer.lr=0.5", "trainer.max_steps=30", "trainer.max_epochs=null")
-    assert "nothing is started, nothing is written" in fact(shown, "plan")[0]
+    command, said = fact(shown, "plan")
+    assert command.startswith("ddp-train model=mlp model.width=16 ") and "Nothing is started, nothing is written" in said
     assert fact(shown, "run")[0].startswith("outputs/default/20") and "a new run" in fact(shown, "run")[0]
     assert "optimizer.lr=0.5" in shown and "instead of 0.001 (conf/optimizer/adamw.yaml)" in shown
     assert "model=mlp" in shown and "instead of convnet" in shown and "~metrics.tensorboard" in shown
@@ -226,3 +228,70 @@ def test_a_secret_in_the_scripts_is_not_shown(plan: Plan, monkeypatch: pytest.Mo
     monkeypatch.setenv("HUB_TOKEN", "abcdef0123456789")
     shown = plan(*SLURM, "'cluster.setup=[\"login ${oc.env:HUB_TOKEN}\"]'".strip("'"))
     assert "abcdef0123456789" not in shown and "  | login ***" in shown
+
+
+NASTY = [
+    *(
+        "a b",
+        "it's",
+        'say "x"',
+        "$HOME",
+        "`id`",
+        "$(id)",
+        "a;b",
+        "a&b",
+        "a|b",
+        "a>b",
+        "*",
+        "?",
+        "~",
+        "!x",
+        "#x",
+        "a\\b",
+        "\\",
+        "%s %%",
+        "{a,b}",
+    ),
+    *(
+        "[x]",
+        "a\nb",
+        "a\tb",
+        "\x1b[31mred",
+        "\x07",
+        "\r",
+        "\x00".replace("\x00", "\x01"),
+        "\u202egnp",
+        "日本",
+        "é",
+        "-x",
+        "--",
+        "=",
+        "'",
+        '"',
+    ),
+    *("<a>", "a=b=c", "[bold]x[/]", ":smile:", "\udcff", ""),
+]
+
+
+def test_forty_nasty_strings_come_back_exactly_from_a_shell_and_none_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    line = plan_text.command(NASTY)
+    assert line.isprintable()
+    told = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
+    assert [os.fsdecode(word) for word in told.split(b"\0")[:-1]] == NASTY
+    screen = plan_text.Screen()
+    screen.table([(text, "x") for text in NASTY])
+    screen.fact("all", line)
+    screen.block("\n".join(NASTY))
+    shown = capsys.readouterr().out
+    assert all(each.isprintable() for each in shown.split("\n"))
+    assert line in shown and "[bold]x[/]" in shown and ":smile:" in shown
+
+
+def test_nasty_names_in_a_configuration_are_shown_and_not_obeyed(plan: Plan, tmp_path: Path) -> None:
+    folder = "a 'b' $(touch pwned) `touch pwned`"
+    shown = plan(f'hydra.run.dir="{folder}"', "+cluster.env.X='$(touch pwned); \x1b[2J'", "cluster=cpu")
+    assert fact(shown, "run")[0].startswith(shlex.quote(folder))
+    (agent, *_) = fact(shown, "agent")
+    assert shlex.quote(f"--run-dir={tmp_path}/{folder}") in agent
+    assert "X=$'$(touch pwned); \\x1b[2J'" in shown
+    assert all(line.isprintable() for line in shown.splitlines())
