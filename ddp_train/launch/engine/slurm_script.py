@@ -92,7 +92,7 @@ def batch_script(specs: Sequence[Spec]) -> str:
             "# A signal that comes before Python listens waits until it does, where env can do that (coreutils 8.31).",
             "block=(env --block-signal=USR1,TERM)",
             '"${block[@]}" true 2> /dev/null || block=()',
-            "logs=${run//\\\\/\\\\\\\\}; logs=${logs//\\%/%%}  # srun replaces what % and a backslash stand before",
+            "logs=${run//\\%/%%}  # srun fills in what stands behind a %",
             f'srun {" ".join([*flags, *before])} --cpus-per-task="$cpus" --output="$logs/logs/slurm-%j-%N.out" \\',
             f"    {' '.join([*inside, chr(34) + '${block[@]}' + chr(34), task])}",
             "",
@@ -187,7 +187,13 @@ def _options(specs: Sequence[Spec]) -> Iterator[str]:
         parallel = spec.engine_options.get("parallel")
         yield f"array=0-{len(specs) - 1}" + (f"%{parallel}" if parallel else "")
     root = str(spec.job.run_folder.root)
-    log = "/dev/null" if len(specs) > 1 else root.replace("\\", "\\\\").replace("%", "%%") + "/logs/slurm-%j.out"
+    if any("\\" in str(each.job.run_folder.root) for each in specs):
+        raise ConfigError(
+            key="hydra.run.dir",
+            happened=f"{root} has a backslash",
+            expected="a path without: SLURM fills nothing into the name of its log then",
+        )
+    log = "/dev/null" if len(specs) > 1 else root.replace("%", "%%") + "/logs/slurm-%j.out"
     yield f"output={sbatch_value(log, key='hydra.run.dir')}"
     yield f"chdir={sbatch_value(spec.working_directory, key='hydra.run.dir')}"
     for name, value in slurm.options.items():
