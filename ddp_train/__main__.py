@@ -9,6 +9,7 @@ import signal
 import sys
 
 from ddp_train.errors import FAILED
+from ddp_train.launch.node import early
 from ddp_train.system import handover, terminal
 from ddp_train.system.process import be_private, die_with_parent, exit_at_once
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -16,6 +17,8 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    if sys.argv[1:2] == ["node"]:
+        early.keep()  # before what takes its time to import
     be_private()
     if is_torchrun_worker():
         terminal.outlive()

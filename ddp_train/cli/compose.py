@@ -22,6 +22,7 @@ from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config import hydra_errors
 from ddp_train.config.check import CONF, ConfigErrors, check, options, section
+from ddp_train.config.cluster import check_tasks
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
 from ddp_train.config.schema import ClusterConfig, SweepConfig
@@ -29,10 +30,10 @@ from ddp_train.config.target import locate
 from ddp_train.config.tree import texts
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.job import Job
+from ddp_train.launch import torchrun
 from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
-from ddp_train.launch.torchrun import join
 from ddp_train.run_folder.claim import claim_given, claim_new, clear
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import check_below, check_pattern, require_own
@@ -49,6 +50,7 @@ EXAMINES = "hydra.callbacks.checked.examines"
 
 def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
+    check_tasks(os.environ)
     hydra_errors.refuse_unknown_options(sys.argv[1:])
     with _full_hydra_errors(), closing(_Command(launcher)) as command:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(command)()
@@ -121,8 +123,8 @@ class Checked(Callback):
         """Check and claim for a single run."""
         with _exits_of_its_own():
             checked = check_composed(config, config.hydra)
-            if checked.cluster.launcher == "torchrun" and not is_torchrun_worker():
-                raise Exit(join(checked.cluster, sys.argv[1:]))  # global rank 0 composes and claims, wherever it is
+            if checked.cluster.launcher == "torchrun" and not is_torchrun_worker() and (code := torchrun.follow(checked)) is not None:
+                raise Exit(code)  # the first machine claims
             folder, is_resumed = _claim(config, checked)
             with read_write(config.hydra), open_dict(config.hydra):
                 config.hydra.run.dir = str(folder)
@@ -133,7 +135,9 @@ class Checked(Callback):
         """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed."""
         with _exits_of_its_own():
             if OmegaConf.select(config, "cluster.launcher") == "torchrun" and not is_torchrun_worker():
-                raise Exit(join(section(config, ClusterConfig), sys.argv[1:]))
+                code = torchrun.run_sweep(section(config, ClusterConfig), sys.argv[1:])
+                if code is not None:
+                    raise Exit(code)  # global rank 0 has composed and claimed
             if OmegaConf.select(config, "cluster.launcher") in ENGINES and not is_torchrun_worker():
                 raise ConfigError(
                     key="cluster.launcher",

@@ -23,6 +23,8 @@ from ddp_train.cli.doctor import USAGE as DOCTOR_USAGE
 from ddp_train.cli.doctor import examine
 from ddp_train.cli.logs import USAGE as LOGS_USAGE
 from ddp_train.cli.logs import show_logs
+from ddp_train.cli.node import USAGE as NODE_USAGE
+from ddp_train.cli.node import node
 from ddp_train.cli.plan import USAGE as PLAN_USAGE
 from ddp_train.cli.plan import plan
 from ddp_train.cli.resume import USAGE as RESUME_USAGE
@@ -37,7 +39,7 @@ from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
 from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, UserError
 from ddp_train.job import Job
-from ddp_train.launch import local, submit
+from ddp_train.launch import local, submit, torchrun
 from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import release
@@ -55,8 +57,9 @@ def main() -> int:
 
 
 def _begin(job: Job) -> int:
-    """Run a job here, or give it to the engine that its configuration names."""
-    return submit.run(job) if job.config.cluster.launcher in ENGINES else local.run(job)
+    """Run a job where its section `cluster` says, or give it to the engine that this names."""
+    launcher = job.config.cluster.launcher
+    return submit.run(job) if launcher in ENGINES else torchrun.run(job) if launcher == "torchrun" else local.run(job)
 
 
 def run(launcher: Launcher) -> int:
@@ -99,6 +102,7 @@ _COMMANDS: Mapping[str, tuple[str, _Command]] = {
     "cancel": (CANCEL_USAGE, cancel),
     "settle": (SETTLE_USAGE, settle_run),
     "doctor": (DOCTOR_USAGE, examine),
+    "node": (NODE_USAGE, node),
     "prepare": ("", _prepare),
 }
 """The first word -> what its --help shows ("": it shows that itself), and what it does. `config.command_line` has the same names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose
 from ddp_train.cli.saved_run import frozen_job, record, refuse_without_effect, require_more, run_of
+from ddp_train.config.cluster import check_tasks
 from ddp_train.errors import ConfigError
-from ddp_train.job import Job
+from ddp_train.launch import torchrun
 from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
@@ -45,16 +47,20 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
             expected="ddp-train resume RUN [key=value ...]",
             fix="give a run folder, a checkpoint or the folder of a sweep",
         )
+    check_tasks(os.environ)
     path, overrides = Path(arguments[0]), arguments[1:]
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, launcher, is_restart=is_restart)
-    folder = run_of(path)
+    folder, checkpoint = run_of(path), str(path.absolute()) if is_checkpoint(path) else None
+    if not is_torchrun_worker():
+        asked = frozen_job(folder, overrides, checkpoint=checkpoint)
+        if asked.config.cluster.launcher == "torchrun" and (code := torchrun.follow(asked.config)) is not None:
+            return code  # the first machine holds the folder
     within_s = _LET_GO_WITHIN_S if is_restart else 0.0
     hold(sweep_of(folder) or folder, key="resume", within_s=within_s)  # a sweep that runs may come to this job at any time
     if not is_torchrun_worker():
         require_ended(folder)
-    job = frozen_job(folder, overrides, checkpoint=str(path.absolute()) if is_checkpoint(path) else None)
-    _refuse_other_machines(job, path)
+    job = frozen_job(folder, overrides, checkpoint=checkpoint)
     refuse_without_effect(job, overrides)
     if job.config.cluster.launcher in ENGINES and not is_torchrun_worker():
         require_more(job)
@@ -71,24 +77,20 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
     wrong = [text for text in overrides if not text.startswith(("sweep.", "cluster."))]
     if wrong:
         raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
+    configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
+    if configs and not is_torchrun_worker():
+        cluster = frozen_job(configs[0], overrides, asked=folder).config.cluster
+        if cluster.launcher == "torchrun" and (code := torchrun.run_sweep(cluster, sys.argv[1:])) is not None:
+            return code  # global rank 0 holds the folder
     hold(folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0)
     require_own(folder, key="resume")
     if not sweep.is_planned:
         release()  # composing takes it again
         sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
         return compose(launcher)
-    configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
     first = frozen_job(configs[0], overrides, asked=folder)
-    _refuse_other_machines(first, folder)
     with closing(Multirun(sweep, first.config.sweep, launcher.begin_sweep, check_composed)) as multirun:
         multirun.resume(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
     return multirun.exit_code()
-
-
-def _refuse_other_machines(job: Job, path: Path) -> None:
-    if job.config.cluster.launcher == "torchrun" and not is_torchrun_worker():
-        raise ConfigError(
-            key="cluster", happened="the run is over several machines", fix=f"torchrun ... -m ddp_train resume {path}, on each"
-        )

@@ -60,6 +60,7 @@ def frozen_job(
     saved = saved_config(folder)
     hydra_errors.refuse_unknown(overrides, saved)
     _require_place(asked or checkpoint or folder, folder, overrides, saved)
+    saved["cluster"] = {**saved["cluster"], "node_rank": None}  # of the machine that began it
     tree: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
     first, options = _typed(folder)
     return Job(

@@ -20,6 +20,22 @@ class BatchSizes:
     grad_accum_steps: int
     world_size: int
 
+    def on(self, world_size: int, *, micro_batch_size: int) -> BatchSizes:
+        """Return the same global batch on another number of ranks: the accumulation follows.
+
+        Args:
+            micro_batch_size: as it was asked for; where the global batch does not fill it, it is smaller.
+
+        Raises:
+            ConfigError: there are more ranks than samples in a batch.
+        """
+        total = self.global_batch_size
+        if total < world_size:
+            raise _too_small(total, world_size)
+        accumulation = -(-total // (micro_batch_size * world_size))
+        micro = min(micro_batch_size, -(-total // (world_size * accumulation)))
+        return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size)
+
     def __str__(self) -> str:
         exact = self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size
         sign = "=" if exact else "<="
@@ -55,12 +71,7 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
         accumulation = accumulation or 1
         total = micro * world_size * accumulation
     elif total < world_size:
-        raise ConfigError(
-            key="trainer.global_batch_size",
-            happened=f"{total} is smaller than the world size {world_size}",
-            expected="at least one sample per rank",
-            fix=f"trainer.global_batch_size={world_size}, or fewer processes",
-        )
+        raise _too_small(total, world_size)
     elif accumulation is None:
         accumulation = -(-total // (micro * world_size))
     elif micro * world_size * accumulation != total:
@@ -73,3 +84,12 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
         )
     micro = min(micro, -(-total // (world_size * accumulation)))
     return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size)
+
+
+def _too_small(total: int, world_size: int) -> ConfigError:
+    return ConfigError(
+        key="trainer.global_batch_size",
+        happened=f"{total} is smaller than the world size {world_size}",
+        expected="at least one sample per rank",
+        fix=f"trainer.global_batch_size={world_size}, or fewer processes",
+    )

@@ -1,12 +1,13 @@
 """The section `cluster`: how many machines, where they meet, and what their processes find in their environment. Imports no torch.
 
 What the config leaves null is read from the variables that torchrun itself reads (PET_*), that Kubernetes operators set, or that scripts
-for SLURM export. docs/multinode.md has the table.
+for SLURM export; inside a step of SLURM from the step. docs/multinode.md has the table.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,16 +16,18 @@ from ddp_train.config.schema import ClusterConfig, node_range, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.redaction import reveal
 from ddp_train.system import torchrun_env
+from ddp_train.system.slurm_step import slurm_step
 
 _Value = TypeVar("_Value")
 
 _PORT = 29500  # torchrun's own default; only where several machines are given MASTER_ADDR and no port
-_C10D_PORT = 29400  # torch's own default, for operators that give the host alone
-_ID = "ddp_train"
+_ENDPOINTS_PORT = 29400  # torch's own default, for operators that give the host alone
+_STEPS_PORTS = range(10_000, 30_000)  # of SLURM's steps: below those that the kernel gives away
+_TRIED_PORTS = 8  # one after another, where others have taken the first
 LOOPBACK = "loopback"
 """The rendezvous of one machine (`launch/agent/rendezvous.py`)."""
-ON_ADDRESS = "c10d_on_address"
-"""torch's c10d rendezvous, served on one address."""
+ROUND = "round"
+"""That of one start of the ranks of several machines."""
 ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")
 """What an agent of ours that is alone is told."""
 _VARIABLES = {
@@ -32,7 +35,6 @@ _VARIABLES = {
     "node_rank": ("PET_NODE_RANK", "NODE_RANK"),
     "rendezvous_endpoint": ("PET_RDZV_ENDPOINT",),
     "rendezvous_id": ("PET_RDZV_ID",),
-    "rendezvous_backend": ("PET_RDZV_BACKEND",),
     "max_restarts": ("PET_MAX_RESTARTS",),
     "processes_per_node": ("PET_NPROC_PER_NODE",),
 }
@@ -46,67 +48,67 @@ class Meeting:
     min_nodes: int
     max_nodes: int
     node_rank: int | None
-    backend: str  # "c10d", "static", or "" on one machine alone
-    endpoint: str  # HOST:PORT, "" on one machine alone
-    id: str
+    host: str  # of the first machine; "" on one machine alone
+    ports: tuple[int, ...]  # one of these, the first that is free there
+    word: str  # that all machines have been given, and no other run; "": none
+    launch: str = ""  # what tells this start of the run from all others, where a step of SLURM says it
+    names: tuple[str, ...] = ()  # of the machines, where it says those
 
     @property
-    def is_elastic(self) -> bool:
-        """Whether machines may leave and come while the run goes on."""
-        return self.min_nodes < self.max_nodes
+    def is_alone(self) -> bool:
+        """Whether this machine is the only one."""
+        return self.max_nodes == 1
+
+    @property
+    def endpoint(self) -> str:
+        """Where the others find the first machine, as people write it."""
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.ports[0]}"
 
 
 def meeting(cluster: ClusterConfig, environment: Mapping[str, str]) -> Meeting:
-    """Read where the machines meet from the config, or else from the environment.
+    """Read where the machines meet from the config, or else from the environment; what neither says a step of SLURM does.
 
     Raises:
         ConfigError: something is missing, malformed, or contradicts something else.
     """
     nodes, nodes_from = _setting("nodes", cluster, environment)
     min_nodes, max_nodes = _read(node_range, nodes or 1, nodes_from)
+    word, _ = _setting("rendezvous_id", cluster, environment)
     if max_nodes == 1:
-        return Meeting(min_nodes=1, max_nodes=1, node_rank=None, backend="", endpoint="", id=_ID)
+        return Meeting(min_nodes=1, max_nodes=1, node_rank=None, host="", ports=(), word=str(word or ""))
+    step = slurm_step(environment)
     rank, rank_from = _setting("node_rank", cluster, environment)
     node_rank = None if rank is None else _read(_number, rank, rank_from)
-    backend, backend_from = _setting("rendezvous_backend", cluster, environment)
     endpoint, endpoint_from = _setting("rendezvous_endpoint", cluster, environment)
-    if endpoint is None:  # an address is what goes with a static rendezvous, as torchrun has it
-        endpoint, endpoint_from = _address(environment)
-        backend = backend or ("static" if endpoint and node_rank is not None and min_nodes == max_nodes else None)
-    backend = backend or "c10d"
-    if backend not in ("c10d", "static"):
-        raise ConfigError(key=backend_from, happened=f"is {backend!r}", expected="c10d or static")
     if endpoint is None:
+        endpoint, endpoint_from = _address(environment)
+    if endpoint is None and step is not None and len(step.hosts) > 1:
+        first = zlib.crc32(step.id.encode()) % (len(_STEPS_PORTS) - _TRIED_PORTS)
+        host, ports = step.hosts[0], tuple(_STEPS_PORTS[first : first + _TRIED_PORTS])
+        node_rank = step.index if node_rank is None else node_rank
+    elif endpoint is None:
         raise ConfigError(
             key="cluster.rendezvous_endpoint",
             happened="is not given, and neither PET_RDZV_ENDPOINT nor MASTER_ADDR is in the environment",
             expected="HOST:PORT of the first node, the same on every node",
             fix="cluster.rendezvous_endpoint=node0:29400",
         )
-    if backend == "c10d" and ":" not in str(endpoint):
-        endpoint = f"{endpoint}:{_C10D_PORT}"
-    host, _, port = str(endpoint).rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(key=endpoint_from, happened=f"is {endpoint!r}", expected="HOST:PORT, a port from 1 to 65535")
-    if backend == "static" and min_nodes < max_nodes:
-        raise ConfigError(
-            key="cluster.nodes",
-            happened=f"is {nodes} with a static rendezvous",
-            expected="one number: a static rendezvous waits for all machines",
-            fix=f"cluster.rendezvous_backend=c10d, or cluster.nodes={max_nodes}",
-        )
-    if backend == "static" and node_rank is None:
-        raise ConfigError(
-            key="cluster.node_rank",
-            happened="is not given, and neither PET_NODE_RANK nor NODE_RANK is in the environment",
-            expected=f"0 to {max_nodes - 1}, another on each machine: a static rendezvous cannot tell them apart",
-            fix="cluster.node_rank=0 on the machine of the endpoint",
-        )
+    else:
+        host, _, port = (str(endpoint) if ":" in str(endpoint) else f"{endpoint}:{_ENDPOINTS_PORT}").rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(key=endpoint_from, happened=f"is {endpoint!r}", expected="HOST:PORT, a port from 1 to 65535")
+        host, ports = host.strip("[]"), (int(port),)
     if node_rank is not None and node_rank >= max_nodes:
         raise ConfigError(key=rank_from, happened=f"is {node_rank}, of {max_nodes} machines", expected=f"0 to {max_nodes - 1}")
-    name, _ = _setting("rendezvous_id", cluster, environment)
     return Meeting(
-        min_nodes=min_nodes, max_nodes=max_nodes, node_rank=node_rank, backend=backend, endpoint=str(endpoint), id=str(name or _ID)
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        node_rank=node_rank,
+        host=host,
+        ports=ports,
+        word=str(word or ""),
+        launch="" if step is None else step.id,
+        names=() if step is None else step.hosts,
     )
 
 
@@ -117,6 +119,21 @@ def most_nodes(cluster: ClusterConfig) -> int:
         return node_range(nodes or 1)[1]
     except ValueError:
         return 1
+
+
+def check_tasks(environment: Mapping[str, str]) -> None:
+    """Refuse several of us on one node of a SLURM step: each would start all processes of the node.
+
+    Raises:
+        ConfigError: with what to type.
+    """
+    step = slurm_step(environment)
+    if step is not None and step.most_tasks > 1 and not torchrun_env.is_torchrun_worker():
+        raise ConfigError(
+            happened=f"srun starts {step.most_tasks} tasks on a node, and each of them would start all processes of the node",
+            expected="one task per node: ddp-train starts one process per GPU itself",
+            fix="srun --ntasks-per-node=1 ddp-train ..., with cluster.processes_per_node where it has to be said",
+        )
 
 
 def max_restarts(cluster: ClusterConfig, environment: Mapping[str, str]) -> int:
@@ -179,7 +196,10 @@ def _setting(name: str, cluster: ClusterConfig, environment: Mapping[str, str]) 
     if value is not None:
         return reveal(value), f"cluster.{name}"
     variable = next((variable for variable in _VARIABLES[name] if environment.get(variable)), None)
-    return (environment[variable], variable) if variable else (None, f"cluster.{name}")
+    if variable is not None:
+        return environment[variable], variable
+    step = slurm_step(environment) if name == "nodes" else None
+    return (len(step.hosts), "SLURM_STEP_NODELIST") if step is not None else (None, f"cluster.{name}")
 
 
 def _address(environment: Mapping[str, str]) -> tuple[str | None, str]:

@@ -22,6 +22,7 @@ _COMMAND_FIRST = {
     "cancel": "the command first",
     "settle": "the command first, and nothing but a run folder",
     "doctor": "the command first, then what the run would be given",
+    "node": "the command first, and nothing but a spec.json",
     "prepare": "the command first",
 }
 COMMANDS = tuple(_COMMAND_FIRST)

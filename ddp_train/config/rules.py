@@ -217,7 +217,7 @@ def _check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
         except ConfigError as error:
             yield error
             return
-        if found.is_elastic and restarts == 0:
+        if found.min_nodes < found.max_nodes and restarts == 0:
             yield ConfigError(
                 key="cluster.max_restarts",
                 happened=f"is 0 with {found.min_nodes} to {found.max_nodes} machines: the first one that leaves would end the run",

@@ -68,6 +68,17 @@ class RunConfig(RootConfig):
         """Return the folders of the runs that have to be done before this one begins (`after`)."""
         return [] if self.after is None else [Path(folder).absolute() for folder in run_folders(self.after)]
 
+    def on(self, world_size: int) -> RunConfig:
+        """Return the same run on another number of ranks: the global batch is kept, the accumulation follows.
+
+        Raises:
+            ConfigError: there are more ranks than samples in a batch.
+        """
+        if world_size == self.batch.world_size:
+            return self
+        batch = self.batch.on(world_size, micro_batch_size=self.loader.micro_batch_size)
+        return RunConfig.of({**self.tree, "trainer": {**self.tree["trainer"], "grad_accum_steps": batch.grad_accum_steps}}, batch)
+
     def yaml(self, answers: Mapping[str, Any] | None = None) -> str:
         """Return config.yaml.
 

@@ -146,7 +146,6 @@ class ClusterConfig:
     threads_per_process: int | None = field(metadata={"min": 1})
     node_rank: int | None = field(metadata={"min": 0})
     rendezvous_endpoint: str | None
-    rendezvous_backend: str | None = field(metadata={"one_of": ("c10d", "static")})
     rendezvous_id: str | None
     join_timeout_s: int = field(metadata={"min": 1})
     max_restarts: int | None = field(metadata={"min": 0})

@@ -30,7 +30,7 @@ def join_store() -> dist.Store:
 def join_store_again(prefix: str) -> dist.Store:
     """Connect once more to the store that another process of this rank has joined."""
     address, port = torchrun_env.store_address()
-    return dist.PrefixStore(prefix, dist.TCPStore(address, port, is_master=False, timeout=_TIMEOUT))
+    return dist.PrefixStore(prefix, join_served(address, port))
 
 
 def wait_for(store: dist.Store, key: str, *, within_s: float | None = None) -> str:
@@ -62,6 +62,19 @@ def serve_store(address: str, port: int) -> TCPStore:
     """
     address = address.strip("[]")
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.create_server(place, family=family, backlog=1024)
+    return serve_store_on(socket.create_server(place, family=family, backlog=1024), address)
+
+
+def serve_store_on(listener: socket.socket, address: str) -> TCPStore:
+    """Return a store that is served where somebody listens already, which is handed over.
+
+    Args:
+        address: at which this process finds it.
+    """
     port = listener.getsockname()[1]
     return TCPStore(address, port, is_master=True, timeout=_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def join_served(address: str, port: int) -> TCPStore:
+    """Return the store that another process serves there."""
+    return TCPStore(address, port, is_master=False, timeout=_TIMEOUT)

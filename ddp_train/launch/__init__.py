@@ -3,7 +3,9 @@
 launcher       what a launcher offers, and a slot of a sweep
 after          a run that waits for others (`after=RUN`)
 local          this machine: one agent, for a job that is composed already
-torchrun       several machines by hand: this node's agent of a run that global rank 0 composes
+torchrun       several machines by hand
+node/          what runs on each of several machines, and how they agree
+ending         with which code a command ends
 agent_process  an agent as a child of this process
 submit         a job goes to an engine
 snapshot       a copy of the source that a run uses

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 
 from ddp_train.config.cluster import ALONE, environment_of, max_restarts
 from ddp_train.config.schema import ClusterConfig
-from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, TERMINATED
+from ddp_train.errors import NO_PROGRESS
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
+from ddp_train.launch.ending import exit_code
 from ddp_train.run_folder.attempts import count_failure, forget
-from ddp_train.run_folder.result import STOPPED, Result, Status
 from ddp_train.system import devices, handover
 
 
@@ -28,23 +27,7 @@ def run(job: Job) -> int:
         print(verdict, file=sys.stderr)
         return NO_PROGRESS
     before = job.run_folder.read_result()
-    code = _run_agent(job)
-    result = job.run_folder.read_result()
-    if result is not None and result.status in STOPPED:  # rank 0 has said so, and how to continue
-        is_saved = result.step is not None or any(job.run_folder.saved_steps())  # by this attempt, or by one before it
-        return STOPPED[result.status] if is_saved or result.status == Status.INTERRUPTED else TERMINATED
-    if result is not None and result.status == Status.COMPLETED and result != before:  # the signal came after the last step
-        return DONE
-    if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, or a second one
-        continues = (
-            "continues from the newest checkpoint" if any(job.run_folder.checkpoints.glob("step_*")) else "starts again: nothing is saved"
-        )
-        print(f"stopped at once; `ddp-train resume {job.run_folder.shown()}` {continues}", file=sys.stderr)
-    if code != 0 and result is None:  # no rank and no agent was left to say it
-        with suppress(OSError):  # a full disk, say, which may be the very reason: the exit code says it as well
-            status = {INTERRUPTED: Status.INTERRUPTED, TERMINATED: Status.PREEMPTED}.get(code, Status.FAILED)
-            Result(status=status).write(job.run_folder.result)
-    return code
+    return exit_code(job.run_folder, _run_agent(job), before=before)
 
 
 def agent_arguments(job: Job) -> list[str]:

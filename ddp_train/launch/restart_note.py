@@ -1,7 +1,8 @@
 """What this node remembers from one attempt of a run to the next: the folder to continue.
 
 torchrun starts new processes after a failure and tells them nothing. What lives as long as the run does is the agent, each rank's parent
-process: a small file named after it holds the folder, in a folder of the temporary directory that belongs to this user alone.
+process, or, where each agent serves one start of the ranks (`node/`), the node program: a small file named after it holds the folder, in a
+folder of the temporary directory that belongs to this user alone.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ class RestartNote:
     """What an earlier attempt left for this one."""
 
     folder: Path
-    restarts: int  # how often this node's agent had started its ranks again when it was written
+    restarts: int  # how often the ranks had been started again when it was written, as this node counts
     started: float  # when the first attempt began, in seconds since the epoch
 
 
-def remember(folder: Path) -> None:
+def remember(folder: Path, *, owner: int | None = None) -> None:
     """Keep a folder for the attempts after this one: a run folder, the checkpoint to begin with, or a sweep's folder.
 
     Every rank may call it; those of one node write the same. What cannot be written is said, and costs only the restarts.
+
+    Args:
+        owner: the pid of the process that outlives the ranks, where no rank calls it.
     """
     started = run_started()
     try:
-        file = _file_of(os.getppid())
+        file = _file_of(owner or _owner())
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as stream:
             json.dump({"folder": str(folder), "restarts": restart_count(), "started": started}, stream)
@@ -49,10 +53,10 @@ def remember(folder: Path) -> None:
         print(f"a restart would begin a new run, because this one cannot be noted in {tempfile.gettempdir()}: {error}", file=sys.stderr)
 
 
-def recall() -> RestartNote | None:
-    """Return what an earlier attempt under this agent remembered."""
+def recall(*, owner: int | None = None) -> RestartNote | None:
+    """Return what an earlier attempt here remembered. The argument is that of `remember`."""
     with contextlib.suppress(OSError):
-        found = json.loads(_file_of(os.getppid()).read_text(encoding="utf-8"))
+        found = json.loads(_file_of(owner or _owner()).read_text(encoding="utf-8"))
         return RestartNote(folder=Path(found["folder"]), restarts=found["restarts"], started=found["started"])
     return None
 
@@ -73,7 +77,11 @@ def has_failed(memory: RestartNote | None) -> bool:
 def forget() -> None:
     """Remove what was remembered: the run has ended well."""
     with contextlib.suppress(OSError):
-        _file_of(os.getppid()).unlink()
+        _file_of(_owner()).unlink()
+
+
+def _owner() -> int:
+    return int(os.environ.get(handover.NODE) or os.getppid())
 
 
 def _file_of(agent: int) -> Path:

@@ -1,107 +1,160 @@
-"""Several nodes by hand: the same `ddp-train cluster=torchrun ...` on every node starts that node's agent.
+"""Several machines by hand: the same `ddp-train cluster=torchrun ...` on each of them.
 
-Nothing is composed for the run here: global rank 0, wherever the rendezvous puts it, composes, claims the folder and tells the others.
+Every machine composes and checks. The first one claims the folder, and its job is what all run (`node/`); the others claim nothing.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
-import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from ddp_train.config.cluster import ALONE, ON_ADDRESS, Meeting, environment_of, max_restarts, meeting, processes_given
+from ddp_train.config.cluster import Meeting, max_restarts, meeting, processes_given
+from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
-from ddp_train.errors import ENVIRONMENT_REFUSES, PREEMPTED, TERMINATED, UserError
-from ddp_train.launch.agent_process import rank_environment, run_agent
+from ddp_train.errors import ENVIRONMENT_REFUSES, NO_PROGRESS, PREEMPTED, TERMINATED, EnvironmentRefuses
+from ddp_train.job import Job
+from ddp_train.launch import local
+from ddp_train.launch.node.facts import Facts, collect
+from ddp_train.launch.node.place import Place, listen
+from ddp_train.launch.node.program import run_node
+from ddp_train.launch.node.work import Work
+from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.system import devices
 from ddp_train.system.network import is_address
 
-_LAST_CALL_S = 2  # how long an elastic run that has machines enough waits for one more; a late one makes it start again, not fail
-_ALIVE_EVERY_S, _MISSED_SIGNS = 1, 4  # how soon an elastic run knows that a machine is gone; clocks may differ by less than their product
+_OWN = ("cluster.node_rank=", "cluster.processes_per_node=", "cluster.threads_per_process=", "cluster.env.")
+"""What machines may be told each for itself."""
+
+_taken: list[Place] = []  # by this process, which is the first machine's, until its run begins
 
 
-def join(cluster: ClusterConfig, arguments: list[str]) -> int:
-    """Start this node's agent and return its exit code.
+def follow(config: RunConfig) -> int | None:
+    """Take part in a run that another machine leads, and return its exit code; None: this machine is the first, or the only one."""
+    try:
+        place = _place(config.cluster)
+    except EnvironmentRefuses as error:
+        print(f"\n{error}", file=sys.stderr)
+        return ENVIRONMENT_REFUSES
+    if place is None:
+        return None
+    if place.is_first:
+        _taken.append(place)
+        return None
+    return _ended(run_node(_work(config, place), place))
 
-    Args:
-        cluster: the section `cluster` of the config, as this node sees it.
-        arguments: the command line, which every rank gets and global rank 0 alone composes.
+
+def run(job: Job) -> int:
+    """Run a job on this machine and those that come, to its end (the first machine, after `follow`); return its exit code."""
+    if not _taken:
+        return local.run(job)
+    place = _taken.pop()
+    if job.checkpoint is not None:
+        forget(job.run_folder)  # somebody has chosen where to go on
+    elif not job.examines and (verdict := count_failure(job.run_folder)):
+        print(verdict, file=sys.stderr)
+        return NO_PROGRESS
+    work = replace(_work(job.config, place), job=job)
+    return _ended(run_node(replace(work, max_restarts=0) if job.examines else work, place))
+
+
+def run_sweep(cluster: ClusterConfig, arguments: list[str]) -> int | None:
+    """Run what a command line asks for on all machines: global rank 0, on the first, composes it. None: this machine is the only one."""
+    try:
+        place = _place(cluster)
+    except EnvironmentRefuses as error:
+        print(f"\n{error}", file=sys.stderr)
+        return ENVIRONMENT_REFUSES
+    if place is None:
+        return None
+    return _ended(run_node(replace(_work(cluster, place, arguments), arguments=arguments), place))
+
+
+def _ended(code: int) -> int:
+    return PREEMPTED if code == TERMINATED else code  # running again continues either way
+
+
+def _place(cluster: ClusterConfig) -> Place | None:
+    """Find this machine's place, and listen where it is the first. None: there is no other one.
 
     Raises:
         ConfigError: neither the config nor the environment says where the machines meet.
+        EnvironmentRefuses: this is the first machine, and the port is taken.
     """
     found = meeting(cluster, os.environ)
-    processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster.device)
-    agent = [f"--grace-s={cluster.grace_s}", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts(cluster, os.environ)}"]
-    agent += rendezvous_options(found, join_timeout_s=cluster.join_timeout_s, conf=os.environ.get("PET_RDZV_CONF", ""))
-    environment = rank_environment(processes, cluster.threads_per_process)
-    if found.backend == "c10d":
-        # torch's agents share one store for all attempts, whose address a newcomer never learns and a new rank 0 does not serve: both wait
-        # for ever (docs/decisions/0008-restart.md). With this each attempt has a store of its own.
-        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    if found.endpoint:
-        nodes = f"{found.min_nodes} to {found.max_nodes}" if found.is_elastic else str(found.max_nodes)
-        print(f"waiting for {nodes} machines at {found.endpoint}, {cluster.join_timeout_s} s at most", file=sys.stderr)
-        if problem := _reach(found, within_s=cluster.join_timeout_s):
-            print(f"\n{problem}", file=sys.stderr)
-            return ENVIRONMENT_REFUSES
-    code = run_agent([*agent, "-m", "ddp_train", *arguments], environment=environment | environment_of(cluster.env))
-    return PREEMPTED if code == TERMINATED else code  # rank 0, wherever it is, says what was saved: running again continues either way
-
-
-def rendezvous_options(found: Meeting, *, join_timeout_s: int, conf: str = "") -> list[str]:
-    """Return what torchrun has to be told so that the agents find each other.
-
-    Args:
-        conf: the user's own `--rdzv-conf` (PET_RDZV_CONF), which wins over our time-outs.
-    """
-    if not found.endpoint:
-        return [*ALONE]
-    backend = ON_ADDRESS if found.backend == "c10d" and is_address(found.endpoint.rpartition(":")[0]) else found.backend
-    options = [f"--nnodes={found.min_nodes}:{found.max_nodes}", f"--rdzv-backend={backend}", f"--rdzv-id={found.id}"]
-    options.append(f"--rdzv-endpoint={found.endpoint}")
-    settings = [f"join_timeout={join_timeout_s}", f"read_timeout={join_timeout_s}", f"last_call_timeout={_LAST_CALL_S}"]
-    if found.is_elastic:
-        settings += [f"keep_alive_interval={_ALIVE_EVERY_S}", f"keep_alive_max_attempt={_MISSED_SIGNS}"]
-    if found.backend == "static":
-        options.append(f"--node-rank={found.node_rank}")
-        settings = [f"timeout={join_timeout_s}"]
-    elif found.node_rank is not None:
-        settings.append(f"is_host={int(found.node_rank == 0)}")
-    return [*options, f"--rdzv-conf={','.join([*settings, conf] if conf else settings)}"]
-
-
-def _reach(found: Meeting, *, within_s: float) -> UserError | None:
-    """Wait until somebody serves the endpoint, unless this machine does; return why nobody could be reached.
-
-    torch waits as well, and then prints pages of C++ frames without the reason.
-    """
-    host, _, port = found.endpoint.rpartition(":")
-    address, deadline = (host.strip("[]"), int(port)), time.monotonic() + within_s
-    if found.node_rank == 0 or (found.node_rank is None and _is_here(address)):
+    if found.is_alone:
         return None
-    while True:
-        try:
-            with socket.create_connection(address, timeout=max(1.0, min(5.0, deadline - time.monotonic()))):
-                return None
+    listener = _listen(found) if found.node_rank == 0 or (found.node_rank is None and _is_here(found.host)) else None
+    return Place(
+        index=found.node_rank,
+        least=found.min_nodes,
+        most=found.max_nodes,
+        launch=found.launch,
+        is_first=listener is not None,
+        names=found.names,
+        listener=listener,
+        addresses=tuple((found.host, port) for port in found.ports),
+    )
+
+
+def _listen(found: Meeting) -> socket.socket | None:
+    """Listen for the others; None: another of us does so on this machine, and this one follows it.
+
+    Raises:
+        EnvironmentRefuses: this has to be the first machine, and cannot.
+    """
+    problem = ""
+    for port in found.ports:
+        try:  # on one interface where it is named by its address; what its name means differs between machines
+            return listen(found.host if is_address(found.host) and _is_here(found.host) else "", port)
         except OSError as error:
-            if time.monotonic() > deadline:
-                return UserError(
-                    key="cluster.rendezvous_endpoint",
-                    happened=f"{found.endpoint} could not be reached in {within_s} s: {error.strerror or error}",
-                    expected="the agent of machine 0, at a port that is open between the machines",
-                    fix="start the run there too; or the host of machine 0 and another port; or a longer cluster.join_timeout_s",
-                )
-        time.sleep(0.5)
+            problem = f"{found.host}:{port} cannot be listened at: {error.strerror}"
+            if error.errno != errno.EADDRINUSE:
+                break
+    else:
+        if found.node_rank is None:
+            return None
+    raise EnvironmentRefuses(
+        key="cluster.rendezvous_endpoint",
+        happened=problem,
+        expected="a port of the first machine that is free there and open between the machines",
+        fix=f"cluster.rendezvous_endpoint={found.host}:PORT with another port, on each machine",
+    )
 
 
-def _is_here(address: tuple[str, int]) -> bool:
-    """Tell whether an address is this machine's: only then something can be bound to it."""
+def _is_here(host: str) -> bool:
+    """Tell whether a host is this machine: only then something can be bound to its address."""
     with suppress(OSError):
-        for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_DGRAM):
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind, protocol) as probe:
                 probe.bind((place[0], 0))
             return True
     return False
+
+
+def _work(config: RunConfig | ClusterConfig, place: Place, arguments: Sequence[str] = ()) -> Work:
+    """Say what this machine brings."""
+    cluster = config if isinstance(config, ClusterConfig) else config.cluster
+    found = meeting(cluster, os.environ)
+    processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster.device)
+    facts = collect(
+        config,
+        launch=place.launch,
+        node=place.index,
+        nodes=str(place.most) if place.least == place.most else f"{place.least}:{place.most}",
+        processes=processes,
+    )
+    if isinstance(config, ClusterConfig):
+        facts = _of_a_command_line(facts, arguments)
+    return Work(
+        cluster=cluster, processes=processes, facts=facts, max_restarts=max_restarts(cluster, os.environ), token=found.word, job=None
+    )
+
+
+def _of_a_command_line(facts: Facts, arguments: Sequence[str]) -> Facts:
+    shared = [text for text in arguments if not text.lstrip("+").startswith(_OWN)]
+    return replace(facts, config={"the command line": " ".join(shared)})

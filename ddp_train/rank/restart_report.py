@@ -36,6 +36,8 @@ def line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
         return f"{'a process ended' if has_failed else 'the machines have changed'}; {restart} continues the sweep"
     place = run_folder.continues()
     found = failure.load(run_folder.failure)
+    if found and found.error == failure.MACHINE_LOST:
+        return f"{found.message}; {restart} {place}"
     if found and LOST not in found.traceback:
         message = found.error if found.error.startswith("SIG") else found.line(_SHOWN)  # a signal's name says it all
         return f"rank {found.rank} failed ({message}); {restart} {place}"

@@ -127,6 +127,8 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
             print(*lines, sep="\n", flush=True)
     if job.checkpoint is not None:
         restart_note.remember(job.run_folder.root)  # the checkpoint has been loaded: from now on the newest one counts
+        if world.is_main and job.run_folder.launch.is_dir():  # also for the next life of what was submitted
+            job.run_folder.continued.touch()
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
 

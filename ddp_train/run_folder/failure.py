@@ -49,6 +49,10 @@ _FIXES = {  # of errors that are not ours: what their text looks like -> what he
 }
 
 
+MACHINE_LOST = "MachineLost"
+"""The error of a machine that went away with all its ranks."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """What failure.json holds: the earliest failure of a run."""
@@ -84,6 +88,11 @@ class Failure:
                 result.write(run_folder.result)
         return is_first
 
+    @property
+    def who(self) -> str:
+        """The rank that failed, or the machine that was lost."""
+        return f"machine {self.host}" if self.error == MACHINE_LOST else f"rank {self.rank} on {self.host} (pid {self.pid})"
+
     def line(self, most: int) -> str:
         """Return the error and its message as one line, cut after so many characters."""
         text = " ".join(f"{self.error}: {self.message}".split())
@@ -92,7 +101,7 @@ class Failure:
     def screen(self, run_folder: RunFolder) -> str:
         """Return what the user reads; the log of the rank has the rest."""
         where = "" if self.step is None else f", after step {self.step}"
-        head = f"The run failed: rank {self.rank} on {self.host} (pid {self.pid}){where}"
+        head = f"The run failed: {self.who}{where}"
         rest = [
             *([f"  fix: {self.fix}"] if self.fix else []),
             "",
@@ -219,6 +228,11 @@ def from_agent(*, pid: int, signal_name: str) -> Failure:
     """Describe the end of an agent, which took its ranks along."""
     message = f"torchrun's agent (pid {pid}) was ended by {signal_name}; its ranks ended with it"
     return Failure(rank=0, pid=pid, error=signal_name, message=message)
+
+
+def from_machine(*, host: str, ranks: Sequence[int], why: str) -> Failure:
+    """Describe a machine that the others have lost, and with it some ranks."""
+    return Failure(rank=ranks[0], host=host, pid=0, error=MACHINE_LOST, message=f"{host} {why}; lost with it: {_name(ranks)}")
 
 
 def from_verdict(verdict: str) -> Failure:

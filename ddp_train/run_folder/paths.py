@@ -37,7 +37,14 @@ class RunFolder:
         self.code = self.launch / "code"
         self.submitted = self.launch / "submitted.json"
         self.cancelled = self.launch / "cancelled.json"  # `ddp-train cancel`: it is not started again
+        self.continued = self.launch / "continued"  # the checkpoint that the spec begins with has been loaded
         self.lives = self.launch / "lives.json"  # how often it was started (`run_folder.verdict`)
+
+    def has_continued(self) -> bool:
+        """Tell whether the run has loaded the checkpoint that it was submitted with."""
+        with suppress(OSError):
+            return self.continued.stat().st_mtime >= self.spec.stat().st_mtime
+        return False
 
     def meeting(self, launch: str) -> Path:
         """Where the first machine says at which address and port it serves the registry of a start of the run."""

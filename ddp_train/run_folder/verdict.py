@@ -61,8 +61,7 @@ def settle(run_folder: RunFolder) -> Settled:
         return Settled(Verdict.NEVER, f"{_cut(result.error or '')}; mend it, then `ddp-train resume {shown}`", NO_PROGRESS)
     report = failure.load(run_folder.failure)
     if report is not None and report.exit_code in FINAL:
-        where = f"rank {report.rank} on {report.host}"
-        return Settled(Verdict.NEVER, f"{where}: {report.line(_SHOWN)}; mend it, then `ddp-train resume {shown}`", report.exit_code)
+        return Settled(Verdict.NEVER, f"{report.who}: {report.line(_SHOWN)}; mend it, then `ddp-train resume {shown}`", report.exit_code)
     if result is not None and result.status == Status.INTERRUPTED:
         return Settled(Verdict.NEVER, f"stopped by Ctrl-C; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
     if (lives := lives_without_progress(run_folder)) >= LIVES:
@@ -73,7 +72,7 @@ def settle(run_folder: RunFolder) -> Settled:
     if result is not None and result.status == Status.PREEMPTED:
         reason = "stopped in good order"
     elif report is not None:
-        reason = f"it failed: rank {report.rank} on {report.host}: {report.line(_SHOWN)}"
+        reason = f"it failed: {report.who}: {report.line(_SHOWN)}"
     elif result is not None and result.status == Status.FAILED:
         reason = f"it failed: {_cut(result.error or 'nobody said why')}"
     else:

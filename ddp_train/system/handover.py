@@ -12,6 +12,9 @@ GROUP = "DDP_TRAIN_GROUP"
 AGENT = "DDP_TRAIN_AGENT"
 """For the processes of an agent of ours: its pid. It may be gone when they have imported torch."""
 
+NODE = "DDP_TRAIN_NODE"
+"""For the ranks of a run over several machines: the pid of this machine's node program, which outlives their agents."""
+
 STARTED = "DDP_TRAIN_STARTED"
 """For the ranks of our own agents: when `ddp-train` was typed, in seconds since the epoch."""
 

@@ -212,6 +212,7 @@ def _become(work: Callable[[], int], parent: int) -> NoReturn:
     code = 1
     try:
         die_with_parent(parent)
+        signal.set_wakeup_fd(-1)  # an event loop's: the child would wake the parent's with its own signals
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

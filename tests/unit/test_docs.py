@@ -10,8 +10,8 @@ import pytest
 
 from ddp_train import checkpoint, launch
 from ddp_train.config import schema
-from ddp_train.launch import torchrun
 from ddp_train.launch.agent import elastic
+from ddp_train.launch.node import rounds, wire
 from ddp_train.rank.rank import _PEER_REPORTS_S
 from ddp_train.run_folder.attempts import _RESTARTS
 from ddp_train.system import folder_lock
@@ -81,7 +81,8 @@ def test_every_fault_is_told() -> None:
         ("decisions/0014-no-progress.md", r"survivors of a failure ([\d.]+) s", elastic._SURVIVORS_S),
         ("security.md", r"refreshed every ([\d.]+) s", folder_lock.REFRESH_S),
         ("security.md", r"until it is ([\d.]+) s old", folder_lock._STALE_AFTER * folder_lock.REFRESH_S),
-        ("multinode.md", r"noticed after (\w+) seconds", torchrun._ALIVE_EVERY_S * torchrun._MISSED_SIGNS),
+        ("multinode.md", r"silent for (\w+) seconds", wire.SILENT_S),
+        ("multinode.md", r"after (\w+) seconds the first one says", rounds._NAMED_AFTER_S),
     ],
 )
 def test_seconds_and_counts_are_those_of_the_code(doc: str, says: str, is_so: float) -> None:

@@ -24,18 +24,19 @@ Again = Callable[[Mapping[int, ProcessFailure], int], bool]
 """Tells whether ranks are started again, after failures by rank. Is told how many restarts are left."""
 
 
-def run(options: Namespace, *, grace_s: int, again: Again) -> None:
+def run(options: Namespace, *, grace_s: int, again: Again, restarts: int = 0) -> None:
     """Run torch's agent to its end.
 
     Args:
         options: as torchrun parses them.
         grace_s: how long ranks may take to save after a stop signal, before they are killed.
+        restarts: how often the ranks were started again before, by other agents: they are told so.
 
     Raises:
         ChildFailedError: ranks failed, and are not started again.
         SignalException: a signal came, and the ranks have ended.
     """
-    api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, again=again)  # type: ignore[attr-defined, assignment]  # torch has no other way in
+    api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, again=again, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
     torchrun.run(options)
 
 
@@ -45,9 +46,10 @@ def first_of(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailur
 
 
 class _Agent(LocalElasticAgent):
-    def __init__(self, *arguments: Any, grace_s: int, again: Again, **options: Any) -> None:
+    def __init__(self, *arguments: Any, grace_s: int, again: Again, restarts: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._grace_s, self._again = grace_s, again
+        self._remaining_restarts -= restarts
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)

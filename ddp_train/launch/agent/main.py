@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from torch.distributed import DistError
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS, UserError
 from ddp_train.launch.agent import elastic, rendezvous
@@ -30,39 +28,46 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
 
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
-_OPTIONS = ("--grace-s=", "--run-dir=", "--group=", "--log=")
+_OPTIONS = ("--grace-s=", "--run-dir=", "--group=", "--log=", "--restarts=")
 """Ours: cluster.grace_s; the folder of the run; the folder of a sweep's ranks, in which a file names that of the job at hand; where torch's
-own lines go."""
+own lines go; how often the ranks of a run over several machines were started again: then this agent starts them once and counts nothing."""
 
 
 def main(arguments: list[str]) -> int:
     """Run the agent to its end and return the exit code of the run.
 
     Args:
-        arguments: --grace-s=SECONDS [--run-dir=DIR | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
+        arguments: --grace-s=SECONDS [--run-dir=DIR [--restarts=N] | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
     """
     given = _take_options(arguments)
     run_folder = RunFolder(Path(given["--run-dir="])) if "--run-dir=" in given else None
-    _quieten(Path(given["--log="]) if "--log=" in given else run_folder.agent_log(0) if run_folder is not None else None)
     options = torchrun.parse_args([f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments])
+    in_round = "--restarts=" in given  # of several machines: the first one's node program decides what follows (`node/rounds.py`)
+    restarts = int(given.get("--restarts=", "0"))
+    number = next((int(part.removeprefix("rank=")) for part in options.rdzv_conf.split(",") if part.startswith("rank=")), 0)
+    _quieten(Path(given["--log="]) if "--log=" in given else run_folder.agent_log(number) if run_folder is not None else None)
     rendezvous.register()
     started, kills_before = time.monotonic(), oom_kills()
     verdict: str | None = None  # on the last failure
+    is_reported = False  # by us, in a round
 
     def again(failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
-        nonlocal verdict
+        nonlocal verdict, is_reported
         verdict = None
-        if restarts_left == 0:
+        if restarts_left == 0 and not in_round:
             return False
         if run_folder is not None:
             rank, first = elastic.first_of(failures)
             found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, run_folder=run_folder)
-            found.record(run_folder)  # if it left no word
+            is_recorded = found.record(run_folder)  # if it left no word
+            if in_round:  # at once: ranks of other machines wait for it, and would name this one's neighbours otherwise
+                is_reported = is_recorded
+                return False
             verdict = count_failure(run_folder, has_failed=True)
-        return not verdict and _code(failures) not in FINAL
+        return not in_round and not verdict and _code(failures) not in FINAL
 
     try:
-        elastic.run(options, grace_s=int(given["--grace-s="]), again=again)
+        elastic.run(options, grace_s=int(given["--grace-s="]), again=again, restarts=restarts)
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         found = failure.from_exit(
@@ -74,9 +79,12 @@ def main(arguments: list[str]) -> int:
             found = found.with_others(
                 failure.last_words(run_folder, {other: each.pid for other, each in error.failures.items() if other != rank})
             )
-            is_first = not verdict and found.record(run_folder, seconds=time.monotonic() - started)
-            if is_first and os.path.exists(run_folder.failure):  # else the disk is full, and the rank has shown its screen
+            is_first = is_reported or (not verdict and found.record(run_folder, seconds=time.monotonic() - started))
+            is_shown = not in_round or restarts == options.max_restarts
+            if is_first and is_shown and os.path.exists(run_folder.failure):  # else the disk is full, and the rank has shown its screen
                 print(found.screen(run_folder), file=sys.stderr, flush=True)
+            if in_round:
+                return _code(error.failures)
             verdict = count_failure(run_folder, has_failed=True) if verdict is None else verdict
             if verdict:
                 print(verdict, file=sys.stderr, flush=True)
@@ -86,8 +94,12 @@ def main(arguments: list[str]) -> int:
         return _code(error.failures)
     except SignalException as error:
         return 128 + int(error.sigval)
-    except (RendezvousError, DistError) as error:
-        print(f"\n{explain_rendezvous(error, options)}", file=sys.stderr, flush=True)
+    except DistError as error:
+        if in_round:  # another machine was lost just then, and is named by those who have seen it
+            logging.getLogger("torch").warning("the ranks' store is gone: %s", error)
+            return FAILED
+        reason = str(error).partition("\n")[0]
+        print(f"\n{UserError(key='cluster', happened=f'the ranks cannot meet on this machine: {reason}')}", file=sys.stderr, flush=True)
         return ENVIRONMENT_REFUSES
     return 0
 
@@ -128,26 +140,3 @@ def _quieten(log: Path | None) -> None:
         logger.handlers.clear()
         logger.propagate = name.count(".") > 0
     logging.getLogger("torch").addHandler(handler)
-
-
-def explain_rendezvous(error: Exception, options: Namespace) -> str:
-    """Say why an agent did not meet the others.
-
-    Args:
-        options: the agent's, as torchrun parses them.
-    """
-    endpoint = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    reason = str(cause).partition("\n")[0]
-    if isinstance(error, RendezvousClosedError):
-        happened, fix = f"the run that met at {endpoint} has ended", "start all machines again"
-    elif isinstance(error, RendezvousTimeoutError) or "waiting for clients" in reason:  # the second is what a static rendezvous says
-        least = options.nnodes.partition(":")[0]
-        happened = f"fewer than {least} machines came to {endpoint} in time"
-        fix = "the same command on every machine; a longer cluster.join_timeout_s for machines that start late"
-    else:
-        happened = f"{endpoint} cannot be reached or served ({reason})"
-        fix = "cluster.rendezvous_endpoint=HOST:PORT of machine 0, with a port that is free there and open between the machines"
-    return str(UserError(key="cluster", happened=happened, expected="every machine at the same rendezvous", fix=fix))

@@ -1,54 +1,30 @@
-"""Where an agent of ours listens: for a run on one machine on its loopback interface, else on the interface that the endpoint names.
+"""Where an agent of ours meets the others: it is told, and asks nobody.
 
 torchrun's own rendezvous (`--standalone` too) serves its store on every interface of the machine, and unpickles what anybody writes there:
-whoever reaches the port runs code in the agent. `_Loopback` listens on 127.0.0.1 alone, unpickles nothing, and gives each attempt a store
-of its own. Several machines need torch's; an endpoint that is an address, and no name, is then the only one that is listened on.
+whoever reaches the port runs code in the agent. What an agent of ours is told is who it is and where the store is. The store unpickles
+nothing, and listens on one interface where one is enough.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import socket
 
-from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
-    c10d_rendezvous_backend,
-    dynamic_rendezvous,
     rendezvous_handler_registry,
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from ddp_train.config.cluster import LOOPBACK, ON_ADDRESS
-from ddp_train.distributed.store import serve_store
+from ddp_train.config.cluster import LOOPBACK, ROUND
+from ddp_train.distributed.store import join_served, serve_store, serve_store_on
 
 
 def register() -> None:
-    """Make `--rdzv-backend=loopback` and `c10d_on_address` known to torchrun in this process."""
+    """Make `--rdzv-backend=loopback` and `round` known to torchrun in this process."""
     rendezvous_handler_registry.register(LOOPBACK, _Loopback)
-    rendezvous_handler_registry.register(ON_ADDRESS, _c10d_on_address)
-
-
-def _c10d_on_address(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Serve the store of torch's c10d rendezvous on one address, where this machine is the one to serve it, and connect to it."""
-    host, _, port = parameters.endpoint.rpartition(":")
-    if parameters.get_as_bool("is_host", True):
-        with suppress(OSError):  # another machine's address, or another agent here serves it already
-            _served.append(serve_store(host, int(port)))
-            parameters.config["is_host"] = False
-    _, store = c10d_rendezvous_backend.create_backend(parameters)
-    return dynamic_rendezvous.create_handler(store, _OnAddress(store, parameters.run_id), parameters)
-
-
-class _OnAddress(c10d_rendezvous_backend.C10dRendezvousBackend):
-    @property
-    def name(self) -> str:
-        return ON_ADDRESS  # torch compares it with what was asked for
-
-
-_served: list[TCPStore] = []  # as long as this process lives
+    rendezvous_handler_registry.register(ROUND, _Round)
 
 
 class _Loopback(StaticTCPRendezvous):
@@ -65,3 +41,26 @@ class _Loopback(StaticTCPRendezvous):
     def get_backend(self) -> str:
         """Return the name of this rendezvous."""
         return LOOPBACK
+
+
+class _Round(StaticTCPRendezvous):
+    """The agents of one start of all ranks (`node/rounds.py`). The first one serves the store, at a socket that its parent listens on."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        host, _, port = parameters.endpoint.rpartition(":")
+        rank, size = int(parameters.config["rank"]), parameters.max_nodes
+        super().__init__(host.strip("[]"), int(port), rank=rank, world_size=size, run_id=parameters.run_id, timeout=0)
+        self._listener = int(parameters.config["listener"])
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return the store of this round, which is empty. It is asked for once."""
+        if self.rank == 0:
+            store = serve_store_on(socket.socket(fileno=self._listener), self.master_addr)
+        else:
+            store = join_served(self.master_addr, self.master_port)
+        self._store = store
+        return RendezvousInfo(store, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, self.master_port))
+
+    def get_backend(self) -> str:
+        """Return the name of this rendezvous."""
+        return ROUND

@@ -19,6 +19,7 @@ from typing import Any
 from ddp_train import __version__
 from ddp_train.config.cluster import environment_of
 from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.tree import leaves
 from ddp_train.launch.node.contents import Contents, look_into
 from ddp_train.launch.node.interfaces import interface_problems
@@ -69,12 +70,19 @@ class Facts:
 
 
 def collect(
-    config: RunConfig, *, launch: str, node: int | None, nodes: str, processes: int, spec_hash: str = "", code: Path | None = None
+    config: RunConfig | ClusterConfig,
+    *,
+    launch: str,
+    node: int | None,
+    nodes: str,
+    processes: int,
+    spec_hash: str = "",
+    code: Path | None = None,
 ) -> Facts:
     """Look at this machine; takes a second and a half at most, and some hundredths on a small run.
 
     Args:
-        config: as this machine has composed or read it.
+        config: as this machine has composed or read it; of a sweep, whose jobs are composed later, the section `cluster`.
         launch: what tells runs apart that meet at the same place.
         node: which machine of the run this is, if somebody has said.
         nodes: how many machines the run has: "2", "1:4".
@@ -83,9 +91,10 @@ def collect(
         code: the folder of the frozen code; None: the user's code is where they stand.
     """
     problems: list[str] = []
-    data = dict(_data(config, problems))
-    device = devices.resolve_device(config.cluster.device)
-    environment = {**os.environ, **environment_of(config.cluster.env)}
+    cluster = config if isinstance(config, ClusterConfig) else config.cluster
+    data = {} if isinstance(config, ClusterConfig) else dict(_data(config, problems))
+    device = devices.resolve_device(cluster.device)
+    environment = {**os.environ, **environment_of(cluster.env)}
     problems += interface_problems(environment, network.interfaces(), uses_gpu=device == "cuda")
     gpus = devices.gpus() if device == "cuda" else []
     machine = nvml.ask()
@@ -98,7 +107,7 @@ def collect(
         uid=os.getuid(),
         utc=time.time(),
         spec=spec_hash,
-        config=dict(_values(config)),
+        config={} if isinstance(config, ClusterConfig) else dict(_values(config)),
         source=look_at_source(code, within_s=_SOURCE_WITHIN_S),
         data=data,
         versions=_versions(),

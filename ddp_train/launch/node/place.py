@@ -16,6 +16,7 @@ from pathlib import Path
 from ddp_train.errors import ConfigError
 from ddp_train.launch.spec import Spec
 from ddp_train.system.files import write_json
+from ddp_train.system.network import interfaces
 from ddp_train.system.slurm_step import slurm_step
 
 Address = tuple[str, int]
@@ -30,6 +31,7 @@ class Place:
     most: int  # and so many may take part
     launch: str  # tells this start of the run from any other one; "": nobody has said
     is_first: bool  # it serves the registry
+    is_given: bool = False  # an engine has chosen the machines: for one that is refused no other will come
     names: tuple[str, ...] = ()  # what the machines are called, by index, where the engine knows
     listener: socket.socket | None = None  # of the first machine: where it serves
     addresses: tuple[Address, ...] = ()  # of the others: where the registry may be, tried in turn
@@ -94,6 +96,7 @@ def place_under_an_engine(
         most=spec.max_nodes,
         launch=launch,
         is_first=is_first,
+        is_given=True,
         names=step.hosts if step is not None else (),
         listener=listen("", int(port or 0)) if is_first else None,
         addresses=((host.strip("[]"), int(port)),) if meeting else (),
@@ -118,8 +121,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _own_names() -> list[str]:
     """Return by what other machines may find this one, the likeliest first."""
-    name = socket.gethostname()
-    found = {name: None, socket.getfqdn(): None}
-    with suppress(OSError):
-        found |= {str(place[0]): None for _, _, _, _, place in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)}
-    return [each for each in found if not each.startswith(("127.", "localhost"))] or [name, "127.0.0.1"]
+    addresses = [each for name, found in interfaces().items() if name != "lo" for each in found]
+    return [socket.gethostname(), *addresses, *([] if addresses else ["127.0.0.1"])]

@@ -46,3 +46,17 @@ def test_a_contradiction_is_refused(run: RunConfig, total: int, accumulation: in
         derived(run, total, 3, accumulation)
     assert raised.value.key == "trainer.global_batch_size"
     assert said in raised.value.happened
+
+
+@pytest.mark.parametrize(("ranks", "accumulation", "micro"), [(1, 8, 8), (3, 3, 8), (16, 1, 4), (64, 1, 1)])
+def test_on_another_number_of_ranks_the_global_batch_stays(run: RunConfig, ranks: int, accumulation: int, micro: int) -> None:
+    before = replace(run, batch=derived(run, 64, 2, None), loader=replace(run.loader, micro_batch_size=8))
+    after = before.on(ranks)
+    assert (after.batch.global_batch_size, after.batch.grad_accum_steps, after.batch.micro_batch_size) == (64, accumulation, micro)
+    assert after.batch == derived(run, 64, ranks, None)
+    assert (after.trainer.grad_accum_steps, before.on(2)) == (accumulation, before)
+
+
+def test_more_ranks_than_samples_in_a_batch_are_refused(run: RunConfig) -> None:
+    with pytest.raises(ConfigError, match="smaller than the world size 65"):
+        replace(run, batch=derived(run, 64, 2, None)).on(65)

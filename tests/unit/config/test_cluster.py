@@ -9,33 +9,59 @@ import pytest
 import yaml
 
 from ddp_train.config.check import CONF
-from ddp_train.config.cluster import environment_of, max_restarts, processes_given, stops_at
+from ddp_train.config.cluster import check_tasks, environment_of, max_restarts, processes_given, stops_at
 from ddp_train.errors import ConfigError
 from tests.unit.config.clusters import SILENT, found
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+}
 
 
 @pytest.mark.parametrize(
     ("environment", "cluster", "expected"),
     [
-        ({}, {"nodes": 2, "rendezvous_endpoint": "node0:1", "node_rank": 1}, ("c10d", "node0:1", 1, (2, 2))),
-        ({"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "pod-0:23456", "PET_RDZV_BACKEND": "c10d"}, {}, ("c10d", "pod-0:23456", None, (1, 4))),
-        ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "7"}, {}, ("static", "m:7", 1, (2, 2))),
-        ({"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "m"}, {}, ("static", "m:29500", 2, (3, 3))),
-        ({"NNODES": "3", "MASTER_ADDR": "m", "MASTER_PORT": "5"}, {}, ("c10d", "m:5", None, (3, 3))),
-        ({"NNODES": "2:3", "NODE_RANK": "2", "MASTER_ADDR": "m", "MASTER_PORT": "5"}, {}, ("c10d", "m:5", 2, (2, 3))),
+        ({}, {"nodes": 2, "rendezvous_endpoint": "node0:1", "node_rank": 1}, ("node0", (1,), 1, (2, 2))),
+        ({"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "pod-0:23456", "PET_RDZV_BACKEND": "c10d"}, {}, ("pod-0", (23456,), None, (1, 4))),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "7"}, {}, ("m", (7,), 1, (2, 2))),
+        ({"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "m"}, {}, ("m", (29500,), 2, (3, 3))),
+        ({"NNODES": "3", "MASTER_ADDR": "m", "MASTER_PORT": "5"}, {}, ("m", (5,), None, (3, 3))),
+        ({"NNODES": "2:3", "NODE_RANK": "2", "MASTER_ADDR": "m", "MASTER_PORT": "5"}, {}, ("m", (5,), 2, (2, 3))),
         (
             {"PET_NNODES": "9", "PET_RDZV_ENDPOINT": "theirs:1"},
             {"nodes": 2, "rendezvous_endpoint": "ours"},
-            ("c10d", "ours:29400", None, (2, 2)),
+            ("ours", (29400,), None, (2, 2)),
         ),
-        ({"PET_NNODES": "1", "MASTER_ADDR": "m", "MASTER_PORT": "5"}, {}, ("", "", None, (1, 1))),
+        ({}, {"nodes": 2, "rendezvous_endpoint": "[fd00::1]:7"}, ("fd00::1", (7,), None, (2, 2))),
+        ({"PET_NNODES": "1", "MASTER_ADDR": "m", "MASTER_PORT": "5"}, {}, ("", (), None, (1, 1))),
+        ({**STEP, "MASTER_ADDR": "m", "MASTER_PORT": "5", "NODE_RANK": "0"}, {}, ("m", (5,), 0, (2, 2))),
     ],
 )
 def test_what_the_config_leaves_out_is_read_from_the_environment(
     environment: dict[str, str], cluster: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     result = found(environment, **cluster)
-    assert (result.backend, result.endpoint, result.node_rank, (result.min_nodes, result.max_nodes)) == expected
+    assert (result.host, result.ports, result.node_rank, (result.min_nodes, result.max_nodes)) == expected
+    assert result.is_alone == (expected[0] == "")
+
+
+def test_a_step_of_slurm_says_where_its_tasks_meet() -> None:
+    second, first = found(STEP), found({**STEP, "SLURM_NODEID": "0"})
+    assert (second.host, second.node_rank, second.max_nodes, second.launch, second.names) == ("n1", 1, 2, "7.0.0", ("n1", "n2"))
+    assert first.ports == second.ports and len(set(first.ports)) == 8 and all(10_000 <= port < 30_000 for port in first.ports)
+    assert found({**STEP, "SLURM_STEP_ID": "1"}).ports != first.ports  # another step of the same job
+    assert found({**STEP, "SLURM_STEP_NODELIST": "n1"}).is_alone
+
+
+def test_several_tasks_on_a_node_are_refused() -> None:
+    check_tasks(STEP)
+    check_tasks({"SLURM_PROCID": "0", "SLURM_TASKS_PER_NODE": "2(x2)"})  # the batch script
+    with pytest.raises(ConfigError, match="srun starts 2 tasks on a node"):
+        check_tasks({**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"})
 
 
 @pytest.mark.parametrize(
@@ -45,10 +71,7 @@ def test_what_the_config_leaves_out_is_read_from_the_environment(
         ({}, {"nodes": 2, "rendezvous_endpoint": "node0:port"}, "cluster.rendezvous_endpoint", "HOST:PORT"),
         ({"PET_RDZV_ENDPOINT": "node0:70000"}, {"nodes": 2}, "PET_RDZV_ENDPOINT", "1 to 65535"),
         ({"PET_NNODES": "two"}, {}, "PET_NNODES", "MIN:MAX"),
-        ({"PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "a:1"}, {"nodes": 2}, "PET_RDZV_BACKEND", "c10d or static"),
         ({"NODE_RANK": "2", "MASTER_ADDR": "m"}, {"nodes": 2}, "NODE_RANK", "of 2 machines"),
-        ({"MASTER_ADDR": "m"}, {"nodes": 2, "rendezvous_backend": "static"}, "cluster.node_rank", "cannot tell them apart"),
-        ({"MASTER_ADDR": "m"}, {"nodes": "1:2", "rendezvous_backend": "static"}, "cluster.nodes", "waits for all machines"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(environment: dict[str, str], cluster: dict[str, Any], key: str, said: str) -> None:

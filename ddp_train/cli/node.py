@@ -1,0 +1,129 @@
+"""`ddp-train node`: what an engine starts on each machine of a run: by a task of SLURM, or over ssh."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_train.config.cluster import max_restarts
+from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
+from ddp_train.launch import snapshot
+from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.node import early
+from ddp_train.launch.node.facts import collect
+from ddp_train.launch.node.place import Place, place_under_an_engine
+from ddp_train.launch.node.program import run_node
+from ddp_train.launch.node.work import Work
+from ddp_train.launch.spec import Spec
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.attempts import count_failure
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system import devices
+from ddp_train.system.folder_lock import hold
+
+USAGE = """ddp-train node SPEC [--index=N] [--launch=WORD] [--meeting=HOST:PORT]
+
+  SPEC                 RUN/launch/spec.json, which every machine sees
+  --index=N            which machine this is, from 0; else as SLURM says, or NODE_RANK
+  --launch=WORD        the same word on all machines, and no other start of the run has it; else job, step and restart of SLURM
+  --meeting=HOST:PORT  where machine 0 is found; else it takes a free port, and says in the run folder which
+
+Engines start this; by hand `ddp-train cluster=torchrun ...` does the same. Exit code: 0 when the run is completed or saved
+(`ddp-train settle RUN` says which), else that of its failure.
+"""
+
+_SAVED = (DONE, PREEMPTED, INTERRUPTED, TERMINATED)
+_LET_GO_WITHIN_S = 120.0  # the lock of a machine that is gone: the lease of a network file system
+_POLL_S = 0.5
+
+
+def node(arguments: list[str], launcher: Launcher) -> int:
+    """`ddp-train node SPEC`: take part in a run as one of its machines. 0: the run is completed or saved."""
+    options = dict(text.removeprefix("--").split("=", 1) for text in arguments if text.startswith("--") and "=" in text)
+    paths = [text for text in arguments if not text.startswith("--")]
+    if len(paths) != 1 or set(options) - {"index", "launch", "meeting"} or not options.get("index", "0").isdigit():
+        raise ConfigError(happened="which spec?", expected="ddp-train node RUN/launch/spec.json, as an engine types it")
+    run_folder: RunFolder | None = None
+    try:
+        spec = Spec.read(Path(paths[0]))
+        run_folder = spec.job.run_folder
+        _stand_in(spec)
+        index = int(options["index"]) if "index" in options else None
+        place = place_under_an_engine(spec, os.environ, index=index, launch=options.get("launch"), meeting=options.get("meeting"))
+        work = _work(spec, place)
+        if place.is_first and (code := _take_folder(run_folder)) is not None:
+            return 0 if code in _SAVED else code
+    except UserError as error:
+        print(f"\n{error}", file=sys.stderr)
+        if run_folder is not None:  # whoever settles the run asks its folder alone
+            failure.from_exception(error, rank=0, step=None).record(run_folder)
+        return error.exit_code
+    launcher.has_begun = True
+    code = run_node(work, place, received=early.received)
+    return DONE if code in _SAVED else code
+
+
+def _stand_in(spec: Spec) -> None:
+    """Stand where the command was typed, and let the ranks import the code that was frozen.
+
+    Raises:
+        ConfigError: that folder is not here.
+        EnvironmentRefuses: this machine does not see the code as it was.
+    """
+    if spec.code is not None:
+        snapshot.verify(spec.code)
+        before = os.environ.get("PYTHONPATH", "")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [spec.code.python_path(), before]))
+        os.environ["PYTHONSAFEPATH"] = "1"  # else what lies in the folder where they stand would win
+    try:
+        os.chdir(spec.working_directory)
+    except OSError as error:
+        raise ConfigError(
+            happened=f"{spec.working_directory}, where the run was started, is not on this machine: {error.strerror}",
+            expected="the folder that relative paths mean, on every machine",
+        ) from None
+
+
+def _work(spec: Spec, place: Place) -> Work:
+    """Say what this machine brings."""
+    assert place.index is not None
+    job, cluster = spec.job, spec.job.config.cluster
+    if job.checkpoint is not None and job.run_folder.has_continued():
+        job = replace(job, checkpoint=None)  # an earlier life of this spec has loaded it: from then on the newest one counts
+    processes = spec.processes[place.index] or devices.processes_per_node(cluster.processes_per_node, cluster.device)
+    facts = collect(
+        job.config,
+        launch=place.launch,
+        node=place.index,
+        nodes=f"{spec.min_nodes}:{spec.max_nodes}",
+        processes=processes,
+        spec_hash=spec.hash(),
+        code=None if spec.code is None else Path(spec.code.folder),
+    )
+    restarts = max_restarts(cluster, {})
+    return Work(cluster=cluster, processes=processes, facts=facts, max_restarts=restarts, token=spec.token, job=job)
+
+
+def _take_folder(run_folder: RunFolder) -> int | None:
+    """Take the run's folder for this life of the run (the first machine); return an exit code where it is not to begin.
+
+    Raises:
+        ConfigError: another run holds it.
+    """
+    deadline = time.monotonic() + _LET_GO_WITHIN_S
+    while True:
+        try:
+            hold(run_folder.root, key="RUN")
+            break
+        except ConfigError:
+            if early.received or time.monotonic() > deadline:  # a batch system does not wait
+                raise
+        time.sleep(_POLL_S)
+    if verdict := count_failure(run_folder):
+        print(verdict, file=sys.stderr)
+        return NO_PROGRESS
+    run_folder.forget_failure()
+    return None

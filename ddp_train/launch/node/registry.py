@@ -1,0 +1,220 @@
+"""The service on the first machine: who is here, who is refused and why, and who is lost. `rounds` decides what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ddp_train.errors import ENVIRONMENT_REFUSES
+from ddp_train.launch.node.differences import clock, differences
+from ddp_train.launch.node.facts import Facts
+from ddp_train.launch.node.place import Place
+from ddp_train.launch.node.wire import SILENT_S, Line, Message
+
+_HELLO_WITHIN_S = 10.0
+_STALE_S = 2.5
+"""Longer than between two signs of life: nothing is begun with a machine that has said nothing for so long."""
+
+_DERIVED = "trainer.grad_accum_steps"  # follows from the global batch and from how many ranks there are
+
+
+@dataclass(eq=False, kw_only=True)
+class Machine:
+    """A machine that was taken in."""
+
+    name: str
+    line: Line
+    life: str  # of its node program
+    index: int | None
+    processes: int
+    reached: str  # the address of this machine at which it has found us
+    is_first: bool = False
+    came: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it has given a sign of life just now."""
+        return self.is_first or self.line.silent_s < _STALE_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What the rounds hear of: a machine that came, was lost, or said something."""
+
+    kind: str  # came | lost | ended | stop
+    machine: Machine
+    message: Message = field(default_factory=dict)
+
+
+class Registry:
+    """The machines of one start of a run. Made and used in one event loop.
+
+    Args:
+        place: the first machine's.
+        first: what the first machine tells of itself.
+        token: who does not know it is of another run.
+        folder: the run folder, which every machine must see; None: nobody knows it yet.
+    """
+
+    def __init__(self, place: Place, *, first: Facts, token: str, folder: Path | None) -> None:
+        self._place, self._first, self._token, self._folder = place, first, token, folder
+        self.machines: list[Machine] = []
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back
+        self.refusal = ""  # of the first machine of this run that was refused
+        self._refused: dict[str, float] = {}
+
+    async def serve(self, line: Line, *, is_first: bool = False) -> None:
+        """Serve one connection to its end.
+
+        Args:
+            is_first: it is the one of the machine that this runs on.
+        """
+        try:
+            machine = await self._take_in(line, is_first=is_first)
+            if machine is not None:
+                await self._listen_to(machine)
+        finally:
+            await line.close()
+
+    def say(self, text: str) -> None:
+        """Say something on the terminals of all machines."""
+        print(text, file=sys.stderr, flush=True)
+        for machine in self.machines:
+            if not machine.is_first:
+                machine.line.send("say", text=text)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message to all machines."""
+        for machine in self.machines:
+            machine.line.send(kind, **fields)
+
+    def drop(self, machine: Machine, why: str) -> None:
+        """Count a machine as lost."""
+        if machine not in self.machines:
+            return
+        self.machines.remove(machine)
+        self.lost[machine.name] = why
+        machine.line.send("dropped", why=why)
+        machine.line.cut()
+        self.events.put_nowait(Event(kind="lost", machine=machine, message={"why": why}))
+
+    def missing(self) -> str:
+        """Say who is not here."""
+        here = {machine.index for machine in self.machines}
+        count = self._place.most - len(self.machines)
+        known = [index for index in range(self._place.most) if index not in here] if None not in here else []
+        names = [f"machine {index}" + (f" ({self._place.names[index]})" if self._place.names else "") for index in known]
+        gone = [f"{name} ({why})" for name, why in self.lost.items()]
+        here_s = ", ".join(machine.name for machine in self.machines)
+        who = ", ".join(gone or names) or f"{count} machine{'s' if count > 1 else ''}"
+        return f"of {self._place.most} machines {who} {'is' if count == 1 else 'are'} missing; here: {here_s or 'none'}"
+
+    async def _take_in(self, line: Line, *, is_first: bool) -> Machine | None:
+        """Hear what a machine tells of itself, and take it in or refuse it."""
+        try:
+            hello = await line.receive(silent_s=_HELLO_WITHIN_S)
+        except TimeoutError:
+            return None
+        if hello is None or hello.get("kind") != "hello":
+            return None  # not one of ours
+        name = str(hello["name"])
+        if not hmac.compare_digest(str(hello["token"]).encode(), self._token.encode()):
+            self._refuse(line, name, ["it is of another run"], is_foreign=True)
+            return None
+        facts = Facts.from_json(hello["facts"])
+        if is_first:
+            facts = self._first
+        elif facts.launch != self._first.launch and facts.launch and self._first.launch:
+            self._refuse(line, name, differences(self._first, facts), is_foreign=True)
+            return None
+        name = self._named(name, hello)
+        reasons = [] if is_first else [f"{problem}, on {self._first.host}, the first machine" for problem in self._first.problems]
+        if not reasons and not is_first:
+            reasons = [*facts.problems, *differences(_compared(self._first), _compared(facts))]
+        reasons = reasons or self._no_room_for(hello, name)
+        if not reasons and not is_first:
+            sent = time.monotonic()
+            line.send("look", folder=str(self._folder or ""))
+            seen = await line.receive(silent_s=_HELLO_WITHIN_S)
+            if seen is None:
+                return None
+            if not seen["sees"]:
+                reasons = [f"it does not see {self._folder}: the run folder has to lie where every machine sees it"]
+            elif skew := clock(self._first.now(), replace(facts, utc=seen["utc"]), round_trip_s=time.monotonic() - sent):
+                self.say(f"warning: {skew}")
+        if reasons:
+            self._refuse(line, name, reasons)
+            return None
+        machine = Machine(
+            name=name,
+            line=line,
+            life=hello["life"],
+            index=hello["index"],
+            processes=hello["processes"],
+            reached=plain_address(line.connection.getsockname()[0]) if not is_first else "",
+            is_first=is_first,
+        )
+        self.machines.append(machine)
+        # The first one first; then as they are numbered, or as they came.
+        self.machines.sort(key=lambda each: (not each.is_first, each.index if each.index is not None else self._place.most, each.came))
+        self.lost.pop(name, None)
+        line.send("welcome", first=self._first.host)
+        line.beat()
+        self.events.put_nowait(Event(kind="came", machine=machine))
+        return machine
+
+    async def _listen_to(self, machine: Machine) -> None:
+        """Pass on what a machine says, until it is lost."""
+        while True:
+            try:
+                message = await machine.line.receive(silent_s=None if machine.is_first else SILENT_S)
+            except TimeoutError:
+                self.drop(machine, f"has been silent for {SILENT_S:.0f} s")
+                return
+            if message is None:
+                self.drop(machine, "has ended its node program, or the line to it was cut")
+                return
+            self.events.put_nowait(Event(kind=message["kind"], machine=machine, message=message))
+
+    def _named(self, name: str, hello: Message) -> str:
+        """Return what to call a machine; one machine may run several node programs."""
+        if any(machine.name == name and machine.life != hello["life"] for machine in self.machines):
+            return f"{name} (pid {hello['pid']})"
+        return name
+
+    def _no_room_for(self, hello: Message, name: str) -> list[str]:
+        """Return why a machine that agrees is not taken in; [] when it is."""
+        for machine in list(self.machines):
+            is_same = machine.life == hello["life"]
+            has_its_place = hello["index"] is not None and machine.index == hello["index"]
+            if is_same or (has_its_place and not machine.is_fresh):
+                self.drop(machine, "has come again")
+            elif has_its_place:
+                return [f"machine {machine.index} is here already: {machine.name}"]
+        if len(self.machines) >= self._place.most:
+            return [f"the run has its {self._place.most} machines: {', '.join(machine.name for machine in self.machines)}"]
+        return []
+
+    def _refuse(self, line: Line, name: str, reasons: list[str], *, is_foreign: bool = False) -> None:
+        line.send("refused", reasons=reasons, is_foreign=is_foreign, exit_code=ENVIRONMENT_REFUSES, first=self._first.host)
+        text = "\n  ".join([f"{name} is refused:", *reasons])
+        if not is_foreign:
+            self.refusal = self.refusal or text
+        if time.monotonic() - self._refused.get(text, -60.0) > 30.0:  # somebody starts it again and again
+            self._refused[text] = time.monotonic()
+            self.say(text)
+
+
+def plain_address(address: str) -> str:
+    """Return an address as it is usually written: a socket for IPv4 and IPv6 has IPv4's as ::ffff:10.0.0.1."""
+    return address.removeprefix("::ffff:")
+
+
+def _compared(facts: Facts) -> Facts:
+    return replace(facts, config={key: value for key, value in facts.config.items() if key != _DERIVED})

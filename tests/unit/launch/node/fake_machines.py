@@ -1,0 +1,167 @@
+"""A registry with its rounds, and machines without agents that come to it over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_train.job import Job
+from ddp_train.launch.node import registry as registry_module
+from ddp_train.launch.node import rounds as rounds_module
+from ddp_train.launch.node import wire
+from ddp_train.launch.node.facts import Facts
+from ddp_train.launch.node.place import Place, listen
+from ddp_train.launch.node.registry import Registry
+from ddp_train.launch.node.rounds import Rounds
+from ddp_train.launch.node.wire import Line, Message, connect, of_socket
+from ddp_train.launch.node.work import Work
+from ddp_train.run_folder.paths import RunFolder
+from tests.unit.launch.node.machines import facts
+from tests.unit.parts import checked
+
+FIRST = facts(nodes="2", processes=2)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a second pass in a twentieth of one."""
+    monkeypatch.setattr(wire, "BEAT_S", 0.05)
+    monkeypatch.setattr(registry_module, "SILENT_S", 0.4)
+    monkeypatch.setattr(registry_module, "_STALE_S", 0.2)
+    for name in ("_LAST_CALL_S", "_NAMED_AFTER_S", "_TELLS_S", "_SURVIVORS_S"):
+        monkeypatch.setattr(rounds_module, name, 0.2)
+    for name in ("_MARGIN_S", "_DIES_WITHIN_S"):
+        monkeypatch.setattr(rounds_module, name, 0.5)
+    monkeypatch.setattr(rounds_module, "_ABOUT_TO_BE_LOST_S", 0.3)
+    monkeypatch.setattr(rounds_module, "_POLL_S", 0.01)
+
+
+@dataclass
+class Fake:
+    """A machine that says what it is told to."""
+
+    line: Line
+    heard: list[Message] = field(default_factory=list)
+    is_cut: bool = False
+    ahead_s: float = 0.0  # its clock
+    _task: asyncio.Task[None] | None = None
+
+    def introduce(self, told: Facts, *, index: int | None = None, token: str = "", life: str = "", sees: bool = True) -> None:
+        self.line.send(
+            "hello",
+            name=told.host,
+            token=token,
+            life=life or uuid.uuid4().hex,
+            pid=os.getpid(),
+            index=index,
+            processes=told.processes,
+            facts=told.now().to_json(),
+        )
+        self._task = asyncio.get_running_loop().create_task(self._listen(sees))
+
+    async def _listen(self, sees: bool) -> None:
+        while (message := await self.line.receive()) is not None:
+            self.heard.append(message)
+            if message["kind"] == "look":
+                self.line.send("seen", utc=time.time() + self.ahead_s, sees=sees)
+            elif message["kind"] == "welcome":
+                self.line.beat()
+        self.is_cut = True
+
+    async def hears(self, kind: str, *, count: int = 1, within_s: float = 5.0) -> Message:
+        """Return the newest message of a kind, once there are so many."""
+        async with asyncio.timeout(within_s):
+            while len(found := [each for each in self.heard if each["kind"] == kind]) < count:
+                await asyncio.sleep(0.01)
+        return found[-1]
+
+    def said(self) -> str:
+        return "\n".join(each["text"] for each in self.heard if each["kind"] == "say")
+
+    def ends(self, code: int) -> None:
+        """Say that the agent of the newest round has ended."""
+        number = max(each["number"] for each in self.heard if each["kind"] == "round")
+        self.line.send("ended", round=number, code=code, why="")
+
+    def freeze(self) -> None:
+        """Fall silent, with the line open: a cable that is out."""
+        assert self.line._beats is not None
+        self.line._beats.cancel()
+
+
+@dataclass
+class Bed:
+    """The first machine, and what comes to it."""
+
+    registry: Registry
+    rounds: Rounds
+    port: int
+    first: Fake
+    end: asyncio.Task[int]
+    run_folder: RunFolder
+    fakes: list[Fake] = field(default_factory=list)
+
+    async def comes(self, name: str, **told: Any) -> Fake:
+        """Let a machine come."""
+        how = {key: told.pop(key) for key in ("index", "token", "life", "sees") if key in told}
+        fake = Fake(await connect("127.0.0.1", self.port, within_s=5), ahead_s=told.pop("ahead_s", 0.0))
+        self.fakes.append(fake)
+        fake.introduce(replace(FIRST, host=name, **told), **how)
+        return fake
+
+    async def code(self) -> int:
+        async with asyncio.timeout(5):
+            return await self.end
+
+
+@asynccontextmanager
+async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: int = 0, **changes: Any) -> AsyncIterator[Bed]:
+    """Serve a registry for machines with two processes each.
+
+    Args:
+        changes: of the first machine's place; `first`, `token` and `join_timeout_s` too.
+    """
+    config, run_folder = checked("cluster.grace_s=1"), RunFolder(folder)
+    first, token = changes.pop("first", FIRST), changes.pop("token", "")
+    cluster = replace(config.cluster, join_timeout_s=changes.pop("join_timeout_s", 30), grace_s=0)
+    job = Job(config=config, run_folder=run_folder, command=[], overrides=[])
+    listener = listen("127.0.0.1", 0)
+    place = Place(index=None, least=nodes[0], most=nodes[1], launch="", is_first=True, listener=listener, **changes)
+    work = Work(cluster=cluster, processes=2, facts=first, max_restarts=max_restarts, token=token, job=job)
+    registry = Registry(place, first=first, token=token, folder=folder)
+    rounds = Rounds(registry, work, place)
+    tasks = set[asyncio.Task[None]]()
+
+    def serve(line: Line, *, is_first: bool = False) -> None:
+        task = asyncio.get_running_loop().create_task(registry.serve(line, is_first=is_first))
+        tasks.add(task)
+
+    server = await asyncio.start_server(lambda reader, writer: serve(Line(reader, writer)), sock=listener)
+    ours, theirs = socket.socketpair()
+    serve(await of_socket(theirs), is_first=True)
+    own = Fake(await of_socket(ours))
+    own.introduce(first, index=place.index, token=token)
+    end = asyncio.get_running_loop().create_task(rounds.run())
+    try:
+        yield (found := Bed(registry, rounds, listener.getsockname()[1], own, end, run_folder))
+    finally:
+        server.close()
+        for fake in (own, *found.fakes):
+            fake.line.cut()
+        for task in (end, *tasks, *(each._task for each in (own, *found.fakes) if each._task is not None)):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+        if rounds.listener is not None:
+            rounds.listener.close()
+        await asyncio.sleep(0.05)

@@ -1,0 +1,101 @@
+"""Who is taken in, who is refused alone and by which name, who is missing and who is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ddp_train.launch.node.wire import connect
+from tests.unit.launch.node.fake_machines import FIRST, bed, hasty
+
+pytestmark = pytest.mark.usefixtures("hasty")
+__all__ = ["hasty"]
+
+
+def test_machines_that_agree_begin_a_round_the_first_one_first(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with bed(tmp_path, nodes=(3, 3)) as found:
+            third = await found.comes("node2", index=2, nodes="2", processes=1)
+            await third.hears("welcome")
+            second = await found.comes("node1", index=1)
+            rounds = [await each.hears("round") for each in (found.first, second, third)]
+            assert [each["rank"] for each in rounds] == [0, 1, 2]
+            assert {(each["nodes"], each["restarts"], each["port"], each["name"]) for each in rounds} == {
+                (3, 0, rounds[0]["port"], rounds[0]["name"])
+            }
+            assert '"world_size": 5' in rounds[0]["job"]
+
+    asyncio.run(story())
+
+
+def test_who_disagrees_is_refused_alone_and_named_on_all_terminals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def story() -> None:
+        async with bed(tmp_path, nodes=(3, 3)) as found:
+            good = await found.comes("node1")
+            await good.hears("welcome")
+            bad = await found.comes("node2", config={**FIRST.config, "optimizer.lr": 0.5})
+            refused = await bad.hears("refused")
+            assert refused["exit_code"] == 78 and not refused["is_foreign"]
+            assert "optimizer.lr" in refused["reasons"][0] and "0.5 on node2" in refused["reasons"][0]
+            await good.hears("say")
+            assert "node2 is refused:\n  optimizer.lr" in good.said()
+            broken = await found.comes("node3", problems=["GLOO_SOCKET_IFNAME=eth7 names eth7, which is not there"])
+            assert "eth7" in (await broken.hears("refused"))["reasons"][0]
+            blind = await found.comes("node4", sees=False)
+            assert "does not see" in (await blind.hears("refused"))["reasons"][0]
+            await (await found.comes("node2")).hears("round")  # mended
+
+    asyncio.run(story())
+    assert "node2 is refused" in capsys.readouterr().err
+
+
+def test_another_run_is_refused_and_a_strangers_words_are_not_listened_to(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with bed(tmp_path, token="ours", first=FIRST) as found:
+            foreign = await found.comes("node1", token="theirs")
+            refused = await foreign.hears("refused")
+            assert refused["is_foreign"] and refused["reasons"] == ["it is of another run"]
+            stranger = await connect("127.0.0.1", found.port, within_s=5)
+            stranger.send("over", code=0)
+            assert await stranger.receive() is None
+            stranger.cut()
+            await (await found.comes("node1", token="ours")).hears("round")
+
+    asyncio.run(story())
+
+
+def test_a_run_that_has_its_machines_takes_no_other(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with bed(tmp_path) as found:
+            second = await found.comes("node1", index=1)
+            await second.hears("round")
+            again = await found.comes("node7", index=1)
+            assert (await again.hears("refused"))["reasons"] == ["machine 1 is here already: node1"]
+            third = await found.comes("node2")
+            assert (await third.hears("refused"))["reasons"] == ["the run has its 2 machines: node0, node1"]
+
+    asyncio.run(story())
+
+
+def test_clocks_that_differ_are_named_and_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def story() -> None:
+        async with bed(tmp_path) as found:
+            await (await found.comes("node1", ahead_s=60.0)).hears("round")
+
+    asyncio.run(story())
+    assert "warning: the clock of node1 is 60.0 s ahead of that of node0" in capsys.readouterr().err
+
+
+def test_missing_machines_are_named_and_the_end_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def story() -> int:
+        async with bed(tmp_path, nodes=(3, 3), join_timeout_s=1, names=("a", "b", "c")) as found:
+            await (await found.comes("node1", index=1)).hears("welcome")
+            found.registry.machines[0].index = 0
+            return await found.code()
+
+    assert asyncio.run(story()) == 78
+    said = capsys.readouterr().err
+    assert "waiting: of 3 machines machine 2 (c) is missing; here: node0, node1" in said
+    assert "fewer than 3 machines came in 1 s" in said
