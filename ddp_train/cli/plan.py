@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,14 @@ USAGE = """ddp-train plan key=value group=option ... [-m]
 def plan(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train plan key=value ...`: show what the same words without `plan` would do."""
     sys.dont_write_bytecode = True  # of the user's modules, which the check imports
+    gc.disable()  # what is imported stays: to look through it again and again takes a sixth of the time of this short command
+    try:
+        return _plan(arguments)
+    finally:
+        gc.enable()
+
+
+def _plan(arguments: list[str]) -> int:
     sys.argv[1:] = hydra_errors.options_first(arguments)  # as they would be typed; what explains Hydra's errors reads them, too
     hydra_errors.refuse_unknown_options(sys.argv[1:])
     args = parse(sys.argv[1:])
