@@ -19,7 +19,7 @@ from ddp_train.config.cluster import environment_of
 from ddp_train.job import Job
 from ddp_train.launch.node.facts import Facts, collect
 from ddp_train.launch.node.interfaces import GLOO, NCCL, taken_by_nccl
-from ddp_train.system import network
+from ddp_train.system import handover, network
 from ddp_train.system.deadline import wait_until
 
 Address = tuple[str, int]
@@ -94,7 +94,9 @@ class Examination:
 
     def look(self) -> Machine:
         """Look at this machine, write its file into the run's folder, and listen for the others."""
-        facts = collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
+        # As its node program has told them: from its own command line, and its own `cluster.env`.
+        told = Facts.take_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
+        facts = told or collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
         writes, free = self._write()
         _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         return Machine(

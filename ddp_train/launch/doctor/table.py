@@ -75,17 +75,21 @@ def _lines(examined: Examined) -> Iterator[tuple[str, Mapping[int, str]]]:
     yield "NCCL may take", {number: ", ".join(machine.nccl) for number, machine in machines.items() if machine.nccl}
     yield "all-reduce", _sums(examined)
     reckoned = (examined.reckoned or {}).values()
-    for number in machines:
-        speeds = [each.matmul_tflops for each in reckoned if each.machine == number and each.matmul_tflops is not None]
-        if speeds:
-            yield f"matmul on {examined.name(number)}", {number: f"{median(speeds):.3g} TFLOP/s, slowest rank {min(speeds):.3g}"}
+    speeds = {f"rank {each.rank} on {examined.name(each.machine)}": each.matmul_tflops for each in reckoned}
+    yield "matmul", _slowest(speeds, "TFLOP/s")
     bandwidths = [each.all_reduce_gb_s for each in reckoned if each.all_reduce_gb_s is not None]
-    if bandwidths:
-        yield "all-reduce speed", {0: f"{median(bandwidths):.3g} GB/s"}
-    for each in reckoned:
-        if each.link_mb_s is not None:
-            before = examined.name((each.machine - 1) % examined.count)
-            yield f"{before} to {examined.name(each.machine)}", {each.machine: f"{each.link_mb_s:.3g} MB/s"}
+    yield "all-reduce speed", {0: f"{median(bandwidths):.3g} GB/s"} if bandwidths else {}
+    links = {f"{examined.name((each.machine - 1) % examined.count)} to {examined.name(each.machine)}": each.link_mb_s for each in reckoned}
+    yield "links", _slowest(links, "MB/s")
+
+
+def _slowest(speeds: Mapping[str, float | None], unit: str) -> dict[int, str]:
+    """Return the median of speeds, and the slowest with its name."""
+    known = {name: speed for name, speed in speeds.items() if speed is not None}
+    if not known:
+        return {}
+    slowest = min(known, key=lambda name: known[name])
+    return {0: f"median {median(known.values()):.3g} {unit}; slowest {slowest}, {known[slowest]:.3g}"}
 
 
 def _sums(examined: Examined) -> dict[int, str]:

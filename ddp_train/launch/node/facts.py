@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -61,6 +62,26 @@ class Facts:
     def to_json(self) -> str:
         """Return one line."""
         return json.dumps(asdict(self), default=str)
+
+    def to_file(self) -> str | None:
+        """Write a temporary file, for this user alone, and return its path; None where there is no place for it."""
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="ddp_train_facts_")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(self.to_json())
+        except OSError:
+            return None
+        return path
+
+    @classmethod
+    def take_file(cls, path: str) -> Facts | None:
+        """Read such a file and remove it; None where it is not there."""
+        try:
+            found = Path(path).read_text(encoding="utf-8")
+            os.unlink(path)
+        except OSError:
+            return None
+        return cls.from_json(found)
 
     @classmethod
     def from_json(cls, text: str) -> Facts:

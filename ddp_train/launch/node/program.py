@@ -102,7 +102,11 @@ class _Program:
         assert self._place.listener is not None
         job = self._work.job
         registry = Registry(
-            self._place, first=self._work.facts, token=self._work.token, folder=None if job is None else job.run_folder.root
+            self._place,
+            first=self._work.facts,
+            token=self._work.token,
+            folder=None if job is None else job.run_folder.root,
+            takes_all=job is not None and bool(job.examines),
         )
         self._rounds = Rounds(registry, self._work, self._place)
         connections = set[asyncio.Task[None]]()
@@ -322,12 +326,14 @@ class _Program:
 
     def _environment(self, message: Message) -> dict[str, str]:
         """Return what the ranks' environment has beside this process's own."""
-        cluster, job = self._work.cluster, {} if message["job"] is None else {handover.JOB: message["job"]}
-        return (
-            rank_environment(self._work.processes, cluster.threads_per_process)
-            | environment_of(cluster.env)
-            | {handover.NODE: str(os.getpid()), **job}
-        )
+        cluster = self._work.cluster
+        found = rank_environment(self._work.processes, cluster.threads_per_process) | environment_of(cluster.env)
+        found[handover.NODE] = str(os.getpid())
+        if message["job"] is not None:
+            found[handover.JOB] = message["job"]
+            if Job.from_json(message["job"]).examines and (path := self._work.facts.to_file()) is not None:
+                found[handover.FACTS] = path
+        return found
 
     async def _be_lost(self, why: str) -> None:
         """End what runs here, because nobody else can; return where this machine is to come back.

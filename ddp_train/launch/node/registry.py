@@ -59,10 +59,11 @@ class Registry:
         first: what the first machine tells of itself.
         token: who does not know it is of another run.
         folder: the run folder, which every machine must see; None: nobody knows it yet.
+        takes_all: also machines that disagree with the first: they are examined (`ddp-train doctor`).
     """
 
-    def __init__(self, place: Place, *, first: Facts, token: str, folder: Path | None) -> None:
-        self._place, self._first, self._token, self._folder = place, first, token, folder
+    def __init__(self, place: Place, *, first: Facts, token: str, folder: Path | None, takes_all: bool = False) -> None:
+        self._place, self._first, self._token, self._folder, self._takes_all = place, first, token, folder, takes_all
         self.machines: list[Machine] = []
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back
@@ -134,9 +135,7 @@ class Registry:
             self._refuse(line, name, differences(self._first, facts), is_foreign=True)
             return None
         name = self._named(name, hello)
-        reasons = [] if is_first else [f"{problem}, on {self._first.host}, the first machine" for problem in self._first.problems]
-        if not reasons and not is_first:
-            reasons = [*facts.problems, *differences(_compared(self._first), _compared(facts))]
+        reasons = [] if is_first or self._takes_all else self._disagreements(facts)
         reasons = reasons or self._no_room_for(hello, name)
         if not reasons and not is_first:
             sent = time.monotonic()
@@ -144,9 +143,11 @@ class Registry:
             seen = await line.receive(silent_s=_HELLO_WITHIN_S)
             if seen is None:
                 return None
-            if not seen["sees"]:
+            if not seen["sees"] and not self._takes_all:
                 reasons = [f"it does not see {self._folder}: the run folder has to lie where every machine sees it"]
-            elif skew := clock(self._first.now(), replace(facts, utc=seen["utc"]), round_trip_s=time.monotonic() - sent):
+            elif not self._takes_all and (
+                skew := clock(self._first.now(), replace(facts, utc=seen["utc"]), round_trip_s=time.monotonic() - sent)
+            ):
                 self.say(f"warning: {skew}")
         if reasons:
             self._refuse(line, name, reasons)
@@ -187,6 +188,12 @@ class Registry:
         if any(machine.name == name and machine.life != hello["life"] for machine in self.machines):
             return f"{name} (pid {hello['pid']})"
         return name
+
+    def _disagreements(self, facts: Facts) -> list[str]:
+        """Return why a machine cannot train with the first; [] when it can."""
+        if self._first.problems:
+            return [f"{problem}, on {self._first.host}, the first machine" for problem in self._first.problems]
+        return [*facts.problems, *differences(_compared(self._first), _compared(facts))]
 
     def _no_room_for(self, hello: Message, name: str) -> list[str]:
         """Return why a machine that agrees is not taken in; [] when it is."""

@@ -129,16 +129,16 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
     """Serve a registry for machines with two processes each.
 
     Args:
-        changes: of the first machine's place; `first`, `token` and `join_timeout_s` too.
+        changes: of the first machine's place; `first`, `token`, `examines` and `join_timeout_s` too.
     """
     config, run_folder = checked("cluster.grace_s=1"), RunFolder(folder)
     first, token = changes.pop("first", FIRST), changes.pop("token", "")
     cluster = replace(config.cluster, join_timeout_s=changes.pop("join_timeout_s", 30), grace_s=0)
-    job = Job(config=config, run_folder=run_folder, command=[], overrides=[])
+    job = Job(config=config, run_folder=run_folder, command=[], overrides=[], examines=changes.pop("examines", ""))
     listener = listen("127.0.0.1", 0)
     place = Place(index=None, least=nodes[0], most=nodes[1], launch="", is_first=True, listener=listener, **changes)
     work = Work(cluster=cluster, processes=2, facts=first, max_restarts=max_restarts, token=token, job=job)
-    registry = Registry(place, first=first, token=token, folder=folder)
+    registry = Registry(place, first=first, token=token, folder=folder, takes_all=bool(job.examines))
     rounds = Rounds(registry, work, place)
     tasks = set[asyncio.Task[None]]()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def test_who_disagrees_is_refused_alone_and_named_on_all_terminals(tmp_path: Pat
 
     asyncio.run(story())
     assert "node2 is refused" in capsys.readouterr().err
+
+
+def test_machines_that_are_only_examined_may_disagree_and_have_problems(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with bed(tmp_path, first=replace(FIRST, problems=["eth8 is not there"]), examines="quick") as found:
+            other = await found.comes("node1", sees=False, nodes="3", config={"optimizer.lr": 0.5}, problems=["eth7 is not there"])
+            assert '"examines": "quick"' in (await other.hears("round"))["job"]
+
+    asyncio.run(story())
 
 
 def test_another_run_is_refused_and_a_strangers_words_are_not_listened_to(tmp_path: Path) -> None:
