@@ -82,8 +82,7 @@ class _Command:
             checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
             examines=OmegaConf.select(hydra_config, EXAMINES.removeprefix("hydra."), default=""),
         )
-        if not job.examines:
-            record(job.run_folder, job.config)
+        record(job.run_folder, job.config)
         try:
             self._exit_code = self._launcher.begin(job)
         finally:

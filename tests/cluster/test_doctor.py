@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster.hosts import Hosts
 from tests.cluster.machine import Running
+from tests.cluster.slurm import Slurm
 from tests.conftest import FEW, Finished, Project
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
@@ -68,6 +69,7 @@ def examined(commands: list[Running]) -> Iterator[list[Finished]]:
     print(f"{time.monotonic() - started:.1f} s")  # -s shows it
 
 
+@pytest.mark.cluster_long
 def test_three_clean_hosts_pass(hosts: Callable[[int], Hosts], place: Path) -> None:
     three = hosts(3)
     words = [doctor("cluster.nodes=3", f"cluster.node_rank={host}", "--full") for host in range(3)]
@@ -135,3 +137,23 @@ def test_a_slow_link_is_named(hosts: Callable[[int], Hosts], place: Path) -> Non
     with examined([three.start(host, *words[host], cwd=place) for host in (1, 2, 0)]) as (one, _, first):
         assert first.returncode == one.returncode == 78, first.output
     assert "MB/s come from node1; other links have" in first.stdout
+
+
+@pytest.mark.cluster_long
+def test_slurms_machines_are_examined_in_a_short_job(slurm_hosts: Callable[..., Slurm], place: Path) -> None:
+    cluster = slurm_hosts(2)
+    cluster.hosts[2].must("mount", "-o", "remount,size=64m", "/dev/shm")
+    program = [sys.executable, "-m", "ddp_train", "doctor", *FEW, "model=mlp", "model.width=16"]
+    words = ["cluster=slurm", "cluster.device=cpu", "cluster.nodes=2", "cluster.processes_per_node=1"]
+    started = time.monotonic()
+    done = cluster.run(*program, *words, cwd=place, timeout=BUSY * WITHIN_S)
+    print(f"{time.monotonic() - started:.1f} s")
+    assert done.returncode == 78, done.output
+    assert "2 machines, 2 ranks" in done.stdout and "1 problem:" in done.stdout
+    assert "node2: /dev/shm has 64 MiB" in done.stdout
+    assert [path for path in (place / "outputs").rglob("*") if not path.is_dir()] == []
+    assert "Requeue=0" in cluster.must("scontrol", "-o", "show", "job", "1")
+
+    inside = cluster.run("salloc", "--nodes=2", *program, *words, cwd=place, timeout=BUSY * WITHIN_S)
+    assert inside.returncode == 78, inside.output
+    assert "node2: /dev/shm has 64 MiB" in inside.stdout
