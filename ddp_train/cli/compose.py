@@ -31,6 +31,7 @@ from ddp_train.config.tree import texts
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.job import Job
 from ddp_train.launch import torchrun
+from ddp_train.launch.after import wait_before_meeting
 from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
@@ -80,7 +81,7 @@ class _Command:
             overrides=texts(hydra_config.overrides.task),
             options=options(hydra_config),
             checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
-            examines=OmegaConf.select(hydra_config, EXAMINES.removeprefix("hydra."), default=""),
+            examines=_examines(hydra_config),
         )
         record(job.run_folder, job.config)
         try:
@@ -122,8 +123,11 @@ class Checked(Callback):
         """Check and claim for a single run."""
         with _exits_of_its_own():
             checked = check_composed(config, config.hydra)
-            if checked.cluster.launcher == "torchrun" and not is_torchrun_worker() and (code := torchrun.follow(checked)) is not None:
-                raise Exit(code)  # the first machine claims
+            if checked.cluster.launcher == "torchrun" and not is_torchrun_worker():
+                if not _examines(config.hydra) and (waited := wait_before_meeting(checked)):
+                    raise Exit(waited)
+                if (code := torchrun.follow(checked)) is not None:
+                    raise Exit(code)  # the first machine claims
             folder, is_resumed = _claim(config, checked)
             with read_write(config.hydra), open_dict(config.hydra):
                 config.hydra.run.dir = str(folder)
@@ -154,6 +158,10 @@ class Checked(Callback):
             fix_sweep_place(config, folder)
             if optuna_sweeper.is_chosen(config):
                 optuna_sweeper.prepare(config, folder, _goal(config), is_taken_up=is_sweep(folder))
+
+
+def _examines(hydra_config: DictConfig) -> str:
+    return str(OmegaConf.select(hydra_config, EXAMINES.removeprefix("hydra."), default=""))
 
 
 class Exit(SystemExit):

@@ -13,6 +13,7 @@ from ddp_train.cli.saved_run import frozen_job, record, refuse_without_effect, r
 from ddp_train.config.cluster import check_tasks
 from ddp_train.errors import ConfigError
 from ddp_train.launch import torchrun
+from ddp_train.launch.after import before, wait_before_meeting
 from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
@@ -54,8 +55,11 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     folder, checkpoint = run_of(path), str(path.absolute()) if is_checkpoint(path) else None
     if not is_torchrun_worker():
         asked = frozen_job(folder, overrides, checkpoint=checkpoint)
-        if asked.config.cluster.launcher == "torchrun" and (code := torchrun.follow(asked.config)) is not None:
-            return code  # the first machine holds the folder
+        if asked.config.cluster.launcher == "torchrun":
+            if before(asked) and (waited := wait_before_meeting(asked.config)):
+                return waited
+            if (code := torchrun.follow(asked.config)) is not None:
+                return code  # the first machine holds the folder
     within_s = _LET_GO_WITHIN_S if is_restart else 0.0
     hold(sweep_of(folder) or folder, key="resume", within_s=within_s)  # a sweep that runs may come to this job at any time
     if not is_torchrun_worker():

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import DONE, INTERRUPTED, TERMINATED, EnvironmentRefuses, printable
 from ddp_train.job import Job
 from ddp_train.run_folder import failure
@@ -59,6 +60,21 @@ def wait_for_runs(job: Job, *, is_asked: bool = False) -> int:
         return stop.exit_code
 
 
+def wait_before_meeting(config: RunConfig) -> int:
+    """Wait on each machine of a run by hand, before they meet: the first one would come hours after the others otherwise.
+
+    Returns:
+        0, or the exit code with which the command ends instead.
+    """
+    try:
+        return wait(config.runs_before())
+    except EnvironmentRefuses as error:
+        print(f"\n{error}", file=sys.stderr)
+        return error.exit_code
+    except Stopped as stop:
+        return stop.exit_code
+
+
 class Stopped(Exception):
     """A stop signal came while a run was waited for."""
 
@@ -68,11 +84,11 @@ class Stopped(Exception):
         self.exit_code = INTERRUPTED if number == signal.SIGINT else TERMINATED
 
 
-def wait(folders: Sequence[Path], *, who: str) -> int:
+def wait(folders: Sequence[Path], *, who: str = "") -> int:
     """Wait until all these runs are done, and return 0.
 
     Args:
-        who: what waits, as `ddp-train resume` would be given it.
+        who: what waits, as `ddp-train resume` would be given it; "": it has no folder yet.
 
     Raises:
         EnvironmentRefuses: one of them never will be.
@@ -86,7 +102,7 @@ def wait(folders: Sequence[Path], *, who: str) -> int:
             for folder in waited:
                 _wait_for_one(folder, who)
     except Stopped:
-        print(f"\nstopped while it waited; `ddp-train resume {who}` waits again", file=sys.stderr)
+        print(f"\nstopped while it waited; {f'`ddp-train resume {who}` waits again' if who else 'nothing was begun'}", file=sys.stderr)
         raise
     return DONE
 
@@ -121,7 +137,7 @@ def state(folder: Path) -> str:
 
 def _wait_for_one(folder: Path, who: str) -> None:
     said, said_at = "", 0.0
-    while not require_possible(folder, fix=f"when it is done: ddp-train resume {who}"):
+    while not require_possible(folder, fix=f"when it is done: ddp-train resume {who}" if who else ""):
         now = state(folder)
         kind = now.partition(",")[0]
         if kind != said or time.monotonic() - said_at > _SAY_EVERY_S:

@@ -140,3 +140,18 @@ def test_slurm_waits_by_itself_but_not_for_a_job_that_has_its_machines(capsys: p
     mark_cancelled(run)
     assert after.wait_for_runs(waiting, is_asked=True) == ENVIRONMENT_REFUSES
     assert "a does not get done" in capsys.readouterr().err
+
+
+def test_machines_of_a_run_by_hand_wait_before_they_meet(capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = runs("a")
+    config = checked("after=a")
+    timer = later(0.2, os.kill, os.getpid(), signal.SIGINT)
+    assert after.wait_before_meeting(config) == INTERRUPTED
+    timer.join()
+    assert "stopped while it waited; nothing was begun" in capsys.readouterr().err
+    timer = later(0.2, end, run)
+    assert after.wait_before_meeting(config) == 0
+    timer.join()
+    mark_cancelled(run)
+    run.result.unlink()
+    assert after.wait_before_meeting(config) == ENVIRONMENT_REFUSES
