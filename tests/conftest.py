@@ -74,7 +74,11 @@ class Project:
 
     def runs(self) -> list[Path]:
         """Return all run folders."""
-        return sorted(path.parent for path in self.folder.glob("outputs/**/config.yaml") if path.parent.name != ".hydra")
+        found = []
+        for place, folders, names in os.walk(self.folder / "outputs"):
+            folders[:] = [name for name in folders if name not in (".hydra", "launch")]  # the snapshot of the code has our conf/
+            found += [Path(place)] if "config.yaml" in names else []
+        return sorted(found)
 
     def the_run(self) -> Path:
         """Return the only run folder."""

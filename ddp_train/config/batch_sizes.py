@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddp_train.config.cluster import most_nodes
+from ddp_train.config.cluster import most_nodes, processes_of_nodes
 from ddp_train.config.schema import ClusterConfig, LoaderConfig, TrainerConfig
 from ddp_train.errors import ConfigError
-from ddp_train.system import devices, torchrun_env
+from ddp_train.system import torchrun_env
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
@@ -57,7 +57,7 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
         raise ConfigError(
             key="cluster.nodes", happened=f"is {cluster.nodes}, but cluster.launcher=local has one machine", fix="cluster=torchrun"
         )
-    world_size = nodes * devices.processes_per_node(cluster.processes_per_node, cluster.device)
+    world_size = sum(processes_of_nodes(cluster))
     if is_torchrun_worker():
         world_size, started = torchrun_env.world_size(), torchrun_env.local_world_size()
         if cluster.processes_per_node not in (None, started):

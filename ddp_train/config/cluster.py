@@ -12,10 +12,10 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ddp_train.config.schema import ClusterConfig, node_range, seconds_of
+from ddp_train.config.schema import ClusterConfig, host_and_processes, node_range, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.redaction import reveal
-from ddp_train.system import torchrun_env
+from ddp_train.system import devices, torchrun_env
 from ddp_train.system.slurm_step import slurm_step
 
 _Value = TypeVar("_Value")
@@ -112,8 +112,21 @@ def meeting(cluster: ClusterConfig, environment: Mapping[str, str]) -> Meeting:
     )
 
 
+def hosts_of(cluster: ClusterConfig) -> list[str]:
+    """Return the machines of `cluster.hosts`, as ssh knows them."""
+    return [host_and_processes(text)[0] for text in cluster.hosts or ()]
+
+
+def processes_of_nodes(cluster: ClusterConfig) -> tuple[int, ...]:
+    """Return the number of processes on each machine, the first one first; one per GPU here, or two, where the config does not say it."""
+    own = [host_and_processes(text)[1] for text in cluster.hosts] if cluster.hosts else [None] * most_nodes(cluster)
+    return tuple(devices.processes_per_node(count or cluster.processes_per_node, cluster.device) for count in own)
+
+
 def most_nodes(cluster: ClusterConfig) -> int:
     """Return how many machines take part at most; 1 where the environment has no good number, which `meeting` will say."""
+    if cluster.hosts:
+        return len(cluster.hosts)
     nodes, _ = _setting("nodes", cluster, os.environ if cluster.launcher == "torchrun" else {})
     try:
         return node_range(nodes or 1)[1]

@@ -16,6 +16,8 @@ from ddp_train.config.schema import (
     HealthConfig,
     LoaderConfig,
     TrainerConfig,
+    host_and_processes,
+    node_range,
     seconds_of,
 )
 from ddp_train.errors import ConfigError
@@ -209,8 +211,10 @@ def _check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
             expected="a walltime that is longer than the time to save",
             fix="a smaller cluster.grace_s",
         )
-    if cluster.launcher == "slurm" and not is_torchrun_worker():
+    if cluster.launcher in ("slurm", "ssh") and not is_torchrun_worker():
         yield from _check_other_machines(cluster)
+    if cluster.hosts is not None or cluster.launcher == "ssh":
+        yield from _check_hosts(cluster)
     if cluster.launcher == "torchrun" and not is_torchrun_worker():
         try:
             found, restarts = meeting(cluster, os.environ), max_restarts(cluster, os.environ)
@@ -235,10 +239,33 @@ def _check_other_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
             expected="cuda: a GPU for each process; or cpu",
             fix="cluster.device=cuda",
         )
-    if cluster.device == "cuda" and cluster.processes_per_node is None:
+    has_open = not cluster.hosts or None in [host_and_processes(host)[1] for host in cluster.hosts]
+    if cluster.device == "cuda" and cluster.processes_per_node is None and has_open:
         yield ConfigError(
             key="cluster.processes_per_node",
             happened="is not given, and this machine cannot know the GPUs of the others",
             expected="how many GPUs each machine of the job has for it: one process each",
             fix="cluster.processes_per_node=4",
         )
+
+
+def _check_hosts(cluster: ClusterConfig) -> Iterator[ConfigError]:
+    """Check the machines of a run over SSH."""
+    if cluster.launcher != "ssh":
+        yield ConfigError(key="cluster.hosts", happened=f"is given with cluster.launcher={cluster.launcher}", expected="cluster=ssh")
+    elif not cluster.hosts:
+        yield ConfigError(
+            key="cluster.hosts", happened="is not given", expected="the machines, as ssh knows them", fix="'cluster.hosts=[a,b:4,c]'"
+        )
+    else:
+        if cluster.nodes is not None and node_range(cluster.nodes)[1] != len(cluster.hosts):
+            yield ConfigError(
+                key="cluster.nodes",
+                happened=f"is {cluster.nodes}, with {len(cluster.hosts)} in cluster.hosts",
+                expected="null, or the fewest that the run goes on with and all of them",
+                fix="cluster.nodes=null",
+            )
+        if not cluster.wait:
+            yield ConfigError(
+                key="cluster.wait", happened="is false with cluster=ssh", expected="true: the run ends with the command that started it"
+            )

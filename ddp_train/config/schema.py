@@ -27,6 +27,33 @@ def node_range(nodes: Any) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
+def host_and_processes(text: Any) -> tuple[str, int | None]:
+    """Return the machine, and the processes on it, that `b:4` or `b` means.
+
+    Raises:
+        ValueError: it is neither; the text says what was expected.
+    """
+    found = re.fullmatch(r"((?:[\w.-]+@)?(?:[\w.][\w.-]*|\[[0-9a-fA-F:]+\]))(?::([1-9]\d*))?", str(text), re.ASCII)
+    if found is None or str(text).startswith("-"):
+        raise ValueError("machines as ssh knows them, each with its number of processes where it has its own: [a,b:4,user@c]")
+    name = found[1].replace("[", "").replace("]", "")  # an address with colons, which ssh takes without brackets
+    return name, int(found[2]) if found[2] else None
+
+
+def host_list(hosts: Any) -> list[str]:
+    """Return the machines of a run over SSH.
+
+    Raises:
+        ValueError: it is no list of them, or one is there twice.
+    """
+    if not isinstance(hosts, Sequence) or isinstance(hosts, str):
+        raise ValueError("a list of machines: [a,b:4,c]")
+    names = [host_and_processes(host)[0] for host in hosts]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"each machine once; {twice[0]} is there more often")
+    return names
+
+
 def seconds_of(walltime: Any) -> int:
     """Return the seconds that `12:00:00`, `2-00:00:00` or a number of minutes means.
 
@@ -139,7 +166,7 @@ class SlurmConfig:
 class ClusterConfig:
     """The section `cluster`."""
 
-    launcher: str = field(metadata={"one_of": ("local", "torchrun", "slurm")})
+    launcher: str = field(metadata={"one_of": ("local", "torchrun", "slurm", "ssh")})
     device: str = field(metadata={"one_of": ("auto", "cpu", "cuda")})
     nodes: Any = field(metadata={"parse": node_range})  # a number or "min:max"
     processes_per_node: int | None = field(metadata={"min": 1})
@@ -159,6 +186,7 @@ class ClusterConfig:
     wait: bool
     code_limit_mib: int = field(metadata={"min": 1})
     slurm: SlurmConfig
+    hosts: Any = field(metadata={"parse": host_list})  # a list of "name" and "name:processes"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.schema import node_range
 from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
@@ -18,7 +19,6 @@ from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import Verdict, settle
-from ddp_train.system import devices
 from ddp_train.system.files import tail
 from ddp_train.system.folder_lock import release
 
@@ -41,7 +41,7 @@ def run(job: Job) -> int:
             return exit_code_of(run_folder, code) if job.examines else code
         engine = engine_of(name)
         id = engine.submit(engine.render([spec]))
-        for line in slurm.cautions(spec):
+        for line in slurm.cautions(spec) if name == "slurm" else ():
             print(line, file=sys.stderr)
     except UserError as error:
         if job.examines:
@@ -54,7 +54,7 @@ def run(job: Job) -> int:
     if job.examines:
         return wait_for_report(run_folder, engine, id)
     shown = shlex.quote(run_folder.shown())
-    print(f"submitted as job {id}: {shown}")
+    print(f"{'submitted as job' if name == 'slurm' else 'started as'} {id}: {shown}")
     print(f"  ddp-train status {shown}   ddp-train logs -f {shown}   ddp-train cancel {shown}", flush=True)
     return engine.follow(run_folder, id) if job.config.cluster.wait else DONE
 
@@ -62,13 +62,12 @@ def run(job: Job) -> int:
 def freeze(job: Job, code: Code | None) -> Spec:
     """Return what an engine is given for a job."""
     cluster = job.config.cluster
-    least, most = node_range(cluster.nodes or 1)
-    processes = devices.processes_per_node(cluster.processes_per_node, cluster.device)
+    processes = processes_of_nodes(cluster)
     return Spec(
         job=job,
         engine=cluster.launcher,
-        processes=(processes,) * most,
-        min_nodes=least,
+        processes=processes,
+        min_nodes=node_range(cluster.nodes or len(processes))[0],
         code=code,
         engine_options={"python": sys.executable, "step_s": _step_s(job.run_folder), "after": _jobs_before(job)},
     )

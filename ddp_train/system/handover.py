@@ -3,6 +3,9 @@
 What a user sets is in the config, and what torchrun sets in `torchrun_env.py`. Here, below all who write and read them.
 """
 
+PREFIX = "DDP_TRAIN_"
+"""What all of them begin with."""
+
 JOB = "DDP_TRAIN_JOB"
 """For an agent's ranks: the job that was composed for them, as JSON."""
 

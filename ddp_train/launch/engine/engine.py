@@ -18,7 +18,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import write_atomic, write_json
 
-ENGINES = ("slurm",)
+ENGINES = ("slurm", "ssh")
 """What `cluster.launcher` may be where an engine starts the node programs."""
 
 

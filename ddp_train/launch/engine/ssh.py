@@ -1,0 +1,160 @@
+"""OpenSSH as an engine: node programs on machines that this one reaches by `ssh HOST`.
+
+It uses the ssh that people type, with their own ~/.ssh/config: users, ports, keys and jump hosts stand there. Each machine gets a short
+script for bash on its standard input (RUN/launch/ssh_0.sh ...), so that nothing is quoted for a login shell that nobody knows. A client
+process (`ssh_client`) holds the lines, and the run ends when it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ddp_train.config.cluster import hosts_of
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, INTERRUPTED, ConfigError, EnvironmentRefuses
+from ddp_train.launch.engine.engine import Engine, Rendered, Stage, State, Submission
+from ddp_train.launch.engine.ssh_client import Remote, run_client
+from ddp_train.launch.engine.ssh_remote import MARK
+from ddp_train.launch.signals import stop_signals
+from ddp_train.launch.spec import Spec
+from ddp_train.redaction import reveal
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.verdict import settle
+from ddp_train.system.process import Child, fork, is_alive, start_of
+
+OPTIONS = (
+    "BatchMode=yes",  # asks for no password: nobody would see it
+    "ConnectTimeout=15",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",  # a machine that is silent for 15 seconds is gone
+    "ClearAllForwardings=yes",  # those of the user's configuration are for people
+    "RequestTTY=no",
+)
+
+_SCRIPT = """\
+# Machine {index} ({host}) of the run {run}. Made by ddp-train, to be read.
+# A bash there reads it from the line to the machine. Before it the line has the environment of the command, which is not kept here because
+# it may hold secrets, and word=..., the name of this start.
+no() {{ printf '{mark}no %s\\n' "$1"; exit {refuses}; }}
+cd {directory} 2>/dev/null || no directory
+[ -e {launch}/here_"$word" ] && [ -w {launch} ] || no folder
+{setup}{code}command -v {python} >/dev/null || no python
+exec {python} -m ddp_train.launch.engine.ssh_remote {spec} {index}
+"""
+_SETUP = """\
+trap 'no setup' EXIT; set -e          # cluster.setup: a line that fails ends it
+{lines}
+trap - EXIT; set +e
+"""
+_CODE = """\
+export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1   # the run's own code comes first
+"""
+
+
+class Ssh:
+    """Runs that live as long as their client on this machine."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Child] = {}
+
+    def render(self, specs: Sequence[Spec]) -> Rendered:
+        """Return each machine's script, and the `ssh` that it is fed to."""
+        files, commands = {}, []
+        for spec in specs:
+            for index, host in enumerate(hosts_of(spec.job.config.cluster)):
+                files[spec.job.run_folder.launch / f"ssh_{index}.sh"] = _script(spec, index, host)
+                commands.append(ssh_command(host))
+        return Rendered(files=files, commands=commands, run_folders=[spec.job.run_folder.root for spec in specs])
+
+    def submit(self, rendered: Rendered) -> str:
+        """Start the client of one run.
+
+        Raises:
+            ConfigError: these are several runs.
+        """
+        if len(rendered.run_folders) != 1:
+            raise ConfigError(key="cluster", happened="is ssh, which takes one run at a time", expected="several runs one after the other")
+        run_folder = RunFolder(rendered.run_folders[0])
+        rendered.write()
+        spec = Spec.read(run_folder.spec)
+        remotes = [
+            Remote(host=host, command=command, script=script)
+            for host, command, script in zip(hosts_of(spec.job.config.cluster), rendered.commands, rendered.files.values(), strict=True)
+        ]
+        client = fork(lambda: run_client(run_folder, remotes, least=spec.min_nodes))
+        id = f"{socket.gethostname()}:{client.pid}:{start_of(client.pid)}"
+        self._clients[id] = client
+        Submission(engine="ssh", id=id).write(run_folder)
+        return id
+
+    def state(self, id: str) -> State:
+        """Return where it is: it runs while its client does."""
+        host, pid, start = _client(id)
+        if host != socket.gethostname():
+            return State(stage=Stage.RUNNING, why=f"as far as can be told here: its client is on {host}")
+        is_ours = id in self._clients
+        has_ended = self._clients[id].exit_code() is not None if is_ours else not is_alive(pid) or start_of(pid) != start
+        return State(stage=Stage.ENDED if has_ended else Stage.RUNNING)
+
+    def stop(self, id: str, *, at_once: bool = False) -> None:
+        """Tell the client, which tells the machines.
+
+        Raises:
+            EnvironmentRefuses: the client is on another machine.
+        """
+        host, pid, start = _client(id)
+        if host != socket.gethostname():
+            raise EnvironmentRefuses(happened=f"the run's client is on {host}", expected="the same command there")
+        if start_of(pid) == start:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGQUIT if at_once else signal.SIGTERM)
+
+    def follow(self, run_folder: RunFolder, id: str) -> int:
+        """Wait until the run has ended, passing on what this process is told, and return its exit code."""
+        client = self._clients.get(id)
+        if client is None:  # of another command, which shows its output
+            while self.state(id).stage != Stage.ENDED:
+                time.sleep(0.5)
+            return settle(run_folder).exit_code
+        with stop_signals(client.signal, lambda: client.signal(signal.SIGQUIT)) as received:
+            code = client.wait()
+        return INTERRUPTED if signal.SIGINT in received and code == DONE else code
+
+
+def ssh_command(host: str) -> list[str]:
+    """Return how a machine is reached: with a bash there that reads commands."""
+    return ["ssh", *(word for option in OPTIONS for word in ("-o", option)), "--", host, "exec bash"]
+
+
+def _script(spec: Spec, index: int, host: str) -> str:
+    cluster, launch = spec.job.config.cluster, str(spec.job.run_folder.launch)
+    quoted = {
+        "directory": spec.working_directory,
+        "launch": launch,
+        "python": cluster.python or str(spec.engine_options["python"]),
+        "spec": str(spec.job.run_folder.spec),
+    }
+    return _SCRIPT.format(
+        index=index,
+        run=json.dumps(str(spec.job.run_folder.root)),  # a comment is one line
+        host=host,
+        mark=MARK.replace("\x1e", "\\036"),
+        refuses=ENVIRONMENT_REFUSES,
+        setup=_SETUP.format(lines="\n".join(str(reveal(line)) for line in cluster.setup)) if cluster.setup else "",
+        code=_CODE.format(path=shlex.quote(spec.code.python_path())) if spec.code is not None else "",
+        **{name: shlex.quote(text) for name, text in quoted.items()},
+    )
+
+
+def _client(id: str) -> tuple[str, int, str]:
+    host, pid, start = id.rsplit(":", 2)
+    return host, int(pid), start
+
+
+ENGINE: Engine = Ssh()

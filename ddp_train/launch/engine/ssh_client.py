@@ -1,0 +1,244 @@
+"""The client of a run over SSH: holds a line to each machine, shows what they print, and passes signals on.
+
+Nothing begins before every machine is ready: it is reached, stands in the same folder, sees the run's folder and has the interpreter. What
+the first machine prints is the run's own output, and is shown as it is; lines of the others begin with their names.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import FrameType
+from typing import IO
+
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, TERMINATED, EnvironmentRefuses, printable
+from ddp_train.launch.ending import exit_code
+from ddp_train.launch.engine.ssh_remote import MARK, READY
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system import handover, torchrun_env
+from ddp_train.system.process import STOP_SIGNALS
+
+_BROKEN = 255  # what ssh ends with when it cannot reach a machine, or loses it
+_READY_WITHIN_S = 120  # a host key, an authentication, cluster.setup with its modules
+_ENDS_ALONE_S = 5  # where a machine cannot take part, the others have so long to end by themselves
+_OF_THE_MACHINE = {
+    *("HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "_"),
+    *("DISPLAY", "STY", "TMUX", "WAYLAND_DISPLAY", "WINDOWID", "XAUTHORITY"),
+    *("NNODES", "NODE_RANK", *torchrun_env.VARIABLES),
+    # these mean something to bash
+    *("DIRSTACK", "ENV", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "IFS", "LINENO", "OPTIND", "PIPESTATUS"),
+    *("POSIXLY_CORRECT", "PPID", "PS1", "PS2", "PS4", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "TMOUT", "UID", "word"),
+}
+_OF_THE_MACHINE_BEGIN = ("BASH", "DBUS_", "PET_", "SLURM", "SSH_", "TORCHELASTIC", "XDG_", handover.PREFIX)
+"""Variables that tell of this machine, of a login or of a shell, and not of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """A machine, and how it is reached and prepared."""
+
+    host: str
+    command: Sequence[str]  # starts a bash there that reads commands
+    script: str  # what that is told
+
+
+def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int) -> int:
+    """Be the client: run the node programs to their ends, and return the exit code of the run.
+
+    Args:
+        least: so many machines are needed.
+    """
+    os.setsid()  # Ctrl-C on the terminal reaches the command, which tells us once
+    received: list[int] = []
+    lines: list[_Line] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for line in lines:
+            line.say(f"signal {signal.SIGKILL if number == signal.SIGQUIT else number}")
+
+    for number in (*STOP_SIGNALS, signal.SIGQUIT):
+        signal.signal(number, pass_on)
+    before, word = run_folder.read_result(), secrets.token_hex(8)
+    seen = run_folder.launch / f"here_{word}"
+    seen.touch()
+    told = preamble(os.environ, word)
+    try:
+        lines += [_Line(remote, told, is_first=index == 0) for index, remote in enumerate(remotes)]
+        problems = _wait_until_ready(lines, received)
+    finally:
+        seen.unlink(missing_ok=True)
+    if problems or received:
+        for line in lines:
+            line.close()
+        for problem in problems:
+            print(f"\n{problem}", file=sys.stderr)
+        if problems:
+            print(f"\nnothing was started; then: ddp-train resume {run_folder.shown()}", file=sys.stderr)
+            return ENVIRONMENT_REFUSES
+        return exit_code(run_folder, INTERRUPTED if signal.SIGINT in received else TERMINATED, before=before)
+    for line in lines:
+        line.say(f"go {word}")
+    return exit_code(run_folder, _wait_until_ended(lines, least), before=before)
+
+
+def preamble(environment: Mapping[str, str], word: str) -> bytes:
+    """Return the lines that set a machine's environment, and tell the name of this start.
+
+    A login by SSH finds none of the variables that people export.
+    """
+    lines = [
+        f"export {name}={shlex.quote(value)}\n"
+        for name, value in sorted(environment.items())
+        if name.isidentifier() and name.isascii() and name not in _OF_THE_MACHINE and not name.startswith(_OF_THE_MACHINE_BEGIN)
+    ]
+    return os.fsencode("".join([*lines, f"word={word}\n"]))
+
+
+class _Line:
+    """The line to one machine."""
+
+    def __init__(self, remote: Remote, preamble: bytes, *, is_first: bool) -> None:
+        self.host = remote.host
+        self.is_ready = threading.Event()
+        self._refuses = ""
+        self._printed: deque[str] = deque(maxlen=5)  # before it was ready
+        self._prefix = b"" if is_first else f"[{remote.host}] ".encode()
+        self._words: SimpleQueue[bytes | None] = SimpleQueue()  # a handler of a signal may add to it at any time
+        self._words.put(preamble + os.fsencode(remote.script))
+        self._ssh = subprocess.Popen(remote.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert self._ssh.stdin is not None and self._ssh.stdout is not None and self._ssh.stderr is not None
+        threading.Thread(target=self._speak, args=(self._ssh.stdin,), daemon=True).start()
+        pipes = ((self._ssh.stdout, sys.stdout.buffer), (self._ssh.stderr, sys.stderr.buffer))
+        self._shows = [threading.Thread(target=self._show, args=pipe, daemon=True) for pipe in pipes]
+        for show in self._shows:
+            show.start()
+
+    def say(self, text: str) -> None:
+        """Tell the far end something."""
+        self._words.put(f"{text}\n".encode())
+
+    def close(self) -> None:
+        """Say no more, and wait for the far end, which ends then."""
+        self._words.put(None)
+        with suppress(subprocess.TimeoutExpired):
+            self._ssh.wait(_ENDS_ALONE_S)
+
+    def exit_code(self) -> int | None:
+        """Return what the node program, or ssh itself, has ended with, when all that it printed is shown."""
+        if self._ssh.poll() is None:
+            return None
+        for show in self._shows:
+            show.join(1)
+        return self._ssh.returncode
+
+    def problem(self) -> EnvironmentRefuses | None:
+        """Return why the machine is not ready."""
+        if self.is_ready.is_set():
+            return None
+        code = self.exit_code()
+        said = "; ".join(self._printed)
+        if self._refuses:
+            happened, expected, fix = _REFUSALS[self._refuses]
+            return EnvironmentRefuses(happened=f"{self.host} {happened}" + (f" ({said})" if said else ""), expected=expected, fix=fix)
+        if code is None:
+            happened = f"was not ready in {_READY_WITHIN_S} s"
+        elif code == _BROKEN:
+            happened = "cannot be reached by ssh"
+        else:
+            happened = f"ended with {code} before the run began"
+        return EnvironmentRefuses(
+            key="cluster.hosts",
+            happened=f"{self.host} {happened}" + (f": {said}" if said else ""),
+            expected=f"`ssh -o BatchMode=yes {self.host} true` succeeds here: a key, no password, a host key that is known",
+            fix="the machine's name, user and key in ~/.ssh/config; or another cluster.hosts",
+        )
+
+    def _speak(self, stream: IO[bytes]) -> None:
+        with suppress(OSError):  # ssh has ended
+            while (words := self._words.get()) is not None:
+                stream.write(words)
+                stream.flush()
+        with suppress(OSError):
+            stream.close()
+
+    def _show(self, source: IO[bytes], target: IO[bytes]) -> None:
+        for line in source:
+            if line.startswith(MARK.encode()):
+                if line.decode().rstrip("\r\n") == READY:
+                    self.is_ready.set()
+                else:
+                    self._refuses = line.decode().split()[-1]
+            elif not self.is_ready.is_set():
+                self._printed.append(printable(line.decode(errors="replace").strip()))
+            else:
+                with suppress(OSError, ValueError):  # nobody reads it any more: the command hears of it in another way
+                    target.write(self._prefix + line)
+                    target.flush()
+
+
+_REFUSALS = {
+    "directory": (
+        "has not the folder in which the command stands",
+        "a folder on a file system that all machines share",
+        "cd to a shared folder",
+    ),
+    "folder": (
+        "does not see the run's folder, or may not write into it",
+        "a run folder on a file system that all machines share",
+        "cd to a shared folder, or hydra.run.dir=FOLDER on one",
+    ),
+    "setup": ("failed in a line of cluster.setup", "lines for bash that succeed", "`ssh HOST bash` to try them"),
+    "python": (
+        "has not the interpreter of this command",
+        "the same environment at the same path on all machines",
+        "an environment on a shared file system, or cluster.python=PATH",
+    ),
+}
+"""What a machine's script says -> what happened, what was expected, how to mend it."""
+
+
+def _wait_until_ready(lines: Sequence[_Line], received: Sequence[int]) -> list[EnvironmentRefuses]:
+    """Wait until each machine has answered, and return the problems of those that cannot take part."""
+    deadline = time.monotonic() + _READY_WITHIN_S
+    waits = list(lines)
+    while waits and not received and time.monotonic() < deadline:
+        waits[0].is_ready.wait(0.1)
+        waits = [line for line in waits if not line.is_ready.is_set() and line.exit_code() is None]
+        for line in lines:
+            if line.is_ready.is_set():
+                line.say("alive")
+    return [] if received else [problem for line in lines if (problem := line.problem()) is not None]
+
+
+def _wait_until_ended(lines: Sequence[_Line], least: int) -> int:
+    """Keep the lines alive until all machines have ended, and return the exit code of the run."""
+    stop_at: float | None = None
+    while any(line.exit_code() is None for line in lines):
+        ended = [line.exit_code() for line in lines if line.exit_code() is not None]
+        is_lost = len(lines) - len(ended) < least and any(code in FINAL for code in ended)
+        if is_lost and stop_at is None:
+            stop_at = time.monotonic() + _ENDS_ALONE_S
+        for line in lines:
+            line.say("alive")
+            if stop_at is not None and time.monotonic() > stop_at:
+                line.say(f"signal {signal.SIGTERM}")
+        if stop_at is not None and time.monotonic() > stop_at:
+            stop_at = float("inf")  # told once
+        time.sleep(0.5)
+    codes = [line.exit_code() or DONE for line in lines]
+    final = next((code for code in codes if code in FINAL), None)
+    if final is not None and sum(code == DONE for code in codes) < least:
+        return final
+    return next((code for code in codes if code != _BROKEN), FAILED)

@@ -1,0 +1,113 @@
+"""The far end of a line: runs the node program on a machine that was reached by SSH, and lets nothing outlive the line.
+
+SSH tells a program without a terminal neither of Ctrl-C nor that the other end is gone. So the client speaks to this process on its
+standard input, line by line: `go WORD` begins the run, `signal NUMBER` passes one on, `alive` comes twice a second. When the line ends or
+is silent, the node program gets SIGHUP, as at a terminal that is closed: it saves and ends.
+
+What the node program prints passes through here, too: whoever writes into a line that is broken would fail before anything is saved.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+from ddp_train.errors import DONE
+from ddp_train.system.process import STOP_SIGNALS, die_with_parent
+
+MARK = "\x1eddp-train: "
+"""Begins a line that is for the client, and not for the terminal."""
+READY = f"{MARK}ready"
+"""This machine waits for `go`."""
+SILENT_S = 15.0
+"""A line that is silent for so long is broken."""
+
+
+def main(arguments: list[str]) -> int:
+    """Wait for `go`, run the node program to its end, and return its exit code.
+
+    Args:
+        arguments: RUN/launch/spec.json, and which machine this is.
+    """
+    spec, index = arguments
+    os.write(1, f"{READY}\n".encode())
+    words = _words()
+    word, _, launch = next(words, "").partition(" ")
+    while word == "alive":  # other machines take longer
+        word, _, launch = next(words, "").partition(" ")
+    if word != "go":
+        return DONE  # another machine cannot take part
+    node = subprocess.Popen(
+        [sys.executable, "-m", "ddp_train", "node", spec, f"--index={index}", f"--launch={launch}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=_prepare,
+    )
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, frame: node.send_signal(number))
+    line = _Line()
+    assert node.stdout is not None and node.stderr is not None
+    pumps = [
+        threading.Thread(target=line.pass_on, args=pipe, daemon=True) for pipe in ((node.stdout.fileno(), 1), (node.stderr.fileno(), 2))
+    ]
+    threading.Thread(target=line.obey, args=(words, node), daemon=True).start()
+    for pump in pumps:
+        pump.start()
+    code = node.wait()
+    for pump in pumps:
+        pump.join(5)
+    return code if code >= 0 else 128 - code
+
+
+def _prepare() -> None:
+    die_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until it listens (`launch.node.early`)
+
+
+class _Line:
+    """The line to the client."""
+
+    def __init__(self) -> None:
+        self._is_broken = False
+
+    def obey(self, words: Iterator[str], node: subprocess.Popen[bytes]) -> None:
+        """Do what the client says, until it says no more."""
+        for text in words:
+            word, _, number = text.partition(" ")
+            if word == "signal":
+                node.send_signal(int(number))
+        self._is_broken = True
+        node.send_signal(signal.SIGHUP)
+
+    def pass_on(self, source: int, target: int) -> None:
+        """Write what comes from the node program to the client, as long as somebody reads it."""
+        os.set_blocking(target, False)
+        while data := os.read(source, 1 << 16):
+            while data:
+                try:
+                    if select.select([], [target], [], 1.0)[1]:
+                        data = data[os.write(target, data) :]
+                    elif self._is_broken:
+                        break
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    break
+
+
+def _words() -> Iterator[str]:
+    """Yield the lines that come from the client, until the line ends or is silent."""
+    text = b""
+    while select.select([0], [], [], SILENT_S)[0] and (read := os.read(0, 4096)):
+        *lines, text = (text + read).split(b"\n")
+        yield from (line.decode() for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

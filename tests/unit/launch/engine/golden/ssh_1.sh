@@ -1,0 +1,12 @@
+# Machine 1 (b) of the run "/shared/my run". Made by ddp-train, to be read.
+# A bash there reads it from the line to the machine. Before it the line has the environment of the command, which is not kept here because
+# it may hold secrets, and word=..., the name of this start.
+no() { printf '\036ddp-train: no %s\n' "$1"; exit 78; }
+cd /work 2>/dev/null || no directory
+[ -e '/shared/my run/launch'/here_"$word" ] && [ -w '/shared/my run/launch' ] || no folder
+trap 'no setup' EXIT; set -e          # cluster.setup: a line that fails ends it
+module load cuda
+trap - EXIT; set +e
+export PYTHONPATH='/shared/my run/launch/code/src:/shared/my run/launch/code'"${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1   # the run's own code comes first
+command -v /opt/python >/dev/null || no python
+exec /opt/python -m ddp_train.launch.engine.ssh_remote '/shared/my run/launch/spec.json' 1
