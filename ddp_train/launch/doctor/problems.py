@@ -21,7 +21,7 @@ _LEAST_SHARED_BYTES = 512 * _MIB  # docker's default is 64 MiB
 _LEAST_OPEN_FILES = 1024
 _LEAST_LOCKED_BYTES = _GIB
 _SLOW = {"cpu": 0.5, "cuda": 0.8}  # of the others' median; cores are shared with whatever else runs, GPUs are not
-_SLOW_LINK = 0.5
+_SLOW_LINK = {"cpu": 0.2, "cuda": 0.5}
 _MOST_COMPARED = 64  # machines, each with each, to find the one that most agree with
 
 ADVICE = {  # by the beginning of a sentence
@@ -310,7 +310,8 @@ def _speed(examined: Examined) -> Iterator[Problem]:
         advice = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE: hot, or held back; top: something else runs there"
         yield Problem(host=examined.name(reckoned[rank].machine), what=what, advice=advice)
     links = {each.machine: each.link_mb_s for each in reckoned.values() if each.link_mb_s is not None}
-    for number, usual in _slow(links, lambda number: _SLOW_LINK):
+    kinds = {each.machine: each.device.partition(":")[0] for each in reckoned.values()}
+    for number, usual in _slow(links, lambda number: _SLOW_LINK[kinds[number]]):
         before = examined.name((number - 1) % examined.count)
         what = f"{links[number]:.3g} MB/s come from {before}; other links have {usual:.3g}"
         yield Problem(host=examined.name(number), what=what, advice="ethtool and the switch say at which speed the cable runs")
