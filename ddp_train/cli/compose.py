@@ -266,6 +266,8 @@ def _place(node: DictConfig, *, key: str, is_typed: bool) -> Path:
 
 def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
     """Take the folder of a run, refusing to continue it under a configuration that would give other results than its own."""
+    if not is_torchrun_worker():
+        require_ended(folder)
     hold(folder, key=key)
     require_same(folder, checked, key=key)
     RunFolder(folder).forget_failure()
@@ -281,8 +283,6 @@ def require_same(folder: Path, checked: RunConfig, *, key: str) -> None:
         ConfigError: naming what differs.
     """
     require_own(folder, key=key)
-    if not is_torchrun_worker():
-        require_ended(folder)
     changed = changes(checked, folder)
     if changed:
         raise ConfigError(

@@ -61,9 +61,9 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
             if (code := torchrun.follow(asked.config)) is not None:
                 return code  # the first machine holds the folder
     within_s = _LET_GO_WITHIN_S if is_restart else 0.0
-    hold(sweep_of(folder) or folder, key="resume", within_s=within_s)  # a sweep that runs may come to this job at any time
     if not is_torchrun_worker():
         require_ended(folder)
+    hold(sweep_of(folder) or folder, key="resume", within_s=within_s)  # a sweep that runs may come to this job at any time
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
     refuse_without_effect(job, overrides)
     if job.config.cluster.launcher in ENGINES and not is_torchrun_worker():

@@ -1,6 +1,7 @@
-"""torch's agent with two rules of ours: how long ranks may take to end, and after which failures they are started again.
+"""torch's agent with rules of ours: how long ranks may take to end, after which failures they are started again, and what is a stop.
 
-torch offers neither as a setting: it gives the survivors of a failure 30 s, and starts every failure again.
+torch has no settings for them: it gives the survivors of a failure 30 s, starts every failure again, kills at a second signal, and calls a
+rank failed that a stop signal has ended while it was importing.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ import signal
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as multiprocessing
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api
+
+from ddp_train.system.process import STOP_SIGNALS
 
 _SURVIVORS_S = 3
 """How long ranks may take to end after another one has failed: they have nothing to save, and sit in a broken collective."""
@@ -36,6 +42,7 @@ def run(options: Namespace, *, grace_s: int, again: Again, restarts: int = 0) ->
         ChildFailedError: ranks failed, and are not started again.
         SignalException: a signal came, and the ranks have ended.
     """
+    multiprocessing._terminate_process_handler = _once
     api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, again=again, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
     torchrun.run(options)
 
@@ -64,9 +71,31 @@ class _Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed() and (number := _stop_signal(result.failures)) is not None:
+            raise SignalException("a rank was stopped before it listened", sigval=number)
         if result.is_failed() and not self._again(result.failures, self._remaining_restarts):
             self._remaining_restarts = 0
         return result
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
         super()._shutdown(death_sig, self._grace_s)  # after a signal, and when machines come or go
+
+
+def _once(signum: int, frame: FrameType | None) -> None:
+    """Handle a stop signal: the first ends the ranks, who have their time for it; what comes after it changes nothing.
+
+    A batch system sends a signal to all processes of a task, and the agent's parent passes it on: torch would take the second for the end
+    of its patience. Who has none sends SIGKILL.
+    """
+    if not _stopped:
+        _stopped.append(signum)
+        raise SignalException(f"got signal {signum}", sigval=signal.Signals(signum))
+
+
+_stopped: list[int] = []
+
+
+def _stop_signal(failures: Mapping[int, ProcessFailure]) -> signal.Signals | None:
+    """Return the stop signal that has ended a rank: one that still imports does not listen to it, and has not failed."""
+    found = [-failure.exitcode for failure in failures.values() if -failure.exitcode in STOP_SIGNALS]
+    return signal.Signals(found[0]) if found else None

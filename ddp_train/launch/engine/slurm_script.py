@@ -171,6 +171,13 @@ def _options(specs: Sequence[Spec]) -> Iterator[str]:
     if spec.job.examines:
         yield f"time={_EXAMINES_MINUTES}"
     elif cluster.walltime is not None:
+        if seconds_of(cluster.walltime) <= signal_s(spec):
+            raise ConfigError(
+                key="cluster.walltime",
+                happened=f"is {cluster.walltime}, and SLURM is to warn the run {signal_s(spec)} s before: that would be as it begins",
+                expected=f"more than cluster.grace_s ({cluster.grace_s}), a step and {_MARGIN_S} s",
+                fix="a longer walltime, or a smaller cluster.grace_s",
+            )
         yield f"time={_time(cluster)}"
     for name in ("account", "partition", "qos", "reservation", "constraint"):
         if (value := getattr(slurm, name)) is not None:

@@ -143,6 +143,13 @@ def test_a_path_is_the_same_in_both_scripts_whatever_it_is_called(folder: str, t
     assert ran.stdout.splitlines() == [str(run), "-m", "ddp_train", "settle", str(run), pattern]
 
 
+def test_a_time_limit_that_is_all_warning_is_refused() -> None:
+    enough, too_short = (spec(RUN, f"cluster.walltime={minutes}", "cluster.grace_s=30") for minutes in (2, 1))
+    assert "#SBATCH --time=0-00:02:00\n#SBATCH --signal=USR1@60\n" in batch_script([enough])
+    with pytest.raises(ConfigError, match="warn the run 60 s before"):
+        batch_script([too_short])
+
+
 def test_a_path_with_which_slurm_would_name_its_log_otherwise_is_refused() -> None:
     with pytest.raises(ConfigError, match="has a backslash"):
         batch_script([spec(Path("/runs/a\\b"))])

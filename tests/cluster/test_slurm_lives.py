@@ -1,0 +1,131 @@
+"""A run under SLURM over several lives of its job: time limits, signals at any moment, mistakes, nodes that die, two jobs at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_train.run_folder.failure import load
+from tests.cluster.slurm import Slurm
+from tests.cluster.slurm_project import SLOW, SlurmProject, logs, losses, steps_of
+
+pytestmark = [pytest.mark.cluster_long, pytest.mark.xdist_group("cluster")]
+
+
+@pytest.fixture
+def project(slurm_hosts: Callable[..., Slurm], tmp_path: Path) -> SlurmProject:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return SlurmProject(slurm_hosts(3), folder)
+
+
+def test_a_time_limit_requeues_until_it_is_done_and_the_curve_is_bitwise_the_same(project: SlurmProject) -> None:
+    job, run_folder = project.submit(SLOW, "cluster.walltime='00:02:00'", steps=500)
+    end = project.ended(job, "COMPLETED", within_s=900)
+    assert int(end["Restarts"]) >= 2, logs(run_folder.root)
+    assert losses(run_folder) == project.losses_alone(steps=500)
+
+
+@pytest.mark.parametrize("delays_s", [(0.0, 1.0, 3.0, 6.0)])
+def test_a_signal_while_it_starts_requeues_it(project: SlurmProject, delays_s: tuple[float, ...]) -> None:
+    job, run_folder = project.submit("cluster.setup=['sleep 2']", steps=20)
+    for life, delay_s in enumerate(delays_s):
+        project.wait(lambda: project.has_a_step(job), "the step", within_s=60)
+        time.sleep(delay_s)
+        project.bed.must("scancel", "--signal=USR1", job)
+        project.restarts(job, life + 1)
+        project.wait(lambda: not project.has_a_step(job), "the end of the step", within_s=60)
+    project.ended(job, "COMPLETED")
+    assert "138" not in logs(run_folder.root) and len(losses(run_folder)) == 20
+
+
+def test_twenty_stops_are_twenty_times_again(project: SlurmProject) -> None:
+    job, run_folder = project.submit(SLOW, steps=400)
+    for stop in range(20):
+        project.trains(run_folder, beyond=max(steps_of(run_folder), default=0))
+        time.sleep(stop % 4 / 4)
+        project.bed.must("scancel", "--signal=USR1", job)
+        project.restarts(job, stop + 1)
+    project.type("cancel", "outputs/run")
+    log = (run_folder.logs / f"slurm-{job}.out").read_text()
+    assert log.count("again: stopped in good order") == 20 and "143" not in log
+    assert losses(run_folder)
+
+
+def test_a_mistake_that_a_person_has_to_mend_is_never_tried_again(project: SlurmProject) -> None:
+    job, run_folder = project.submit("data=mnist", "data.root=/nowhere", "~data.num_samples", "~data.eval.num_samples")
+    end = project.ended(job, "FAILED")
+    assert (end["Restarts"], end["ExitCode"]) == ("0", "2:0"), logs(run_folder.root)
+    assert "never: " in project.type("status", "outputs/run").stdout
+
+
+def test_an_exception_is_counted_and_ends_in_no_progress(project: SlurmProject) -> None:
+    job, run_folder = project.submit("+debug.faults=[{kind:exception,rank:3,step:12,attempt:every}]")
+    end = project.ended(job, "FAILED", within_s=600)
+    assert (end["Restarts"], end["ExitCode"]) == ("3", "93:0"), logs(run_folder.root)
+    assert "InjectedFault" in project.type("status", "outputs/run").stdout
+
+
+def test_a_killed_rank_recovers_in_place(project: SlurmProject) -> None:
+    job, run_folder = project.submit("+debug.faults=[{kind:kill,rank:3,step:12}]", "cluster.max_restarts=3", steps=30)
+    assert project.ended(job, "COMPLETED")["Restarts"] == "0"
+    assert losses(run_folder) == project.losses_alone(steps=30)
+
+
+def test_a_node_that_is_taken_away_is_replaced(project: SlurmProject) -> None:
+    job, run_folder = project.submit(SLOW, steps=100)
+    project.trains(run_folder, beyond=12)
+    project.bed.must("scontrol", "update", "nodename=node1", "state=down", "reason=test")
+    project.restarts(job, 1)
+    assert project.ended(job, "COMPLETED", within_s=300)["NodeList"] == "node[2-3]"
+    assert losses(run_folder) == project.losses_alone(steps=100)
+
+
+def test_a_node_that_goes_silent_is_named_and_the_run_goes_on_elsewhere(project: SlurmProject) -> None:
+    job, run_folder = project.submit(SLOW, steps=100)
+    project.trains(run_folder, beyond=12)
+    project.bed.hosts.unplug(2)
+    project.wait(lambda: (run_folder.root / "failure.json").exists(), "the report", within_s=30)
+    report = load(run_folder.failure)
+    assert report is not None and report.host == "node2", report
+    project.restarts(job, 1)
+    assert project.ended(job, "COMPLETED", within_s=300)["NodeList"] == "node[1,3]"
+    assert losses(run_folder) == project.losses_alone(steps=100)
+
+
+@pytest.mark.parametrize("trial", range(10))
+def test_two_jobs_at_once_on_the_same_nodes_are_two_runs(project: SlurmProject, trial: int) -> None:
+    nodes = "+cluster.slurm.options.nodelist='node[1-2]'"
+    jobs = [project.submit(nodes, f"seed={seed}", name=f"seed{seed}", steps=20) for seed in (trial, trial + 1)]
+    for job, _ in jobs:
+        project.ended(job, "COMPLETED", within_s=300)
+    first, second = (losses(run_folder) for _, run_folder in jobs)
+    assert len(first) == len(second) == 20 and first != second
+    if trial == 0:
+        assert first == project.losses_alone("seed=0", steps=20)
+
+
+def test_what_is_edited_while_it_is_queued_has_no_effect_and_a_changed_snapshot_is_refused(project: SlurmProject) -> None:
+    module = project.folder / "mine.py"
+    source = "from ddp_train.model.mlp import MLP\n\n\nclass Mine(MLP):\n    pass\n"
+    module.write_text(source)
+    own = ["model._target_=mine.Mine", "allowed_targets=[mine]", "+cluster.slurm.options.hold=true"]
+    job, run_folder = project.submit(*own, steps=20)
+    module.write_text("raise RuntimeError('edited while it was queued')\n")
+    (run_folder.config).write_text("name: edited\n")
+    project.bed.must("scontrol", "release", job)
+    project.ended(job, "COMPLETED")
+    assert losses(run_folder) == project.losses_alone(steps=20)
+
+    module.write_text(source)
+    job, run_folder = project.submit(*own, name="second", steps=20)
+    copy = run_folder.code / "mine.py"
+    copy.chmod(0o600)
+    copy.write_text(source + "# edited\n")
+    project.bed.must("scontrol", "release", job)
+    end = project.ended(job, "FAILED")
+    assert (end["ExitCode"], end["Restarts"]) == ("78:0", "0"), logs(run_folder.root)
+    assert "is not what was submitted" in project.type("status", "outputs/second").stdout
