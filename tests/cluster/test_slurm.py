@@ -39,7 +39,7 @@ def test_two_nodes_of_two_processes_give_the_losses_of_one_machine(project: Slur
 
 def test_a_signal_requeues_and_cancel_does_not_and_resume_goes_on(project: SlurmProject) -> None:
     """One run, bitwise that of one without a stop: requeued after USR1, cancelled, resumed, ended by scancel, and resumed to its end."""
-    job, run_folder = project.submit(SLOW, steps=60)
+    job, run_folder = project.submit(SLOW, steps=400)
     assert "running on node1, node2" in project.type("status", "outputs/run").stdout or project.ended(job, "RUNNING")
     project.trains(run_folder)
     project.bed.must("scancel", "--signal=USR1", job)
@@ -67,7 +67,7 @@ def test_a_signal_requeues_and_cancel_does_not_and_resume_goes_on(project: Slurm
 
     job = project.submitted(project.type("resume", "outputs/run", "debug.faults=[]"))
     project.ended(job, "COMPLETED")
-    assert losses(run_folder) == project.losses_alone(steps=60)
+    assert losses(run_folder) == project.losses_alone(steps=400)
 
 
 def test_in_an_allocation_it_runs_at_once_and_ctrl_c_saves(project: SlurmProject) -> None:
