@@ -34,6 +34,7 @@ def main() -> None:
         gc.freeze()
         gc.enable()
         exit_at_once(rank.main(run=cli.run, resume=cli.resume))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then: agents are forked from here
     with terminal.outlived():
         try:
             from ddp_train.cli import main as cli

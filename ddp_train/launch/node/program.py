@@ -71,7 +71,7 @@ class _Program:
         self._work, self._place = work, place
         self._life = uuid.uuid4().hex
         self._line: Line | None = None
-        self._is_member = False
+        self._is_member = self._has_closed = False  # the second: the registry has ended the line
         self._first_host = "the first machine"
         self._agent: Child | None = None
         self._agent_task: asyncio.Task[None] | None = None
@@ -147,12 +147,13 @@ class _Program:
         """Be a member until the run has ended, and return its exit code."""
         while True:
             line = await self._join()
-            why = f"{self._first_host} has been silent for {SILENT_S:.0f} s"
+            why, self._has_closed = f"{self._first_host} has been silent for {SILENT_S:.0f} s", False
             try:
                 code = await self._follow(line)
             except TimeoutError:
                 code = None
             else:
+                self._has_closed = True
                 why = f"{self._first_host} has ended its node program, or the line to it was cut"
             self._is_member = False
             line.cut()
@@ -170,7 +171,8 @@ class _Program:
             if line is not None:
                 return line
             now = time.monotonic()
-            refused_since = (refused_since or now) if is_back and "refused" in problem else None
+            # Its program has ended when it closed the line, or when its machine answers that nobody listens.
+            refused_since = (refused_since or now) if is_back and (self._has_closed or "refused" in problem) else None
             if refused_since is not None and now > refused_since + _GONE_AFTER_S:
                 self._report_loss("has ended its node program")
                 raise _End(FAILED)
