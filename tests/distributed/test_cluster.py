@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 
 import pytest
 import yaml
 
+from ddp_train.job import Job
+from ddp_train.launch.spec import Spec
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.process import handles_signal
 from tests.conftest import TINY, Project, finish, metrics, wait_for
+from tests.unit.parts import checked
 
 pytestmark = pytest.mark.distributed
 
@@ -84,3 +90,26 @@ def test_an_elastic_run_survives_a_machine_that_leaves_and_takes_it_back(project
     assert [record["step"] for record in metrics(run, "train")] == list(range(1, 51))  # none twice, none missing
     assert "global batch 64 = micro-batch 32 x 1 rank x accumulation 2" in output
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["global_batch_size"] == 64
+
+
+def test_machines_that_an_engine_starts_run_what_their_spec_says(project: Project) -> None:
+    run_folder = RunFolder(project.folder / "outputs/run")
+    run_folder.root.mkdir(parents=True)
+    job = Job(config=checked("trainer.max_steps=2"), run_folder=run_folder, command=["ddp-train"], overrides=[])
+    run_folder.record_config(job.config.yaml())
+    spec = Spec(job=job, engine="ssh", processes=(1, 1), min_nodes=2, working_directory=str(project.folder))
+    command = ["node", str(spec.write())]
+    early = [project.start(*command, f"--index={index}", "--launch=first") for index in (0, 1)]
+    wait_for(lambda: all(handles_signal(process.pid, signal.SIGUSR1) for process in early))
+    for process in early:  # it is still importing
+        process.send_signal(signal.SIGUSR1)
+    done = [finish(process) for process in early]
+    assert [each.returncode for each in done] == [0, 0], done[0].output + done[1].output
+    settled = project.run("settle", str(run_folder.root))
+    assert settled.returncode == 75 and settled.stdout.startswith("again: stopped in good order"), settled.output
+    started = [project.start(*command, f"--index={index}", "--launch=second") for index in (1, 0)]
+    done = [finish(process) for process in started]
+    assert [each.returncode for each in done] == [0, 0], done[0].output + done[1].output
+    assert project.run("settle", str(run_folder.root)).stdout == "done\n"
+    assert [record["step"] for record in metrics(run_folder.root, "train")] == [1, 2]
+    assert list(run_folder.launch.glob("meeting_*")) == []
