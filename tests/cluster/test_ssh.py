@@ -95,6 +95,20 @@ def test_ctrl_c_and_a_terminal_that_is_closed_save_everywhere(
     assert left(hosts) == []
 
 
+@pytest.mark.cluster_long
+def test_a_run_is_cancelled_from_another_shell(ssh_hosts: Callable[[int], SshHosts], project: Project) -> None:
+    hosts = ssh_hosts(4)
+    command = train(hosts, project)
+    run = project.the_run()
+    assert "running" in start(hosts, project, "status", str(run)).finish().stdout
+    cancelled = start(hosts, project, "cancel", str(run)).finish()
+    assert cancelled.returncode == 0 and "cancelled" in cancelled.stdout, cancelled.output
+    assert command.finish(timeout=20).returncode == 130, command.output
+    assert json.loads((run / "result.json").read_text())["status"] == "preempted"
+    assert "never: cancelled" in project.run("settle", str(run)).stdout
+    assert left(hosts) == []
+
+
 def test_a_machine_that_cannot_take_part_is_named_before_anything_trains(ssh_hosts: Callable[[int], SshHosts], project: Project) -> None:
     hosts = ssh_hosts(4)
     hosts[3].must("mount", "-t", "tmpfs", "tmpfs", str(project.folder))

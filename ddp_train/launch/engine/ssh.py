@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ddp_train.config.cluster import hosts_of
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, INTERRUPTED, ConfigError, EnvironmentRefuses
+from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine.engine import Engine, Rendered, Stage, State, Submission
 from ddp_train.launch.engine.ssh_client import Remote, run_client
 from ddp_train.launch.engine.ssh_remote import MARK
@@ -110,10 +110,14 @@ class Ssh:
         """
         host, pid, start = _client(id)
         if host != socket.gethostname():
-            raise EnvironmentRefuses(happened=f"the run's client is on {host}", expected="the same command there")
+            raise EnvironmentRefuses(
+                happened=f"the run's client is on {host}",
+                expected="the same command there",
+                fix="where that machine is gone, so is the run: then remove RUN/launch/submitted.json",
+            )
         if start_of(pid) == start:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGQUIT if at_once else signal.SIGTERM)
+                os.kill(pid, signal.SIGQUIT if at_once else signal.SIGUSR1)  # that one may come again, and still lets it save
 
     def follow(self, run_folder: RunFolder, id: str) -> int:
         """Wait until the run has ended, passing on what this process is told, and return its exit code."""
@@ -122,9 +126,11 @@ class Ssh:
             while self.state(id).stage != Stage.ENDED:
                 time.sleep(0.5)
             return settle(run_folder).exit_code
-        with stop_signals(client.signal, lambda: client.signal(signal.SIGQUIT)) as received:
+        with stop_signals(client.signal, lambda: client.signal(signal.SIGQUIT)):
             code = client.wait()
-        return INTERRUPTED if signal.SIGINT in received and code == DONE else code
+        if run_folder.cancelled.exists():  # `ddp-train cancel`, in another shell
+            return settle(run_folder).exit_code
+        return code
 
 
 def ssh_command(host: str) -> list[str]:

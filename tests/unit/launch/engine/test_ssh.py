@@ -96,7 +96,7 @@ def test_a_client_is_known_by_machine_number_and_start() -> None:
     ENGINE.stop(f"{id}0")
     assert client.exit_code() is None
     ENGINE.stop(id)
-    assert client.wait() == -signal.SIGTERM
+    assert client.wait() == -signal.SIGUSR1
     assert ENGINE.state(id).stage is Stage.ENDED
     with pytest.raises(EnvironmentRefuses, match="elsewhere"):
         ENGINE.stop(f"elsewhere:{os.getpid()}:1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,8 +37,9 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Start a far end whose node program is a script, in a folder of its own."""
+    started: list[subprocess.Popen[str]] = []
 
     def begin(silent_s: float = 15) -> subprocess.Popen[str]:
         node = tmp_path / "node"
@@ -50,10 +51,14 @@ def start(tmp_path: Path) -> Start:
         process = subprocess.Popen(
             command, cwd=tmp_path, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1, env={"PYTHONPATH": root}
         )
+        started.append(process)
         assert process.stdout is not None and process.stdout.readline() == f"{READY}\n"
         return process
 
-    return begin
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def begin(process: subprocess.Popen[str]) -> None:
