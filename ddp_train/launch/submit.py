@@ -52,6 +52,8 @@ def run(job: Job) -> int:
         )
         return error.exit_code
     if job.examines:
+        if job.config.cluster.wait:  # the engine shows what the machines say
+            return exit_code_of(run_folder, engine.follow(run_folder, id))
         return wait_for_report(run_folder, engine, id)
     shown = shlex.quote(run_folder.shown())
     print(f"{'submitted as job' if name == 'slurm' else 'started as'} {id}: {shown}")

@@ -13,6 +13,7 @@ import pytest
 from tests.cluster.hosts import Hosts
 from tests.cluster.machine import Running
 from tests.cluster.slurm import Slurm
+from tests.cluster.sshd import SshHosts
 from tests.conftest import FEW, Finished, Project
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
@@ -158,3 +159,16 @@ def test_slurms_machines_are_examined_in_a_short_job(slurm_hosts: Callable[..., 
     inside = cluster.run("salloc", "--nodes=2", *program, *words, cwd=place, timeout=BUSY * WITHIN_S)
     assert inside.returncode == 78, inside.output
     assert "node2: /dev/shm has 64 MiB" in inside.stdout
+
+
+@pytest.mark.cluster_long
+def test_machines_that_ssh_reaches_are_examined(ssh_hosts: Callable[[int], SshHosts], place: Path) -> None:
+    three = ssh_hosts(3)
+    three[2].must("mount", "-o", "remount,size=64m", "/dev/shm")
+    program = [sys.executable, "-m", "ddp_train", "doctor", *FEW, "model=mlp", "model.width=16"]
+    words = ["cluster=ssh", "cluster.device=cpu", "cluster.hosts=[node1,node2:2]", "cluster.processes_per_node=1"]
+    done = three.run(0, *program, *words, cwd=place, timeout=BUSY * WITHIN_S)
+    assert done.returncode == 78, done.output
+    assert "2 machines, 3 ranks" in done.stdout
+    assert done.stdout.count("node2: /dev/shm has 64 MiB") == 1
+    assert [path for path in (place / "outputs").rglob("*") if not path.is_dir()] == []
