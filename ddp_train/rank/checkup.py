@@ -34,9 +34,9 @@ from ddp_train.system import torchrun_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.devices import resolve_device
 
-_LOOK_WITHIN_S = 5.0
+_LOOK_WITHIN_S = 8.0
 _MEET_WITHIN_S = 6.0  # two for a connection, three for a slow file system
-_SUMS_WITHIN_S = {"cpu": 6.0, "cuda": 10.0}  # CUDA and NCCL take seconds to begin
+_SUMS_WITHIN_S = {"cpu": 8.0, "cuda": 10.0}  # CUDA and NCCL take seconds to begin
 _FULL_WITHIN_S = 60.0
 _POLL_S = 0.02
 _NUM_VALUES = 1000

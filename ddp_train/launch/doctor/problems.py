@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp_train.errors import printable
 from ddp_train.launch.doctor.machine import Machine, Way
-from ddp_train.launch.node.differences import SKEW_S, differences
+from ddp_train.launch.node.differences import SKEW_S, differences, fingerprint
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _LEAST_FREE_BYTES = _GIB
@@ -22,7 +22,7 @@ _LEAST_OPEN_FILES = 1024
 _LEAST_LOCKED_BYTES = _GIB
 _SLOW = {"cpu": 0.5, "cuda": 0.8}  # of the others' median; cores are shared with whatever else runs, GPUs are not
 _SLOW_LINK = {"cpu": 0.2, "cuda": 0.5}
-_MOST_COMPARED = 64  # machines, each with each, to find the one that most agree with
+_MOST_COMPARED = 16  # groups of machines that are alike, each with each, to find the one that most agree with
 
 ADVICE = {  # by the beginning of a sentence
     "code: ": "the same code on each machine: stand in a folder that all share, or check out the same commit",
@@ -92,22 +92,26 @@ class Examined:
     @cached_property
     def usual(self) -> int:
         """A machine that as many others as possible agree with: who differs from it is the odd one out."""
-        numbers = sorted(self.machines)
-        if len(numbers) > _MOST_COMPARED:
-            return numbers[0]
-        apart = Counter(dict.fromkeys(numbers, 0))
-        for one, other in combinations(numbers, 2):
-            ours, theirs = self.machines[one].facts, self.machines[other].facts
+        alike: dict[str, list[int]] = {}
+        for number, machine in sorted(self.machines.items()):
+            alike.setdefault(fingerprint(machine.facts), []).append(number)
+        groups = sorted(alike.values(), key=len, reverse=True)[:_MOST_COMPARED]
+        apart = Counter({group[0]: 0 for group in groups})
+        for one, other in combinations(groups, 2):
+            ours, theirs = self.machines[one[0]].facts, self.machines[other[0]].facts
             if differences(ours, theirs) or differences(theirs, ours):  # what is missing on the first counts for neither
-                apart.update((one, other))
-        return min(numbers, key=lambda number: apart[number])
+                apart.update({one[0]: len(other), other[0]: len(one)})
+        return min(sorted(apart), key=lambda number: apart[number])
 
 
 def hinders_sums(examined: Examined) -> bool:
     """Tell whether something is wrong that a process group would only wait for."""
-    is_whole = len(examined.machines) == len(examined.ways) == examined.count
-    lacks = any(advised_by(problem) in ("GLOO_", "NCCL_") for each in examined.machines.values() for problem in each.facts.problems)
-    return not is_whole or lacks or any(way.unreached for way in examined.ways.values())
+    facts = [machine.facts for machine in examined.machines.values()]
+    is_whole = len(facts) == len(examined.ways) == examined.count
+    lacks = any(advised_by(problem) in ("GLOO_", "NCCL_") for each in facts for problem in each.problems)
+    is_mixed = len({each.device == "cpu" for each in facts}) > 1  # some would open gloo alone
+    is_short = any(each.device != "cpu" and each.device_count < each.processes for each in facts)
+    return not is_whole or lacks or is_mixed or is_short or any(way.unreached for way in examined.ways.values())
 
 
 def problems(examined: Examined) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -39,6 +40,13 @@ def differences(first: Facts, other: Facts) -> list[str]:
     for key in first.data:
         found += _first_of(list(_data(key, first.data[key], other.data.get(key), names)), f"files of {key}")
     return [*found, *_values(first.versions, other.versions, lambda name: f"version of {name}", names)]
+
+
+def fingerprint(facts: Facts) -> str:
+    """Return a text that machines have in common when everything that `differences` compares is the same."""
+    config = {key: value for key, value in facts.config.items() if not _may_differ(key)}
+    data = {key: None if found is None else (found.sizes, found.samples) for key, found in facts.data.items()}
+    return json.dumps([facts.launch, facts.spec, facts.nodes, config, facts.source.hashes, data, facts.versions], sort_keys=True)
 
 
 def skew_s(first: Facts, other: Facts, *, round_trip_s: float) -> float:

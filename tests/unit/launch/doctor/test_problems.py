@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from ddp_train.launch.doctor.problems import Examined, hinders_sums, problems
 from ddp_train.launch.node.source import Source
 from tests.unit.launch.doctor.examined import three
-from tests.unit.launch.node.machines import DATA, HASHES
+from tests.unit.launch.node.machines import DATA, HASHES, facts
 
 LOST = {"data": {"data.root": None}}
 GPUS = {"device": "NVIDIA H100", "device_count": 8, "driver": "570.1", "processes": 8}
@@ -95,6 +96,18 @@ def test_the_odd_one_out_is_named_although_it_is_the_first() -> None:
     assert [host for host, _ in said(three(ways={0: {"utc": 1000.0}, 1: {"utc": 940.0}, 2: {"utc": 940.1}}))] == ["node0"]
 
 
+def test_the_odd_ones_of_many_are_found_in_no_time() -> None:
+    three_of_them = three()
+    many = {
+        number: replace(three_of_them.machines[0], facts=facts(f"node{number}", node=number, processes=1, config={"a": number in (0, 7)}))
+        for number in range(500)
+    }
+    started = time.monotonic()
+    examined = replace(three_of_them, count=500, processes=500, machines=many, ways={}, reckoned=None)
+    assert [host for host, _ in said(examined)] == ["node0", "node7"]
+    assert time.monotonic() - started < 3
+
+
 def test_data_that_is_nowhere_is_missed_unless_it_is_downloaded() -> None:
     told = dict.fromkeys(range(3), LOST)
     assert said(three(told=told)) == [("node0, node1, node2", "data.root: there is nothing at this path")]
@@ -122,6 +135,8 @@ def test_ranks_that_do_not_come_to_the_sums_are_counted() -> None:
     [
         {"told": {1: {"problems": ["NCCL_SOCKET_IFNAME=ib leaves no interface with an address"]}}},
         {"ways": {1: {"unreached": {2: "timed out"}}}},
+        {"told": {1: {"device": "NVIDIA H100", "device_count": 8}}},
+        {"told": {number: {**GPUS, "processes": 9 if number == 2 else 8} for number in range(3)}},
     ],
 )
 def test_what_a_process_group_would_only_wait_for_is_known_before(faults: dict[str, Any]) -> None:

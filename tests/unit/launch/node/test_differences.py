@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.launch.node.differences import clock, differences, skew_s
+from ddp_train.launch.node.differences import clock, differences, fingerprint, skew_s
 from ddp_train.launch.node.source import Source
 from tests.unit.launch.node.machines import DATA, HASHES, facts
 
@@ -20,6 +20,8 @@ def other(**changes: Any) -> list[str]:
 
 def test_machines_that_differ_only_in_what_may_differ_agree() -> None:
     config = {**FIRST.config, "cluster.node_rank": 1, "cluster.env.NCCL_SOCKET_IFNAME": "eth1", "cluster.processes_per_node": 4}
+    told = facts("node1", config=config, uid=7, utc=5.0, device="cuda", device_count=8)
+    assert fingerprint(told) == fingerprint(FIRST)
     config["trainer.global_batch_size"] = 128
     assert other(config=config, processes=4, uid=7, utc=5.0, device="cuda", device_count=8) == []
     assert len(other(config=config, processes=2)) == 1
@@ -59,6 +61,7 @@ def test_machines_that_differ_only_in_what_may_differ_agree() -> None:
 )
 def test_a_difference_is_named(changes: dict[str, Any], said: list[str]) -> None:
     assert other(**changes) == said
+    assert fingerprint(facts("node1", **{"config": FIRST.config, **changes})) != fingerprint(FIRST)
 
 
 def test_what_one_machine_has_not_come_to_look_at_is_no_difference() -> None:
