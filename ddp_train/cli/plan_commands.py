@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +66,7 @@ def show(screen: Screen, jobs: Sequence[Job], given: Submitted | None) -> None:
         screen.fact("spec", f"{as_typed(given.spec)}: the frozen job, its shape, and the hash of the code")
         _show_files(screen, given.rendered.files)
         if given.allocation is None:
-            screen.fact("submit", *map(command, given.rendered.commands))
+            screen.fact("runs", *map(command, given.rendered.commands))
         else:
             screen.fact(
                 "step", f"not submitted: it runs at once in the allocation (job {given.allocation}), as a step of srun with task.sh"
@@ -80,16 +81,15 @@ def show(screen: Screen, jobs: Sequence[Job], given: Submitted | None) -> None:
 
 
 def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
-    """Show files as they would be written; of several with one name, which are alike, the first."""
-    shown: dict[str, int] = {}
-    for file, text in files.items():
-        if file.name not in shown:
-            screen.fact("file", as_typed(file))
-            screen.block(text)
-        shown[file.name] = shown.get(file.name, 0) + 1
-    for name, count in shown.items():
-        if count > 1:
-            screen.fact("files", f"{count - 1} more {name}, one for each job")
+    """Show files as they would be written; of several that differ by the job or the machine, the first."""
+    alike: dict[str, list[Path]] = {}
+    for file in files:
+        alike.setdefault(re.sub(r"\d+", "N", file.name), []).append(file)
+    for name, (first, *others) in alike.items():
+        screen.fact("file", as_typed(first))
+        screen.block(files[first])
+        if others:
+            screen.fact("files", f"{len(others)} more {name}, one for each {'machine' if 'N' in name else 'job'}")
 
 
 def _on_each_machine(job: Job) -> Iterator[str]:

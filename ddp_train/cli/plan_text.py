@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ddp_train.checkpoint.disk_space import in_units
 from ddp_train.cli.past_runs import Past
-from ddp_train.config.cluster import most_nodes
+from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.composition import TYPED, Composition, Value
 from ddp_train.config.schema import CheckpointConfig, SweepConfig, seconds_of
 from ddp_train.config.spelling import text_of, without_secrets
@@ -142,10 +142,12 @@ def sizes(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
         found: what was measured, or why it could not be.
     """
     config, cluster = job.config, job.config.cluster
-    machines, device = most_nodes(cluster), devices.resolve_device(cluster.device)
+    machines, device = processes_of_nodes(cluster), devices.resolve_device(cluster.device)
     ranks = f"{config.batch.world_size} on {device}"
-    if machines > 1:
-        ranks += f": {machines} machines x {config.batch.world_size // machines}"
+    if len(set(machines)) > 1:
+        ranks += f": {' + '.join(map(str, machines))}, one number for each machine"
+    elif len(machines) > 1:
+        ranks += f": {len(machines)} machines x {machines[0]}"
     screen.heading("Sizes")
     screen.fact("ranks", ranks)
     screen.fact("batch", str(config.batch))

@@ -12,7 +12,7 @@ from ddp_train.config.schema import node_range
 from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot
-from ddp_train.launch.after import wait_for_runs
+from ddp_train.launch.after import WAITS_ITSELF, wait_for_runs
 from ddp_train.launch.doctor.report import exit_code_of, wait_for_report
 from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
@@ -82,7 +82,8 @@ def _jobs_before(job: Job) -> list[str]:
         ConfigError: a run that it waits for is none of the engine's.
     """
     found = []
-    for folder in () if job.examines else job.config.runs_before():
+    is_told = job.config.cluster.launcher in WAITS_ITSELF and not job.examines  # else the command has waited
+    for folder in job.config.runs_before() if is_told else ():
         if settle(RunFolder(folder)).verdict is Verdict.DONE:
             continue
         submission = Submission.read(RunFolder(folder))

@@ -193,7 +193,7 @@ SLURM = ["cluster=slurm", "cluster.nodes=16", "cluster.processes_per_node=8", "c
 def test_a_job_of_slurm_is_shown_as_it_would_be_submitted(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("x = 1\n")
     shown = plan(*SLURM)
-    (submit,) = fact(shown, "submit")
+    (submit,) = fact(shown, "runs")
     script = Path(submit.removeprefix("sbatch --parsable "))
     assert script.is_relative_to(tmp_path / "outputs/default") and script.name == "slurm.sbatch"
     for line in ("#SBATCH --nodes=16", '#SBATCH --partition="gpu"', "#SBATCH --time=0-12:00:00", "#SBATCH --gpus-per-node=8"):
@@ -214,14 +214,24 @@ def test_what_slurm_would_refuse_is_refused(plan: Plan, tmp_path: Path) -> None:
 def test_in_an_allocation_nothing_is_submitted(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     shown = plan(*SLURM)
-    assert "it runs at once in the allocation (job 7)" in fact(shown, "step")[0] and "\nsubmit " not in shown
+    assert "it runs at once in the allocation (job 7)" in fact(shown, "step")[0] and "\nruns " not in shown
 
 
 def test_jobs_of_a_sweep_on_slurm_are_one_array(plan: Plan) -> None:
     shown = plan("-m", *SLURM, "seed=1,2,3")
     assert "  | #SBATCH --array=0-2" in shown
     assert "2 more task.sh, one for each job" in fact(shown, "files")[0]
-    assert len(fact(shown, "submit")) == 1
+    assert len(fact(shown, "runs")) == 1
+
+
+def test_machines_by_ssh_have_a_script_and_a_call_each(plan: Plan, tmp_path: Path) -> None:
+    past_run(tmp_path / "first")
+    shown = plan("cluster=ssh", "cluster.hosts=[a,b:4,c]", "cluster.device=cpu", "trainer.global_batch_size=64", "after=first")
+    assert fact(shown, "ranks") == ["8 on cpu: 2 + 4 + 2, one number for each machine"]
+    calls = fact(shown, "runs")
+    assert len(calls) == 3 and all(call.startswith("ssh -o ") for call in calls) and " b " in calls[1]
+    assert fact(shown, "file")[0].endswith("/launch/ssh_0.sh") and fact(shown, "files") == ["2 more ssh_N.sh, one for each machine"]
+    assert fact(shown, "after")[0].startswith("first   (not running")
 
 
 def test_a_secret_in_the_scripts_is_not_shown(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
