@@ -98,7 +98,7 @@ class Examination:
         told = Facts.take_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
         facts = told or collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
         writes, free = self._write()
-        _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         return Machine(
             facts=facts,
             address=self._listen(),

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from ddp_train.launch.node.facts import Facts, collect
+from ddp_train.system import nvml
 from tests.unit.config.clusters import SILENT
 
 
-def told(data: dict[str, Any] | None = None, *, tree: dict[str, Any] | None = None, env: dict[str, Any] | None = None) -> Facts:
-    """Return what this machine tells of a run on CPU."""
-    cluster = replace(SILENT, device="cpu", env=env or {})
+def told(
+    data: dict[str, Any] | None = None, *, tree: dict[str, Any] | None = None, env: dict[str, Any] | None = None, device: str = "cpu"
+) -> Facts:
+    """Return what this machine tells of a run."""
+    cluster = replace(SILENT, device=device, env=env or {})
     config: Any = SimpleNamespace(tree=tree or {}, data=data or {}, cluster=cluster)
     return collect(config, launch="l1", node=1, nodes="2", processes=2)
 
@@ -64,6 +67,15 @@ def test_keys_of_the_config_come_with_their_values_and_without_secrets(monkeypat
         "extra.text": "say ***",
         "faults.0.rank": 1,
     }
+
+
+def test_gpus_are_told_with_their_kind_and_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(nvml.Gpu(uuid=f"GPU-{number}", name="NVIDIA H100") for number in range(2))
+    monkeypatch.setattr(nvml, "ask", lambda: nvml.Machine(gpus=gpus, driver="570.1"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    facts = told(device="cuda", env={"NCCL_SOCKET_IFNAME": "=eth99"})
+    assert (facts.device, facts.device_count, facts.driver) == ("NVIDIA H100", 1, "570.1")
+    assert facts.problems[0].startswith("NCCL_SOCKET_IFNAME==eth99 leaves no interface with an address")
 
 
 def test_what_is_no_path_is_not_looked_at(tmp_path: Path) -> None:
