@@ -12,6 +12,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shlex
 import time
 from contextlib import suppress
 from enum import StrEnum
@@ -54,7 +55,7 @@ def settle(run_folder: RunFolder) -> Settled:
     result = _result(run_folder)
     if result is not None and result.status == Status.COMPLETED:
         return Settled(Verdict.DONE, "", DONE)
-    shown = run_folder.shown()
+    shown = shlex.quote(run_folder.shown())
     if (by := _cancelled_by(run_folder)) is not None:
         return Settled(Verdict.NEVER, f"cancelled{by}; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
     if result is not None and (result.error or "").startswith(NO_PROGRESS_ERROR):
