@@ -15,6 +15,7 @@ import pytest
 
 from tests.cluster.hosts import Hosts
 from tests.cluster.machine import Running, until
+from tests.cluster.slurm import Slurm
 from tests.conftest import TINY, Project, metrics
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
@@ -130,7 +131,7 @@ def test_who_differs_is_refused_alone_by_name_and_the_first_goes_on_waiting(toge
     ended([first, skewed], within_s=ENDED_S)
 
 
-@pytest.mark.parametrize("cut", ["unplug", "drop"])
+@pytest.mark.parametrize("cut", ["unplug", pytest.param("drop", marks=pytest.mark.cluster_long)])
 def test_a_lost_machine_is_named_and_everything_ends_its_own_ranks_too(together: Callable[..., Together], cut: str) -> None:
     run = together(3, *LONG)
     running = run.start_all()
@@ -148,7 +149,7 @@ def test_a_lost_machine_is_named_and_everything_ends_its_own_ranks_too(together:
     assert "node0 has been silent for 6 s; the ranks of this machine are ended" in running[2].output
 
 
-@pytest.mark.parametrize("cut", ["unplug", "drop"])
+@pytest.mark.parametrize("cut", ["unplug", pytest.param("drop", marks=pytest.mark.cluster_long)])
 def test_an_elastic_run_goes_on_without_a_machine_and_takes_it_back(together: Callable[..., Together], cut: str) -> None:
     run = together(3, *LONG, "cluster.max_restarts=3", nodes="1:3")
     running = run.start_all()
@@ -158,18 +159,19 @@ def test_an_elastic_run_goes_on_without_a_machine_and_takes_it_back(together: Ca
     until(lambda: run.rounds(running[0], 2) == 1, "two machines train", within_s=ENDED_S)
     run.takes_steps(1, within_s=ENDED_S, of=running)
     print(f"{cut}: goes on after {time.monotonic() - began:.1f} s")
-    assert "restart 1 of 3 from step" in running[0].output
+    assert "restart 1 of 3 from" in running[0].output
     run.hosts.plug(2) if cut == "unplug" else run.hosts.pass_all(2)
     began = time.monotonic()
     until(lambda: run.rounds(running[0], 3) == 2, "three machines train again", within_s=BACK_S)
     run.takes_steps(1, within_s=BACK_S, of=running)
     print(f"{cut}: back after {time.monotonic() - began:.1f} s")
-    assert "the machines have changed; 3 ranks continue from step" in running[0].output and "restart 2" not in running[0].output
+    assert "the machines have changed; 3 ranks continue from" in running[0].output and "restart 2" not in running[0].output
     running[1].signal(signal.SIGTERM)
     assert ended(running, within_s=ENDED_S) == [75, 75, 75], "\n\n".join(each.output for each in running)
     steps_are_whole(run.project.the_run())
 
 
+@pytest.mark.cluster_long
 def test_a_first_machine_that_dies_is_named_by_the_others(together: Callable[..., Together]) -> None:
     run = together(3, *LONG, "cluster.max_restarts=2")
     running = run.start_all()
@@ -181,6 +183,7 @@ def test_a_first_machine_that_dies_is_named_by_the_others(together: Callable[...
     assert json.loads((run.project.the_run() / "failure.json").read_text())["host"] == "node0"
 
 
+@pytest.mark.cluster_long
 def test_a_fixed_run_waits_for_a_machine_and_goes_on_with_it(together: Callable[..., Together]) -> None:
     run = together(2, *LONG, "cluster.max_restarts=1")
     running = run.start_all()
@@ -197,6 +200,7 @@ def test_a_fixed_run_waits_for_a_machine_and_goes_on_with_it(together: Callable[
     steps_are_whole(run.project.the_run())
 
 
+@pytest.mark.cluster_long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_a_stop_signal_on_any_machine_saves_and_ends_all(together: Callable[..., Together], number: signal.Signals, code: int) -> None:
     run = together(2, *LONG)
@@ -208,12 +212,14 @@ def test_a_stop_signal_on_any_machine_saves_and_ends_all(together: Callable[...,
     assert result["status"] == ("interrupted" if code == 130 else "preempted") and result["step"] > 2
 
 
+@pytest.mark.cluster_long
 def test_when_the_time_is_up_every_machine_says_so(together: Callable[..., Together]) -> None:
     run = together(2, *LONG, "cluster.walltime=1", "cluster.grace_s=35")
     running = run.start_all()
     assert ended(running, within_s=START_S + 30) == [75, 75], running[0].output
 
 
+@pytest.mark.cluster_long
 def test_two_jobs_at_one_endpoint_do_not_become_one(together: Callable[..., Together]) -> None:
     run = together(2, "trainer.max_steps=3")
     first = run.start(0)
@@ -224,3 +230,15 @@ def test_two_jobs_at_one_endpoint_do_not_become_one(together: Callable[..., Toge
     second = run.start(1)
     assert ended([first, second], within_s=START_S) == [0, 0], first.output
     assert len(run.project.runs()) == 1
+
+
+@pytest.mark.cluster_long
+def test_in_a_step_of_slurm_nothing_has_to_be_said_and_two_jobs_do_not_meet(project: Project, slurm_hosts: Callable[..., Slurm]) -> None:
+    bed = slurm_hosts(2)
+    words = [sys.executable, "-m", "ddp_train", *TINY, "cluster=torchrun", "cluster.device=cpu", "cluster.processes_per_node=1", "seed=1"]
+    srun = ["srun", "--nodes=2", "--ntasks-per-node=1", *words, "trainer.max_steps=3"]
+    jobs = [bed.start(*srun, f"hydra.run.dir=outputs/{name}", cwd=project.folder) for name in ("one", "two")]
+    assert ended(jobs, within_s=2 * START_S) == [0, 0], jobs[0].output + jobs[1].output
+    first, second = ([record["loss"] for record in metrics(project.folder / "outputs" / name, "train")] for name in ("one", "two"))
+    assert first == second and len(first) == 3
+    assert all(job.output.count("ranks    2 on cpu") == 1 for job in jobs)

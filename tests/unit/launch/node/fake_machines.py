@@ -34,15 +34,15 @@ FIRST = facts(nodes="2", processes=2)
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a second pass in a twentieth of one."""
-    monkeypatch.setattr(wire, "BEAT_S", 0.05)
-    monkeypatch.setattr(registry_module, "SILENT_S", 0.4)
-    monkeypatch.setattr(registry_module, "_STALE_S", 0.2)
+    """Let seconds pass in tenths of one."""
+    monkeypatch.setattr(wire, "BEAT_S", 0.1)
+    monkeypatch.setattr(registry_module, "SILENT_S", 1.0)
+    monkeypatch.setattr(registry_module, "_STALE_S", 0.5)
     for name in ("_LAST_CALL_S", "_NAMED_AFTER_S", "_TELLS_S", "_SURVIVORS_S"):
         monkeypatch.setattr(rounds_module, name, 0.2)
     for name in ("_MARGIN_S", "_DIES_WITHIN_S"):
         monkeypatch.setattr(rounds_module, name, 0.5)
-    monkeypatch.setattr(rounds_module, "_ABOUT_TO_BE_LOST_S", 0.3)
+    monkeypatch.setattr(rounds_module, "_ABOUT_TO_BE_LOST_S", 0.6)
     monkeypatch.setattr(rounds_module, "_POLL_S", 0.01)
 
 
