@@ -198,7 +198,7 @@ def _saves(keep: CheckpointConfig, job: Job) -> str:
 
 def _free(folder: Path) -> str:
     there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-    return f"{in_units(shutil.disk_usage(there).free)} are free in {as_typed(there)}"
+    return f"{in_units(shutil.disk_usage(there).free)} are free in {command([str(there)])}"
 
 
 def time(screen: Screen, job: Job, found: Mapping[str, Any] | str, past: Past | None) -> None:
