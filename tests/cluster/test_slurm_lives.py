@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ddp_train import FOLDER
 from ddp_train.run_folder.failure import load
+from ddp_train.run_folder.paths import RunFolder
 from tests.cluster.slurm import Slurm
-from tests.cluster.slurm_project import SLOW, SlurmProject, logs, losses, steps_of
+from tests.cluster.slurm_project import SLOW, SMALL, SlurmProject, logs, losses, steps_of
 
 pytestmark = [pytest.mark.cluster_long, pytest.mark.xdist_group("cluster")]
 
@@ -56,10 +60,15 @@ def test_twenty_stops_are_twenty_times_again(project: SlurmProject) -> None:
 
 
 def test_a_mistake_that_a_person_has_to_mend_is_never_tried_again(project: SlurmProject) -> None:
-    job, run_folder = project.submit("data=mnist", "data.root=/nowhere", "~data.num_samples", "~data.eval.num_samples")
+    source = (
+        "from ddp_train.errors import ConfigError\n\n\ndef picky(**given):\n    raise ConfigError(key='model.width', happened='is odd')\n"
+    )
+    (project.folder / "mine.py").write_text(source)
+    job, run_folder = project.submit("model._target_=mine.picky", "allowed_targets=[mine]")
     end = project.ended(job, "FAILED")
     assert (end["Restarts"], end["ExitCode"]) == ("0", "2:0"), logs(run_folder.root)
-    assert "never: " in project.type("status", "outputs/run").stdout
+    status = project.type("status", "outputs/run").stdout
+    assert "never: " in status and "model.width: is odd" in status
 
 
 def test_an_exception_is_counted_and_ends_in_no_progress(project: SlurmProject) -> None:
@@ -129,3 +138,13 @@ def test_what_is_edited_while_it_is_queued_has_no_effect_and_a_changed_snapshot_
     end = project.ended(job, "FAILED")
     assert (end["ExitCode"], end["Restarts"]) == ("78:0", "0"), logs(run_folder.root)
     assert "is not what was submitted" in project.type("status", "outputs/second").stdout
+
+
+def test_the_script_for_those_who_say_everything_by_hand(project: SlurmProject) -> None:
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NPROC_PER_NODE": "2"}
+    script = str(FOLDER.parent / "launch/slurm.sbatch")
+    words = ["hydra.run.dir=outputs/run", "cluster.device=cpu", *SMALL, "trainer.max_steps=20"]
+    done = project.bed.run("sbatch", "--parsable", "--nodes=2", "--cpus-per-task=2", script, *words, cwd=project.folder, env=environment)
+    assert done.returncode == 0, done.output
+    project.ended(done.stdout.strip(), "COMPLETED")
+    assert losses(RunFolder(project.folder / "outputs/run")) == pytest.approx(project.losses_alone(steps=20), rel=1e-5)
