@@ -82,6 +82,7 @@ class _Program:
         self._round: Message | None = None  # the last one that was begun
         self._ours: socket.socket | None = None  # the first machine's end of its line to its own registry
         self._rounds: Rounds | None = None
+        self._facts_file = ""  # for the first rank of a machine that is examined, which removes it
 
     async def run(self, received: Sequence[int]) -> int:
         loop = asyncio.get_running_loop()
@@ -299,6 +300,8 @@ class _Program:
         while any(map(is_alive, self._remains)) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
         self._agent, was_killed = None, bool(self._remains)
+        if self._facts_file:
+            Path(self._facts_file).unlink(missing_ok=True)  # no rank came so far
         why = ""
         if code < 0 and not was_killed and -code not in STOP_SIGNALS:
             found = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
@@ -334,7 +337,7 @@ class _Program:
         if message["job"] is not None:
             found[handover.JOB] = message["job"]
             if Job.from_json(message["job"]).examines and (path := self._work.facts.to_file()) is not None:
-                found[handover.FACTS] = path
+                found[handover.FACTS] = self._facts_file = path
         return found
 
     async def _be_lost(self, why: str) -> None:
