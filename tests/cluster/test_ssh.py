@@ -123,3 +123,6 @@ def test_a_machine_that_cannot_take_part_is_named_before_anything_trains(ssh_hos
         assert said in done.output and "fix:" in done.output and "Traceback" not in done.output
     assert not [run for run in project.runs() if (run / "metrics.jsonl").exists()]
     assert left(hosts) == []
+    hosts[3].must("umount", str(project.folder))
+    done = start(hosts, project, "resume", str(project.runs()[0]), "trainer.max_steps=2").finish()
+    assert done.returncode == 0, done.output

@@ -79,18 +79,22 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int) 
         problems = _wait_until_ready(lines, received)
     finally:
         seen.unlink(missing_ok=True)
-    if problems or received:
-        for line in lines:
-            line.close()
-        for problem in problems:
-            print(f"\n{problem}", file=sys.stderr)
-        if problems:
-            print(f"\nnothing was started; then: ddp-train resume {run_folder.shown()}", file=sys.stderr)
-            return ENVIRONMENT_REFUSES
-        return exit_code(run_folder, INTERRUPTED if signal.SIGINT in received else TERMINATED, before=before)
+    for problem in problems:
+        print(f"\n{problem}", file=sys.stderr)
+    if problems:
+        print(f"\nnothing was started; when that is mended: ddp-train resume {run_folder.shown()}", file=sys.stderr)
+    is_off = bool(problems or received)
     for line in lines:
-        line.say(f"go {word}")
-    return exit_code(run_folder, _wait_until_ended(lines, least), before=before)
+        if is_off:
+            line.close()
+        else:
+            line.say(f"go {word}")  # where it comes after a signal, nothing begins there
+    if problems:
+        return ENVIRONMENT_REFUSES
+    code = DONE if is_off else _wait_until_ended(lines, least)
+    if code == DONE and received:
+        code = INTERRUPTED if signal.SIGINT in received else TERMINATED  # where the folder has nothing better
+    return exit_code(run_folder, code, before=before)
 
 
 def preamble(environment: Mapping[str, str], word: str) -> bytes:
@@ -141,7 +145,7 @@ class _Line:
             return None
         for show in self._shows:
             show.join(1)
-        return self._ssh.returncode
+        return self._ssh.returncode if self._ssh.returncode >= 0 else _BROKEN
 
     def problem(self) -> EnvironmentRefuses | None:
         """Return why the machine is not ready."""
