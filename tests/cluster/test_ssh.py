@@ -82,7 +82,8 @@ def test_nothing_outlives_a_command_that_is_killed_and_the_run_is_saved(ssh_host
     assert [record["step"] for record in metrics(run, "train")] == list(range(1, steps + 6))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGHUP, 75, marks=pytest.mark.cluster_long)])
+@pytest.mark.cluster_long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 75)])
 def test_ctrl_c_and_a_terminal_that_is_closed_save_everywhere(
     ssh_hosts: Callable[[int], SshHosts], project: Project, number: int, code: int
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_run_is_cancelled_from_another_shell(ssh_hosts: Callable[[int], SshHos
     assert left(hosts) == []
 
 
+@pytest.mark.cluster_long
 def test_a_machine_that_cannot_take_part_is_named_before_anything_trains(ssh_hosts: Callable[[int], SshHosts], project: Project) -> None:
     hosts = ssh_hosts(4)
     hosts[3].must("mount", "-t", "tmpfs", "tmpfs", str(project.folder))
