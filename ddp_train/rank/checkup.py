@@ -26,8 +26,9 @@ from ddp_train.distributed.store import join_store_again
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
 from ddp_train.job import FULL, Job
+from ddp_train.launch.doctor.examined import Examined, Reckoned, hinders_sums
 from ddp_train.launch.doctor.machine import Examination, Machine, Way
-from ddp_train.launch.doctor.problems import Examined, Reckoned, hinders_sums, problems
+from ddp_train.launch.doctor.problems import problems
 from ddp_train.launch.doctor.report import Report
 from ddp_train.launch.doctor.table import screen
 from ddp_train.system import torchrun_env

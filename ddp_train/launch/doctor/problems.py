@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from itertools import combinations
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from ddp_train.errors import printable
-from ddp_train.launch.doctor.machine import Machine, Way
-from ddp_train.launch.node.differences import SKEW_S, differences, fingerprint
+from ddp_train.launch.doctor.examined import Examined
+from ddp_train.launch.doctor.machine import Machine
+from ddp_train.launch.node.differences import SKEW_S, differences
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _LEAST_FREE_BYTES = _GIB
@@ -22,7 +20,6 @@ _LEAST_OPEN_FILES = 1024
 _LEAST_LOCKED_BYTES = _GIB
 _SLOW = {"cpu": 0.5, "cuda": 0.8}  # of the others' median; cores are shared with whatever else runs, GPUs are not
 _SLOW_LINK = {"cpu": 0.2, "cuda": 0.5}
-_MOST_COMPARED = 16  # groups of machines that are alike, each with each, to find the one that most agree with
 
 ADVICE = {  # by the beginning of a sentence
     "code: ": "the same code on each machine: stand in a folder that all share, or check out the same commit",
@@ -45,73 +42,6 @@ class Problem:
 
     def __str__(self) -> str:
         return printable(f"{self.host}: {self.what}\n  fix: {self.advice}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reckoned:
-    """What a rank says of its sums with the others."""
-
-    rank: int
-    machine: int
-    device: str = ""
-    wrong: str = ""  # what came out otherwise than it must
-    matmul_tflops: float | None = None
-    all_reduce_gb_s: float | None = None
-    link_mb_s: float | None = None  # from the machine before this one; of the first rank of a machine
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Reckoned:
-        return cls(**json.loads(text))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Examined:
-    """All that the machines have said, as it is judged."""
-
-    count: int  # of machines
-    processes: int  # of ranks
-    folder: str
-    machines: Mapping[int, Machine]
-    ways: Mapping[int, Way]
-    utc: float  # the first machine's clock when it told the others that all are there
-    reckoned: Mapping[int, Reckoned] | None  # by rank; None: it was not tried
-    downloads: bool = False  # the data set fetches what is missing
-    expects_equal: bool = True  # nobody has given a number of processes: each machine should have as many GPUs as the others
-
-    def name(self, number: int) -> str:
-        """Return what to call a machine."""
-        if number not in self.machines:
-            return f"machine {number}"
-        host = self.machines[number].facts.host
-        is_alone = sum(other.facts.host == host for other in self.machines.values()) == 1
-        return host if is_alone else f"{host} (machine {number})"
-
-    @cached_property
-    def usual(self) -> int:
-        """A machine that as many others as possible agree with: who differs from it is the odd one out."""
-        alike: dict[str, list[int]] = {}
-        for number, machine in sorted(self.machines.items()):
-            alike.setdefault(fingerprint(machine.facts), []).append(number)
-        groups = sorted(alike.values(), key=len, reverse=True)[:_MOST_COMPARED]
-        apart = Counter({group[0]: 0 for group in groups})
-        for one, other in combinations(groups, 2):
-            ours, theirs = self.machines[one[0]].facts, self.machines[other[0]].facts
-            if differences(ours, theirs) or differences(theirs, ours):  # what is missing on the first counts for neither
-                apart.update({one[0]: len(other), other[0]: len(one)})
-        return min(sorted(apart), key=lambda number: apart[number])
-
-
-def hinders_sums(examined: Examined) -> bool:
-    """Tell whether something is wrong that a process group would only wait for."""
-    facts = [machine.facts for machine in examined.machines.values()]
-    is_whole = len(facts) == len(examined.ways) == examined.count
-    lacks = any(advised_by(problem) in ("GLOO_", "NCCL_") for each in facts for problem in each.problems)
-    is_mixed = len({each.device == "cpu" for each in facts}) > 1  # some would open gloo alone
-    is_short = any(each.device != "cpu" and each.device_count < each.processes for each in facts)
-    return not is_whole or lacks or is_mixed or is_short or any(way.unreached for way in examined.ways.values())
 
 
 def problems(examined: Examined) -> list[Problem]:

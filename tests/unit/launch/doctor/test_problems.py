@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddp_train.launch.doctor.problems import Examined, hinders_sums, problems
+from ddp_train.launch.doctor.examined import Examined, hinders_sums
+from ddp_train.launch.doctor.problems import problems
 from ddp_train.launch.node.source import Source
 from tests.unit.launch.doctor.examined import three
 from tests.unit.launch.node.machines import DATA, HASHES, facts
@@ -128,16 +129,3 @@ def test_ranks_that_do_not_come_to_the_sums_are_counted() -> None:
     found = said(replace(examined, reckoned={0: examined.reckoned[0]}))
     assert found == [(f"node{rank}", f"the all-reduce did not end on rank {rank}") for rank in (1, 2)]
     assert said(replace(examined, reckoned={})) == [("between the machines", "the all-reduce did not end on any rank")]
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [
-        {"told": {1: {"problems": ["NCCL_SOCKET_IFNAME=ib leaves no interface with an address"]}}},
-        {"ways": {1: {"unreached": {2: "timed out"}}}},
-        {"told": {1: {"device": "NVIDIA H100", "device_count": 8}}},
-        {"told": {number: {**GPUS, "processes": 9 if number == 2 else 8} for number in range(3)}},
-    ],
-)
-def test_what_a_process_group_would_only_wait_for_is_known_before(faults: dict[str, Any]) -> None:
-    assert hinders_sums(three(**faults))
