@@ -50,6 +50,7 @@ class _Round:
     ending: str = ""  # why it was told to end: stop | join | failed
     kill_at: float = float("inf")
     is_killed: bool = False
+    is_cut_off: bool = False  # it is this machine that was lost, and not the others
 
     @property
     def open(self) -> list[Machine]:
@@ -206,7 +207,9 @@ class Rounds:
     def _report_loss(self, machine: Machine, why: str, this: _Round) -> None:
         """Name a machine that was lost, before ranks that have lost it can name each other."""
         others = [each for each in this.machines if not each.is_first and each not in this.lost]
-        is_our_cable = bool(others) and all(each.line.silent_s > _ABOUT_TO_BE_LOST_S for each in others)
+        if this.is_cut_off:
+            return
+        is_our_cable = this.is_cut_off = bool(others) and all(each.line.silent_s > _ABOUT_TO_BE_LOST_S for each in others)
         if is_our_cable:
             why = f"cannot reach any other machine ({', '.join(each.name for each in (machine, *others))})"
             machine = this.machines[0]
