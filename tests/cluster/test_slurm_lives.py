@@ -27,10 +27,10 @@ def project(slurm_hosts: Callable[..., Slurm], tmp_path: Path) -> SlurmProject:
 
 
 def test_a_time_limit_requeues_until_it_is_done_and_the_curve_is_bitwise_the_same(project: SlurmProject) -> None:
-    job, run_folder = project.submit(SLOW, "cluster.walltime='00:02:00'", steps=500)
+    job, run_folder = project.submit(SLOW, "cluster.walltime='00:02:00'", steps=300)
     end = project.ended(job, "COMPLETED", within_s=900)
     assert int(end["Restarts"]) >= 2, logs(run_folder.root)
-    assert losses(run_folder) == project.losses_alone(steps=500)
+    assert losses(run_folder) == project.losses_alone(steps=300)
 
 
 @pytest.mark.parametrize("delays_s", [(0.0, 1.0, 3.0, 6.0)])
