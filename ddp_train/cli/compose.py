@@ -32,7 +32,6 @@ from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.job import Job
 from ddp_train.launch import torchrun
 from ddp_train.launch.after import wait_before_meeting
-from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import claim_given, claim_new, clear
@@ -141,13 +140,6 @@ class Checked(Callback):
                 code = torchrun.run_sweep(section(config, ClusterConfig), sys.argv[1:])
                 if code is not None:
                     raise Exit(code)  # global rank 0 has composed and claimed
-            if OmegaConf.select(config, "cluster.launcher") in ENGINES and not is_torchrun_worker():
-                raise ConfigError(
-                    key="cluster.launcher",
-                    happened=f"is {config.cluster.launcher}, and a sweep runs where it is typed",
-                    expected="one run, or a sweep on this machine",
-                    fix="-m without cluster=slurm; or a loop over ddp-train cluster=slurm key=VALUE",
-                )
             folder = sweep_place(config)
             if not _is_overridden(config, "hydra.sweep.dir"):
                 folder = claim_new(folder)

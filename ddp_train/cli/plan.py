@@ -106,7 +106,7 @@ def _show_sweep(loader: Any, base: DictConfig) -> None:
     first = composed[0]
     with measuring(checked[0]) as answer:
         composition = Composition(loader, first, [*texts(first.hydra.overrides.hydra), *jobs[0].overrides])
-        found, given = answer(), plan_commands.submitted(jobs)
+        found, given = answer(), plan_commands.submitted(jobs, sweep=folder, parallel=settings.parallel_jobs)
     screen = _begin()
     decides = None if overrides is not None else str(base.hydra.runtime.choices["hydra/sweeper"])
     plan_text.jobs(screen, folder, jobs, settings, decides=decides)

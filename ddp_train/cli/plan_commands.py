@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_train.checkpoint.disk_space import in_units
@@ -36,8 +36,12 @@ class Submitted:
     allocation: str | None  # the job of SLURM in which it would run at once
 
 
-def submitted(jobs: Sequence[Job]) -> Submitted | None:
+def submitted(jobs: Sequence[Job], *, sweep: Path | None = None, parallel: int = 1) -> Submitted | None:
     """Return what an engine would be given for jobs; None where none starts them.
+
+    Args:
+        sweep: the folder of the sweep whose jobs they are.
+        parallel: so many at a time.
 
     Raises:
         ConfigError: the engine refuses it.
@@ -45,11 +49,12 @@ def submitted(jobs: Sequence[Job]) -> Submitted | None:
     cluster, run_folder = jobs[0].config.cluster, jobs[0].run_folder
     if cluster.launcher not in ENGINES:
         return None
-    code, count, size = look(run_folder.code, limit_mib=cluster.code_limit_mib)
-    specs = [freeze(job, replace(code, folder=str(job.run_folder.code))) for job in jobs]
+    into = run_folder.code if sweep is None else sweep / "launch/code_HASH"
+    code, count, size = look(into, limit_mib=cluster.code_limit_mib)
+    specs = [freeze(job, code, parallel=parallel) for job in (jobs[:1] if cluster.wait else jobs)]  # who waits submits one by one
     return Submitted(
         rendered=engine_of(cluster.launcher).render(specs),
-        code=f"{count:,} files of source, {in_units(size)}, are copied to {as_typed(run_folder.code)}; later edits do not reach the run",
+        code=f"{count:,} files of source, {in_units(size)}, are copied to {as_typed(into)}; later edits do not reach the run",
         spec=run_folder.spec,
         allocation=slurm_client.allocation() if cluster.launcher == "slurm" else None,
     )

@@ -51,8 +51,12 @@ class Launcher:
         self.has_begun = True
         return wait_for_runs(job) or self.run(job)
 
-    def begin_sweep(self, folder: Path, count: int) -> Sequence[Slot]:
-        """Return the slots for the jobs of a sweep, which are run at once."""
-        made = self.slots(folder, count)
+    def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
+        """Return the slots for the jobs of a sweep, which are run at once.
+
+        Args:
+            make: those of an engine, in the place of the launcher's own.
+        """
+        made = (make or self.slots)(folder, count)
         self.has_begun = True
         return made

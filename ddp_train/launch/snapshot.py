@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -54,6 +55,19 @@ def take(into: Path, *, limit_mib: int) -> Code:
     temporary.rename(into)
     write_atomic(_listing_file(into), listing)
     return code
+
+
+def take_for_several(launch: Path, *, limit_mib: int) -> Code:
+    """Copy the source as `take` does, for runs that are submitted hours apart: each copy has a folder of its own, by its hash."""
+    temporary = launch / f".code.{os.getpid()}"
+    code = take(temporary, limit_mib=limit_mib)
+    folder = launch / f"code_{code.hash[:12]}"
+    if not folder.exists():
+        _listing_file(temporary).rename(_listing_file(folder))
+        temporary.rename(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    _listing_file(temporary).unlink(missing_ok=True)
+    return replace(code, folder=str(folder))
 
 
 def look(into: Path, *, limit_mib: int) -> tuple[Code, int, int]:

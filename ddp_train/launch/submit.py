@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_train.config.cluster import processes_of_nodes
@@ -61,8 +62,35 @@ def run(job: Job) -> int:
     return engine.follow(run_folder, id) if job.config.cluster.wait else DONE
 
 
-def freeze(job: Job, code: Code | None) -> Spec:
-    """Return what an engine is given for a job."""
+def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
+    """Submit jobs of a sweep to an engine, and return its id of them.
+
+    Args:
+        code: what they have in common.
+        parallel: so many at a time.
+
+    Raises:
+        UserError: the engine does not take them. Each run's folder says whether it was submitted before.
+    """
+    cluster = jobs[0].config.cluster
+    most = slurm_client.most_tasks() if len(jobs) > 1 and cluster.launcher == "slurm" else len(jobs)
+    specs = [freeze(job, code, parallel=parallel, most_tasks=most) for job in jobs]
+    engine = engine_of(cluster.launcher)
+    rendered = engine.render(specs)
+    for spec in specs:
+        spec.write()
+    if len(specs) > 1:
+        for line in slurm.cautions(specs[0]):
+            print(line, file=sys.stderr)
+    return engine.submit(rendered)
+
+
+def freeze(job: Job, code: Code | None, **options: int) -> Spec:
+    """Return what an engine is given for a job.
+
+    Args:
+        options: of the engine, for several jobs at once.
+    """
     cluster = job.config.cluster
     processes = processes_of_nodes(cluster)
     return Spec(
@@ -71,7 +99,7 @@ def freeze(job: Job, code: Code | None) -> Spec:
         processes=processes,
         min_nodes=node_range(cluster.nodes or len(processes))[0],
         code=code,
-        engine_options={"python": sys.executable, "step_s": _step_s(job.run_folder), "after": _jobs_before(job)},
+        engine_options={"python": sys.executable, "step_s": _step_s(job.run_folder), "after": _jobs_before(job), **options},
     )
 
 

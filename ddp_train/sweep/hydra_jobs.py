@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +30,20 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, texts
-from ddp_train.errors import FAILED, ConfigError, EnvironmentRefuses
+from ddp_train.errors import FAILED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
-from ddp_train.launch import after, restart_note
-from ddp_train.launch.launcher import MakeSlots
+from ddp_train.launch import after, restart_note, snapshot
+from ddp_train.launch.engine.engine import ENGINES, QUEUES
+from ddp_train.launch.engine.slot import slots as engine_slots
+from ddp_train.launch.launcher import MakeSlots, Slot
+from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import check_below
+from ddp_train.run_folder.verdict import begin_anew
 from ddp_train.sweep.folder import GOALS, Sweep, SweepJob
 from ddp_train.sweep.frozen_yaml import freeze_yaml
+from ddp_train.sweep.gather import Gathered, gather
 from ddp_train.sweep.schedule import SweepScheduler
 from ddp_train.sweep.table import SweepScreen, show
 from ddp_train.system import devices
@@ -58,7 +65,7 @@ class Multirun:
         check: checks a composed config.
     """
 
-    def __init__(self, sweep: Sweep, settings: SweepConfig, make_slots: MakeSlots, check: Check) -> None:
+    def __init__(self, sweep: Sweep, settings: SweepConfig, make_slots: Callable[..., Sequence[Slot]], check: Check) -> None:
         self.sweep = sweep
         self._check = check
         self._known: list[SweepJob] = []  # of an earlier attempt, completed or failed; each answers one launch of the same identity
@@ -69,6 +76,9 @@ class Multirun:
         self._make_slots = make_slots
         self._settings = settings
         self._schedule: SweepScheduler | None = None
+        self._gathered = Gathered()
+        self._has_engine = False
+        self._plans_all = sweep.is_planned
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> list[JobReturn]:
         """Compose, check and freeze jobs, run those that have not been run, and return what each came to.
@@ -106,6 +116,7 @@ class Multirun:
         Raises:
             ConfigErrors: with every problem of every job.
         """
+        self._plans_all = plans_all(base)
         first = self._next_number()
         composed = [self._compose(loader, base, overrides, first + place) for place, overrides in enumerate(job_overrides)]
         return composed, self._check_all(composed)
@@ -123,8 +134,14 @@ class Multirun:
         """
         tries_failed_again = is_asked and self.sweep.is_planned
         jobs: list[tuple[SweepJob, Job]] = []
+        self._gathered = gather(self.sweep, self._settings.metric)
+        if self._gathered.problems:
+            raise EnvironmentRefuses(
+                happened=f"nobody knows which jobs run: {self._gathered.problems[0]}",
+                expected="an answer: no job is to run twice",
+                fix="try again in a minute",
+            )
         for entry in self.sweep.jobs:
-            self.sweep.read_result(entry, self._settings.metric)
             if entry.status == Status.COMPLETED or (entry.status == Status.FAILED and not tries_failed_again):
                 continue
             if tries_failed_again:
@@ -134,8 +151,11 @@ class Multirun:
             except ConfigError as error:  # its folder is gone, say; the others go on
                 entry.status = Status.FAILED
                 self._screen.say(f"job {entry.number} cannot be run: {error}")
-        if problems := self._check_room(job.config for _, job in jobs):
+        if problems := self._check_room([job.config for _, job in jobs]):
             raise config_check.ConfigErrors(problems)
+        for entry, job in jobs if is_asked else ():
+            if entry.number not in self._gathered.alive:
+                begin_anew(job.run_folder)
         self.run(jobs)
         self._known = list(self.sweep.jobs)
 
@@ -143,12 +163,16 @@ class Multirun:
         """Run frozen jobs. Leaves by SystemExit when the sweep is to end here."""
         if not jobs:
             return
+        self._has_engine = _engine_of(jobs[0][1].config) is not None
+        if self._is_left_to_a_queue(jobs[0][1].config):
+            self._submit([(entry, job) for entry, job in jobs if entry.number not in self._gathered.alive])
+            return
         self._wait_for_runs([job for _, job in jobs])
         if self._schedule is None:
             count = self._settings.parallel_jobs
             self._schedule = SweepScheduler(
                 self.sweep,
-                self._make_slots(self.sweep.root, count),
+                self._make_slots(self.sweep.root, count, make=_engine_slots(jobs[0][1].config.cluster.launcher)),
                 self._settings,
                 began=self._began,
                 ended=self._ended,
@@ -171,9 +195,11 @@ class Multirun:
         if self._schedule is not None:
             self._schedule.close()
         if self.sweep.jobs:
+            if self._has_engine:
+                self._gathered = gather(self.sweep, self._settings.metric)
             with suppress(OSError):  # which has been said
                 self.sweep.save()
-            show(self.sweep)
+            show(self.sweep, self._gathered.alive)
         missing = [job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None]
         if missing and self._settings.metric:
             self._screen.say(str(_no_such_metric(self.sweep, self._settings.metric, missing[0])))
@@ -181,6 +207,33 @@ class Multirun:
     def exit_code(self) -> int:
         """Return 1 when a job failed, else 0."""
         return int(any(job.status == Status.FAILED for job in self.sweep.jobs))
+
+    def _is_left_to_a_queue(self, config: RunConfig) -> bool:
+        """Tell whether all jobs are submitted at once, and nobody waits for them."""
+        return _engine_of(config) in QUEUES and self._plans_all and not config.cluster.wait
+
+    def _submit(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
+        """Give jobs to the queue of an engine. Leaves by SystemExit where it does not take them."""
+        if not jobs:
+            return
+        for entry, job in jobs:
+            entry.status, entry.attempts = Status.QUEUED, entry.attempts + 1
+            job.run_folder.forget_failure()
+        self.sweep.save()
+        folder, parallel = RunFolder(self.sweep.root), min(self._settings.parallel_jobs, len(jobs))
+        try:
+            code = snapshot.take_for_several(folder.launch, limit_mib=jobs[0][1].config.cluster.code_limit_mib)
+            id = submit_jobs([job for _, job in jobs], code, parallel=parallel)
+        except UserError as error:
+            missing = sum(entry.number not in gather(self.sweep, self._settings.metric).alive for entry, _ in jobs)
+            shown = shlex.quote(folder.shown())
+            print(
+                f"\n{error}\n{missing} of {len(jobs)} jobs were not submitted; `ddp-train resume {shown}` does it when that is mended,\n"
+                f"  and `ddp-train resume {shown} cluster.wait=true` submits them one by one, as there is room",
+                file=sys.stderr,
+            )
+            raise SystemExit(error.exit_code) from None
+        print(f"submitted as job {id}: {len(jobs)} jobs of {folder.shown()}, {parallel} at a time", flush=True)
 
     def _wait_for_runs(self, jobs: Sequence[Job]) -> None:
         """Wait until all runs are done that one of the jobs comes after. Leaves by SystemExit when that never is, or by a stop signal."""
@@ -236,8 +289,19 @@ class Multirun:
             raise config_check.ConfigErrors(problem for problem, _ in found.values())
         return checked
 
-    def _check_room(self, configs: Iterable[RunConfig]) -> list[ConfigError]:
-        """Refuse more jobs at a time than there are GPUs for."""
+    def _check_room(self, configs: Sequence[RunConfig]) -> list[ConfigError]:
+        """Refuse what the place where the jobs run cannot do: more at a time than there are GPUs for."""
+        engines = list(dict.fromkeys(map(_engine_of, configs)))
+        if len(engines) > 1:
+            return [
+                ConfigError(
+                    key="cluster.launcher",
+                    happened=f"is {' and '.join(config.cluster.launcher for config in configs[:2])} in one sweep",
+                    expected="one for all jobs",
+                )
+            ]
+        if engines and engines[0] is not None:
+            return list(self._check_engine(configs[0]))
         clusters = [each.cluster for each in configs if self._settings.parallel_jobs > 1]
         sizes = [
             devices.processes_per_node(cluster.processes_per_node, "cuda")
@@ -254,6 +318,31 @@ class Multirun:
                 fix="fewer jobs at a time, or a smaller cluster.processes_per_node",
             )
         ]
+
+    def _check_engine(self, config: RunConfig) -> Iterator[ConfigError]:
+        """Find what a sweep cannot have where an engine runs its jobs."""
+        launcher, settings = config.cluster.launcher, self._settings
+        if launcher == "slurm" and (job := os.environ.get("SLURM_JOB_ID")):
+            yield ConfigError(
+                key="cluster.launcher",
+                happened=f"is slurm, and this is job {job}: a sweep submits jobs of its own",
+                expected="the login node; or a sweep within this job's machines",
+                fix="-m without cluster=slurm; or srun ddp-train -m cluster=torchrun",
+            )
+        if launcher not in QUEUES and settings.parallel_jobs > 1:
+            yield ConfigError(
+                key="sweep.parallel_jobs",
+                happened=f"is {settings.parallel_jobs}, and with cluster.launcher={launcher} each job takes all hosts",
+                expected="1: the jobs run one after another",
+                fix="sweep.parallel_jobs=1",
+            )
+        if self._is_left_to_a_queue(config) and settings.on_failure != "continue":
+            yield ConfigError(
+                key="sweep.on_failure",
+                happened=f"is {settings.on_failure}, and nobody waits for the jobs to see one fail",
+                expected="continue (a job that fails is started again by its own verdict); or a command that waits",
+                fix="cluster.wait=true",
+            )
 
     def _recall(self, identity: str) -> SweepJob | None:
         """Return the job of an earlier attempt at this sweep that computed the same, once. One that failed has been tried again by now."""
@@ -314,7 +403,21 @@ class Multirun:
 def _stops_at(job: Job) -> float | None:
     """Return when the sweep has to stop, by the first job's word: the machine is the same for all."""
     started = restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED
-    return cluster.stops_at(job.config.cluster, os.environ, started=started, now=time.time())
+    settings = job.config.cluster
+    if _engine_of(job.config) is not None:
+        settings = replace(settings, walltime=None)  # is each job's own
+    return cluster.stops_at(settings, os.environ, started=started, now=time.time())
+
+
+def _engine_of(config: RunConfig) -> str | None:
+    """Return the engine that runs a job; None where this command, or the torchrun that started it, does."""
+    launcher = config.cluster.launcher
+    return launcher if launcher in ENGINES and not is_torchrun_worker() else None
+
+
+def _engine_slots(launcher: str) -> MakeSlots | None:
+    """Return what makes the slots of an engine; None for a launcher that has slots of its own."""
+    return engine_slots if launcher in ENGINES and not is_torchrun_worker() else None
 
 
 def _run_elsewhere(composed: DictConfig) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from ddp_train.config.schema import SweepConfig
 from ddp_train.errors import FINAL, INTERRUPTED
 from ddp_train.job import Job
+from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
@@ -79,8 +80,9 @@ class SweepScheduler:
             slot.end()
 
     def _start(self, place: int, entry: SweepJob, job: Job) -> None:
+        is_taken_over = entry.attempts > 0 and entry.status in (Status.QUEUED, Status.RUNNING)  # an engine has it
         entry.status = Status.RUNNING
-        entry.attempts += 1
+        entry.attempts += not is_taken_over
         job.run_folder.forget_failure()
         self._sweep.save()
         self._began(entry)
@@ -107,10 +109,15 @@ class SweepScheduler:
                 self._say(verdict)
             found = failure.load(job.run_folder.failure)
             is_final = bool(verdict) or (found is not None and found.exit_code in FINAL)
-            if not is_final and entry.failures <= max(retries, job.config.cluster.max_restarts or 0):
+            if not is_final and entry.failures <= max(retries, self._restarts(job)):
                 return entry, job
             self.is_stopped = self._policy.on_failure == "stop"
         return None
+
+    def _restarts(self, job: Job) -> int:
+        """Return how often a job starts again by itself. An engine's node programs do that."""
+        cluster = job.config.cluster
+        return 0 if cluster.launcher in ENGINES else cluster.max_restarts or 0
 
     def _stop(self, number: int) -> None:
         """Let the running jobs save and end, and start no other."""

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from rich.console import Console
@@ -116,8 +117,12 @@ class SweepScreen:
         return "" if job.metric is None else f"{self._sweep.metric} {job.metric:.4g}  "
 
 
-def show(sweep: Sweep) -> None:
-    """Print the table of a sweep, the best job first, and where it lies."""
+def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
+    """Print the table of a sweep, the best job first, and where it lies.
+
+    Args:
+        alive: the numbers of the jobs that an engine has.
+    """
     table = _table(sweep)
     for job in sweep.ranked():
         _add(table, sweep, job)
@@ -128,7 +133,10 @@ def show(sweep: Sweep) -> None:
     if best is not None and best.metric is not None and sweep.goal is not None:
         print(f"best     job {best.number}: {sweep.metric} {best.metric:.6g}  {folder}/{best.folder}")
     print(f"table    {folder}/sweep.csv", flush=True)
-    unfinished = sum(job.status != Status.COMPLETED for job in sweep.jobs)
+    if alive:
+        print(f"{len(alive)} of {len(sweep.jobs)} jobs are queued or running; they go on without this command")
+        print(f"  ddp-train runs {folder}   ddp-train status {folder}   ddp-train cancel {folder}", flush=True)
+    unfinished = sum(job.status != Status.COMPLETED and job.number not in alive for job in sweep.jobs)
     if unfinished:
         print(f"{unfinished} of {len(sweep.jobs)} jobs are not completed; `ddp-train resume {folder}` runs them", flush=True)
 

@@ -53,7 +53,6 @@ SHOWN_BY = {
     "rank/main.py": "tests/distributed/test_run.py",
     "rank/run_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",
     "run_folder/trust.py": "tests/config/test_security.py",
-    "sweep/hydra_jobs.py": "tests/config/test_config.py",
     "sweep/optuna.py": "tests/distributed/test_sweep.py",
     "sweep/schedule.py": "tests/config/test_config.py",
     "sweep/table.py": "tests/distributed/test_sweep.py",

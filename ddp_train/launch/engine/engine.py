@@ -21,6 +21,9 @@ from ddp_train.system.files import write_atomic, write_json
 ENGINES = ("slurm", "ssh")
 """What `cluster.launcher` may be where an engine starts the node programs."""
 
+QUEUES = ("slurm",)
+"""Those of them that have a queue: what was given to them goes on without the command that gave it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
@@ -28,7 +31,8 @@ class Rendered:
 
     files: Mapping[Path, str]  # path -> text
     commands: Sequence[Sequence[str]]  # as argument lists, in this order
-    run_folders: Sequence[Path]  # of the specs, in their order
+    run_folders: Sequence[Path]  # of the specs
+    shares: Sequence[int] = ()  # where a command submits several runs: for how many of them, in their order, each command is
 
     def write(self) -> None:
         """Write the files."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
 
 from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Rendered, Stage, State, Submission
-from ddp_train.launch.engine.slurm_script import batch_script, common_folder, signal_s, task_script
+from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, signal_s, task_script
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.log_tail import LogTail
 from ddp_train.run_folder.paths import RunFolder
@@ -22,27 +24,34 @@ class Slurm:
     """The engine `slurm`."""
 
     def render(self, specs: Sequence[Spec]) -> Rendered:
-        """Return the batch script, each run's task script, and the call of sbatch."""
-        script = common_folder(specs) / "launch/slurm.sbatch"
-        files = {script: batch_script(specs)}
+        """Return the batch scripts, each run's task script, and the calls of sbatch: one for a run, or for an array of runs."""
+        shares = arrays(specs)
+        files: dict[Path, str] = {}
+        for share in shares:
+            script = common_folder(share) / "launch/slurm.sbatch"
+            number = sum(each.parent == script.parent for each in files)
+            files[script.with_stem(f"slurm_{number}") if number else script] = batch_script(share, among=len(shares))
+        commands = [["sbatch", "--parsable", str(script)] for script in files]
         files |= {spec.job.run_folder.launch / "task.sh": task_script(spec) for spec in specs}
         return Rendered(
             files=files,
-            commands=[["sbatch", "--parsable", str(script)]],
-            run_folders=[spec.job.run_folder.root for spec in specs],
+            commands=commands,
+            run_folders=[spec.job.run_folder.root for share in shares for spec in share],
+            shares=[len(share) for share in shares],
         )
 
     def submit(self, rendered: Rendered) -> str:
-        """Submit it; a task of an array is noted as ARRAY_NUMBER in its run's folder."""
+        """Submit it; a task of an array is noted as ARRAY_NUMBER in its run's folder. Several arrays: their ids with commas between."""
         rendered.write()
         run_folders = [RunFolder(root) for root in rendered.run_folders]
         for run_folder in run_folders:
             run_folder.logs.mkdir(exist_ok=True)  # SLURM makes no folders
-        (command,) = rendered.commands
-        id = slurm_client.submit(command)
-        for number, run_folder in enumerate(run_folders):
-            Submission(engine="slurm", id=id if len(run_folders) == 1 else f"{id}_{number}").write(run_folder)
-        return id
+        ids, left = [], iter(run_folders)
+        for command, count in zip(rendered.commands, rendered.shares, strict=True):
+            ids.append(id := slurm_client.submit(command))
+            for number, run_folder in enumerate(islice(left, count)):
+                Submission(engine="slurm", id=id if count == 1 else f"{id}_{number}").write(run_folder)
+        return ",".join(ids)
 
     def state(self, id: str) -> State:
         """Return where a job is, or a task of an array."""

@@ -36,7 +36,7 @@ def run(spec: Spec, job: str) -> int:
     write_atomic(run_folder.launch / "task.sh", task_script(spec))
     run_folder.logs.mkdir(exist_ok=True)
     name = f"ddp_train-{spec.token[:8]}"  # by which the step is found
-    before, inside = container(spec)
+    before, inside = container(spec, folder=run_folder.root)
     nodes = min(spec.max_nodes, int(has)) if has.isdigit() else spec.max_nodes
     command = ["srun", f"--job-name={name}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]
     command += [f"--kill-on-bad-exit={int(spec.min_nodes == spec.max_nodes)}", *before]

@@ -10,15 +10,19 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine.engine import Stage, State
 from ddp_train.system.slurm_step import hosts_of, slurm_step
 
 _WITHIN_S = 60.0
+_MOST_TASKS = 1001  # of an array, where SLURM does not say otherwise
+_LATER = ("MaxSubmit", "job submit limit", "Unable to contact", "timed out", "temporarily")
+"""What sbatch says when the same may be taken later."""
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
 
@@ -37,8 +41,13 @@ def submit(arguments: Sequence[str]) -> str:
 
     Raises:
         ConfigError: SLURM refuses it.
+        EnvironmentRefuses: it takes no more now, or does not answer.
     """
     found = _run(arguments)
+    if found.returncode != 0 and any(word in found.stderr for word in _LATER):
+        raise EnvironmentRefuses(
+            key="cluster.slurm", happened=f"SLURM takes no job now: {_said(found)}", expected="room in its queue", fix="try again later"
+        )
     if found.returncode != 0:
         raise ConfigError(key="cluster.slurm", happened=f"SLURM does not take the job: {_said(found)}", expected="what `sinfo` shows")
     return found.stdout.strip().partition(";")[0]
@@ -50,15 +59,12 @@ def state(id: str) -> State:
     Raises:
         EnvironmentRefuses: SLURM cannot be asked now.
     """
-    found = _run(["squeue", "--noheader", "--array", "--states=all", f"--jobs={id}", "--format=%T|%r|%N|%S|%e"])
-    if found.returncode != 0 and "Invalid job id" not in found.stderr:
-        raise EnvironmentRefuses(happened=f"SLURM does not answer: {_said(found)}", fix="try again in a minute; `scontrol ping`")
-    lines = [line.split("|") for line in found.stdout.splitlines() if line.count("|") == 4]
-    if not lines:
-        return State(stage=Stage.ENDED, why="SLURM knows no such job any more")
-    states = [_state(*line) for line in lines]
+    array, _, task = id.partition("_")
+    states = _tasks(array, int(time.monotonic())) if task else _states(id)
+    found = [states[id]] if id in states else [] if task else list(states.values())
     order = (Stage.RUNNING, Stage.QUEUED, Stage.ENDED)  # of an array: what is still to be expected
-    return min(states, key=lambda each: order.index(each.stage))
+    gone = State(stage=Stage.ENDED, why="SLURM knows no such job any more")
+    return min(found, key=lambda each: order.index(each.stage), default=gone)
 
 
 def signal(id: str, name: str) -> None:
@@ -77,6 +83,12 @@ def cancel(id: str) -> None:
     found = _run(["scancel", id])
     if found.returncode != 0 and "Invalid job id" not in found.stderr:
         raise EnvironmentRefuses(happened=f"scancel {id} failed: {_said(found)}", fix=f"scancel {id}")
+
+
+def most_tasks() -> int:
+    """Return how many tasks an array may have."""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]).stdout, re.MULTILINE)
+    return max(1, int(found[1])) if found else _MOST_TASKS
 
 
 def waits(partition: str | None) -> Waits | None:
@@ -119,6 +131,22 @@ def allocation() -> str | None:
             fix="without srun; or cluster=torchrun in the task",
         )
     return job
+
+
+@lru_cache(maxsize=64)
+def _tasks(array: str, second: int) -> Mapping[str, State]:
+    """Return where each task of an array is. Asked once a second, however many of them somebody wants to know."""
+    del second
+    return _states(array)
+
+
+def _states(id: str) -> dict[str, State]:
+    """Return where a job is, or each task of an array, by their ids; {}: SLURM knows none."""
+    found = _run(["squeue", "--noheader", "--array", "--states=all", f"--jobs={id}", "--format=%i|%T|%r|%N|%S|%e"])
+    if found.returncode != 0 and "Invalid job id" not in found.stderr:
+        raise EnvironmentRefuses(happened=f"SLURM does not answer: {_said(found)}", fix="try again in a minute; `scontrol ping`")
+    lines = [line.split("|") for line in found.stdout.splitlines() if line.count("|") == 5]
+    return {each: _state(*facts) for each, *facts in lines}
 
 
 def _state(name: str, reason: str, nodes: str, began: str, ends: str) -> State:

@@ -38,8 +38,12 @@ _REQUEUE = ("case $verdict in again*)", '    [ "$stopped" ] || { scontrol requeu
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-node")
 
 
-def batch_script(specs: Sequence[Spec]) -> str:
-    """Return the script for sbatch: for one run, or as an array for several that ask for the same."""
+def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
+    """Return the script for sbatch: for one run, or as an array for several that ask for the same.
+
+    Args:
+        among: so many arrays the tasks are shared out that may run at a time.
+    """
     first, is_array = specs[0], len(specs) > 1
     roots = [str(spec.job.run_folder.root) for spec in specs]
     title = f"{len(specs)} runs, a job of this array for each" if is_array else f"The run {roots[0]}"
@@ -47,7 +51,7 @@ def batch_script(specs: Sequence[Spec]) -> str:
     head = [
         "#!/bin/bash",
         _comment(f"{title}, on {machines}. Made by ddp-train, to be read, changed and submitted by hand: sbatch FILE"),
-        *(f"#SBATCH --{option}" for option in _options(specs)),
+        *(f"#SBATCH --{option}" for option in _options(specs, among=among)),
         "",
         f"runs=(\n{_lines(roots)})" if is_array else f"run={quoted(roots[0])}",
     ]
@@ -59,7 +63,7 @@ def batch_script(specs: Sequence[Spec]) -> str:
     cluster, is_elastic = first.job.config.cluster, first.min_nodes < first.max_nodes
     flags = ["--ntasks-per-node=1", f"--kill-on-bad-exit={int(not is_elastic)}", "--export=ALL", "--open-mode=append"]
     flags += ["--no-kill"] if is_elastic else []
-    before, inside = (list(map(quoted, words)) for words in container(first))
+    before, inside = (list(map(quoted, words)) for words in container(first, folder=common_folder(specs)))
     task = 'bash "$run/launch/task.sh" node "$run/launch/spec.json"'
     return "\n".join(
         [
@@ -79,12 +83,12 @@ def batch_script(specs: Sequence[Spec]) -> str:
             "# TERM comes with scancel, preemption and the time limit: what follows then is SLURM's, and nothing is requeued from here.",
             "stopped=; trap 'stopped=yes' TERM",
             "",
-            "# A run that was cancelled, or gets nowhere, is not started again, whoever requeued the job.",
-            'verdict=$(ddp_train settle "$run" --begins); code=$?',
+            "# A run that was cancelled, or gets nowhere, is not started again, whoever requeued the job; nor one that another job has.",
+            'verdict=$(ddp_train settle "$run" --begins --job="$job"); code=$?',
             'case $verdict in again*) ;; *) echo "$verdict"; exit $code ;; esac',
             "",
             "# When the time is up, for a save before it: SLURM before 24.11 does not tell the tasks.",
-            'ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)',
+            'ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$job" --format=%e)',
             'ends=$(date --date="$ends" +%s 2> /dev/null) && export SLURM_JOB_END_TIME=$ends',
             "",
             "# All CPUs that the job has on a machine are for its one task: srun takes nothing over from sbatch since 22.05.",
@@ -128,6 +132,16 @@ def task_script(spec: Spec) -> str:
     return "\n".join(lines)
 
 
+def arrays(specs: Sequence[Spec]) -> list[list[Spec]]:
+    """Share runs out: those in one array ask SLURM for the same, and are no more than it takes (the option `most_tasks`)."""
+    alike: dict[tuple[str, ...], list[Spec]] = {}
+    for spec in specs:
+        asks = [option for option in _options([spec]) if not option.startswith("output=")]
+        alike.setdefault((*asks, *map(str, container(spec, folder=Path()))), []).append(spec)
+    most = int(specs[0].engine_options.get("most_tasks", len(specs)))
+    return [group[first : first + most] for group in alike.values() for first in range(0, len(group), most)]
+
+
 def signal_s(spec: Spec) -> int:
     """Return how long before its time is up SLURM tells the run: for a save, the step before it, and a margin."""
     return spec.job.config.cluster.grace_s + int(spec.engine_options.get("step_s", 0)) + _MARGIN_S
@@ -157,7 +171,7 @@ def quoted(text: str) -> str:
     return shlex.quote(text)
 
 
-def _options(specs: Sequence[Spec]) -> Iterator[str]:
+def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
     """Yield what SLURM is asked for, as lines of the script have it."""
     spec = specs[0]
     cluster, slurm = spec.job.config.cluster, spec.job.config.cluster.slurm
@@ -191,8 +205,7 @@ def _options(specs: Sequence[Spec]) -> Iterator[str]:
     yield f"signal=USR1@{signal_s(spec)}"
     yield from ("no-requeue" if spec.job.examines else "requeue", "open-mode=append")
     if len(specs) > 1:
-        parallel = spec.engine_options.get("parallel")
-        yield f"array=0-{len(specs) - 1}" + (f"%{parallel}" if parallel else "")
+        yield f"array=0-{len(specs) - 1}%{max(1, int(spec.engine_options['parallel']) // among)}"
     root = str(spec.job.run_folder.root)
     if any("\\" in str(each.job.run_folder.root) for each in specs):
         raise ConfigError(
@@ -233,12 +246,16 @@ def _time(cluster: ClusterConfig) -> str:
     return f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 
 
-def container(spec: Spec) -> tuple[list[str], list[str]]:
-    """Return the options of srun that a container takes, and the words that stand before the task's own command."""
+def container(spec: Spec, *, folder: Path) -> tuple[list[str], list[str]]:
+    """Return the options of srun that a container takes, and the words that stand before the task's own command.
+
+    Args:
+        folder: the run's, or that of several runs, which the container sees.
+    """
     cluster, slurm = spec.job.config.cluster, spec.job.config.cluster.slurm
     if slurm.container is None:
         return [], []
-    folders = list(dict.fromkeys([spec.working_directory, str(spec.job.run_folder.root)]))
+    folders = list(dict.fromkeys([spec.working_directory, str(folder)]))
     folders += [spec.code.folder] if spec.code is not None and not Path(spec.code.folder).is_relative_to(folders[-1]) else []
     if wrong := [folder for folder in folders if "," in folder or ":" in folder]:
         raise ConfigError(

@@ -9,9 +9,12 @@ import pytest
 
 from ddp_train.cli.settle import settle_run
 from ddp_train.errors import ConfigError
+from ddp_train.launch.engine import slurm_client
+from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
+from tests.unit.launch.engine.specs import spec
 
 LAUNCHER = Launcher(run=lambda job: 99, slots=lambda folder, count: [])
 
@@ -45,3 +48,25 @@ def test_a_life_is_counted_where_one_begins(run_folder: RunFolder) -> None:
 def test_it_asks_for_the_run(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="which run"):
         settle_run(arguments, LAUNCHER)
+
+
+def test_one_job_at_a_time_has_a_run(run_folder: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = {"7": Stage.QUEUED, "8": Stage.RUNNING}
+    monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=stages[id]))
+    spec(run_folder.root).write()
+
+    def asks(job: str) -> str:
+        settle_run([str(run_folder.root), "--begins", f"--job={job}"], LAUNCHER)
+        return capsys.readouterr().out.partition(":")[0]
+
+    def noted() -> str | None:
+        submission = Submission.read(run_folder)
+        return submission and submission.id
+
+    assert (asks("8"), noted()) == ("again", "8")  # who submitted it was killed before it could note it
+    assert (asks("8"), noted()) == ("again", "8")
+    assert (asks("7"), noted()) == ("never", "8")
+    assert len(json.loads(run_folder.lives.read_text())["saved"]) == 2
+    stages["8"] = Stage.ENDED
+    assert (asks("7"), noted()) == ("again", "7")  # submitted by hand, when the first one was over
+    assert settle_run([str(run_folder.root), "--begins", "--job=8"], LAUNCHER) == 0

@@ -34,7 +34,7 @@ def test_each_run_of_an_array_knows_its_task(tmp_path: Path, monkeypatch: pytest
     folders = [RunFolder(tmp_path / name) for name in ("0", "1", "2")]
     for folder in folders:
         folder.root.mkdir()
-    rendered = ENGINE.render([spec(folder.root) for folder in folders])
+    rendered = ENGINE.render([spec(folder.root, parallel=2) for folder in folders])
     assert ENGINE.submit(rendered) == "17" and (tmp_path / "launch/slurm.sbatch").exists()
     submissions = [Submission.read(folder) for folder in folders]
     assert [each.id for each in submissions if each is not None] == ["17_0", "17_1", "17_2"]

@@ -21,7 +21,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     scripts = {
-        "squeue": f'case "$*" in *--steps*) cat {folder}/step;; *) echo "RUNNING|None|a|N/A|2030-01-01T00:00:00";; esac',
+        "squeue": f'case "$*" in *--steps*) cat {folder}/step;; *) echo "7|RUNNING|None|a|N/A|2030-01-01T00:00:00";; esac',
         "scancel": f'echo "$@" > {folder}/signalled',
         "srun": f'printf "%s\\n" "$@" > {folder}/called; env | grep ^SLURM_JOB_END_TIME > {folder}/environment\n'
         f'name=$(grep ^--job-name {folder}/called); echo "7.0|${{name#*=}}" > {folder}/step\n'

@@ -40,7 +40,7 @@ def answer(folder: Path, command: str, *, out: str = "", err: str = "", code: in
     ],
 )
 def test_the_state_of_a_job(answers: Path, line: str, stage: Stage, why: str, nodes: tuple[str, ...]) -> None:
-    answer(answers, "squeue", out=f"{line}\n")
+    answer(answers, "squeue", out=f"7|{line}\n")
     found = slurm_client.state("7")
     assert (found.stage, found.why, found.nodes) == (stage, why, nodes)
     began = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
@@ -49,7 +49,7 @@ def test_the_state_of_a_job(answers: Path, line: str, stage: Stage, why: str, no
 
 
 def test_of_an_array_what_is_still_to_be_expected_counts(answers: Path) -> None:
-    answer(answers, "squeue", out="COMPLETED|None|a|N/A|N/A\nRUNNING|None|b|N/A|N/A\nPENDING|Priority||N/A|N/A\n")
+    answer(answers, "squeue", out="7_0|COMPLETED|None|a|N/A|N/A\n7_1|RUNNING|None|b|N/A|N/A\n7_2|PENDING|Priority||N/A|N/A\n")
     assert slurm_client.state("7").nodes == ("b",)
     assert "--jobs=7" in (answers / "squeue.calls").read_text()
 
@@ -62,11 +62,32 @@ def test_a_job_that_is_forgotten_has_ended_and_a_controller_that_is_away_says_no
         slurm_client.state("7")
 
 
+def test_an_array_is_asked_once_for_all_its_tasks(answers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(answers, "squeue", out="8_0|COMPLETED|None|a|N/A|N/A\n8_1|RUNNING|None|b|N/A|N/A\n8_12|PENDING|JobArrayTaskLimit||N/A|N/A\n")
+    monkeypatch.setattr(slurm_client.time, "monotonic", lambda: 100.5)
+    stages = [slurm_client.state(f"8_{task}").stage for task in (0, 1, 12, 2)]
+    assert stages == [Stage.ENDED, Stage.RUNNING, Stage.QUEUED, Stage.ENDED]
+    assert len((answers / "squeue.calls").read_text().splitlines()) == 1
+    monkeypatch.setattr(slurm_client.time, "monotonic", lambda: 102.0)
+    answer(answers, "squeue", err="Unable to contact slurm controller", code=1)
+    with pytest.raises(EnvironmentRefuses):
+        slurm_client.state("8_1")
+
+
+@pytest.mark.parametrize(("said", "tasks"), [("MaxArraySize            = 11", 11), ("", 1001)])
+def test_how_many_tasks_an_array_may_have(answers: Path, said: str, tasks: int) -> None:
+    answer(answers, "scontrol", out=f"Configuration data\nMaxArraySize2 = 5\n{said}\n")
+    assert slurm_client.most_tasks() == tasks
+
+
 def test_what_sbatch_says_is_shown(answers: Path) -> None:
     answer(answers, "sbatch", out="17;cluster\n")
     assert slurm_client.submit(["sbatch", "--parsable", "x"]) == "17"
     answer(answers, "sbatch", err="sbatch: error: invalid partition specified: x", code=1)
     with pytest.raises(ConfigError, match="invalid partition specified"):
+        slurm_client.submit(["sbatch", "--parsable", "x"])
+    answer(answers, "sbatch", err="sbatch: error: QOSMaxSubmitJobPerUserLimit", code=1)
+    with pytest.raises(EnvironmentRefuses, match="takes no job now"):
         slurm_client.submit(["sbatch", "--parsable", "x"])
 
 
