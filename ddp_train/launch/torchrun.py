@@ -27,7 +27,7 @@ from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.system import devices
 from ddp_train.system.network import is_address
 
-_OWN = ("cluster.node_rank=", "cluster.processes_per_node=", "cluster.threads_per_process=", "cluster.env.")
+_OWN = ("cluster.node_rank=", "cluster.processes_per_node=", "cluster.threads_per_process=")
 """What machines may be told each for itself."""
 
 _taken: list[Place] = []  # by this process, which is the first machine's, until its run begins

@@ -17,7 +17,6 @@ _MAY_DIFFER = (  # by machine
     *("cluster.node_rank", "cluster.processes_per_node", "cluster.threads_per_process", "cluster.rendezvous_endpoint", "cluster.device"),
     "cluster.nodes",  # told by itself, with what the environment says
 )
-_INTERFACES = ("_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES")  # ends of variables in cluster.env that name network interfaces
 _BATCH = ("trainer.global_batch_size", "trainer.grad_accum_steps")  # each machine reckons as if all had as many processes as it has
 _ABSENT = "absent"
 
@@ -25,7 +24,7 @@ _ABSENT = "absent"
 def differences(first: Facts, other: Facts) -> list[str]:
     """Return what a machine has otherwise than the first: [] when both can train together.
 
-    Left out is what may differ: how many processes and threads, devices, clocks, users, names of network interfaces.
+    Left out is what may differ: how many processes and threads, devices, clocks, users.
     """
     names = _names(first, other)
     if first.launch and other.launch and first.launch != other.launch:
@@ -44,7 +43,7 @@ def differences(first: Facts, other: Facts) -> list[str]:
 
 def fingerprint(facts: Facts) -> str:
     """Return a text that machines have in common when everything that `differences` compares is the same."""
-    config = {key: value for key, value in facts.config.items() if not _may_differ(key)}
+    config = {key: value for key, value in facts.config.items() if key not in _MAY_DIFFER}
     data = {key: None if found is None else (found.sizes, found.samples) for key, found in facts.data.items()}
     return json.dumps([facts.launch, facts.spec, facts.nodes, config, facts.source.hashes, data, facts.versions], sort_keys=True)
 
@@ -80,12 +79,11 @@ def _names(first: Facts, other: Facts) -> tuple[str, str]:
 
 def _config(first: Facts, other: Facts, names: tuple[str, str]) -> Iterator[str]:
     left_out = () if first.processes == other.processes else _BATCH
-    values = [{key: value for key, value in each.config.items() if not (_may_differ(key) or key in left_out)} for each in (first, other)]
-    return _values(values[0], values[1], lambda key: key, names)
-
-
-def _may_differ(key: str) -> bool:
-    return key in _MAY_DIFFER or (key.startswith("cluster.env.") and key.endswith(_INTERFACES))
+    values = [{key: value for key, value in each.config.items() if not (key in _MAY_DIFFER or key in left_out)} for each in (first, other)]
+    for sentence in _values(values[0], values[1], lambda key: key, names):
+        # All ranks get the first machine's: it is what the run records.
+        own = "; a variable that differs by machine is exported there, and null here" if sentence.startswith("cluster.env.") else ""
+        yield sentence + own
 
 
 def _source(first: Facts, other: Facts, names: tuple[str, str]) -> Iterator[str]:

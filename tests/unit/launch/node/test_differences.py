@@ -19,12 +19,18 @@ def other(**changes: Any) -> list[str]:
 
 
 def test_machines_that_differ_only_in_what_may_differ_agree() -> None:
-    config = {**FIRST.config, "cluster.node_rank": 1, "cluster.env.NCCL_SOCKET_IFNAME": "eth1", "cluster.processes_per_node": 4}
+    config = {**FIRST.config, "cluster.node_rank": 1, "cluster.processes_per_node": 4}
     told = facts("node1", config=config, uid=7, utc=5.0, device="cuda", device_count=8)
     assert fingerprint(told) == fingerprint(FIRST)
     config["trainer.global_batch_size"] = 128
     assert other(config=config, processes=4, uid=7, utc=5.0, device="cuda", device_count=8) == []
     assert len(other(config=config, processes=2)) == 1
+
+
+def test_a_variable_of_the_ranks_that_differs_is_refused_with_the_way_to_have_it_differ() -> None:
+    key = "cluster.env.NCCL_SOCKET_IFNAME"
+    (sentence,) = differences(replace(FIRST, config={**FIRST.config, key: "eth0"}), facts("node1", config={**FIRST.config, key: "eth1"}))
+    assert sentence == f"{key}: 'eth1' on node1, 'eth0' on node0; a variable that differs by machine is exported there, and null here"
 
 
 @pytest.mark.parametrize(
