@@ -7,7 +7,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,12 +45,12 @@ def cancel(arguments: list[str], launcher: Launcher) -> int:
         print(f"{shown} is done: there is nothing to cancel")
         return DONE
     _refuse_job_of_a_sweep(path)
-    for run_folder in runs:
-        mark_cancelled(run_folder)  # first: what ends is settled by somebody else
-    endings = [_ending(run_folder) for run_folder in runs]
-    endings += [_ending_here(path)] if is_sweep(path) else []
+    found = {run_folder.root: _ending(run_folder) for run_folder in runs}  # before anything is marked: it may not be ours to end
+    found |= {path: _ending_here(path)} if is_sweep(path) else {}
+    endings = {folder: ending for folder, ending in found.items() if ending is not None}
     grace_s = max((saved_config(each.root)["cluster"]["grace_s"] for each in runs if each.config.exists()), default=0)
-    if not _end([each for each in endings if each is not None], at_once=at_once, within_s=grace_s + _PATIENCE_S):
+    _mark_and_ask(runs, endings, at_once=at_once)
+    if not _end(list(endings.values()), at_once=at_once, within_s=grace_s + _PATIENCE_S):
         print(f"{shown} has not ended yet; `ddp-train cancel {shown} --at-once` does not wait for it to save", file=sys.stderr)
         return FAILED
     saved = f"; `ddp-train resume {shown}` continues it" + (f" {runs[0].continues()}" if len(runs) == 1 else "")
@@ -93,23 +94,50 @@ def _ending_here(folder: Path) -> _Ending | None:
 
     def ask(at_once: bool) -> None:
         if left or at_once:
-            os.kill(holder.pid, left.pop() if left else signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(holder.pid, left.pop() if left else signal.SIGTERM)
 
     return _Ending(ask=ask, has_ended=lambda: not is_held(folder))
 
 
+def _mark_and_ask(runs: Sequence[RunFolder], endings: Mapping[Path, _Ending], *, at_once: bool) -> None:
+    """Mark runs as cancelled, and ask what works on them to end. Marked first: what ends is settled by somebody else.
+
+    Raises:
+        EnvironmentRefuses, OSError: one cannot be asked. It and those after it are not marked: they go on.
+    """
+    new = {run_folder.root: run_folder for run_folder in runs if not run_folder.cancelled.exists()}
+    for run_folder in runs:
+        mark_cancelled(run_folder)
+    try:
+        for folder, ending in endings.items():
+            ending.ask(at_once)
+            new.pop(folder, None)
+    except (EnvironmentRefuses, OSError):
+        for run_folder in new.values():
+            run_folder.cancelled.unlink(missing_ok=True)
+        raise
+
+
 def _end(endings: list[_Ending], *, at_once: bool, within_s: float) -> bool:
-    """Ask all to end, again and again; tell whether they have."""
-    deadline, asked = time.monotonic() + within_s, -_SIGNAL_EVERY_S
-    while endings := [each for each in endings if not each.has_ended()]:
+    """Wait until all have ended that were asked to, and ask again and again; tell whether they have."""
+    deadline, asked = time.monotonic() + within_s, time.monotonic()
+    while endings := [each for each in endings if not _is_over(each)]:
         if time.monotonic() > deadline:
             return False
         if time.monotonic() - asked >= _SIGNAL_EVERY_S:
             asked = time.monotonic()
             for each in endings:
-                each.ask(at_once)
+                with suppress(EnvironmentRefuses):
+                    each.ask(at_once)
         time.sleep(_POLL_S)
     return True
+
+
+def _is_over(ending: _Ending) -> bool:
+    with suppress(EnvironmentRefuses):  # a controller that is being restarted
+        return ending.has_ended()
+    return False
 
 
 def _has_ended(run_folder: RunFolder) -> bool:

@@ -96,7 +96,14 @@ def lives_without_progress(run_folder: RunFolder) -> int:
 
 def mark_cancelled(run_folder: RunFolder) -> None:
     """Say that nothing but a person starts the run again. Done before anything is stopped: what ends is settled by somebody else."""
-    write_json(run_folder.cancelled, {"by": f"{getpass.getuser()} on {os.uname().nodename}", "time": time.strftime("%Y-%m-%d %H:%M:%S")})
+    write_json(run_folder.cancelled, {"by": f"{_user()} on {os.uname().nodename}", "time": time.strftime("%Y-%m-%d %H:%M:%S")})
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in a container
+        return str(os.getuid())
 
 
 def begin_anew(run_folder: RunFolder) -> None:

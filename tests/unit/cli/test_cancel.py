@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.verdict import Verdict, settle
 from ddp_train.system.folder_lock import HOLDER
@@ -84,3 +86,41 @@ def test_a_process_of_another_machine_is_not_ours_to_end(tmp_path: Path, monkeyp
     (tmp_path / HOLDER).write_text(json.dumps(holder))
     with pytest.raises(EnvironmentRefuses, match="runs on far"):
         cancel([str(run_folder.root)], LAUNCHER)
+    assert not run_folder.cancelled.exists()
+
+
+def away(*words: str) -> State:
+    raise EnvironmentRefuses(happened="SLURM does not answer")
+
+
+def test_nothing_is_marked_where_nothing_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder = a_run(tmp_path)
+    Submission(engine="slurm", id="17").write(run_folder)
+    monkeypatch.setattr(slurm_client, "state", away)
+    with pytest.raises(EnvironmentRefuses, match="does not answer"):
+        cancel([str(tmp_path)], LAUNCHER)
+    assert not run_folder.cancelled.exists()
+    monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.QUEUED))
+    monkeypatch.setattr(slurm_client, "cancel", away)
+    with pytest.raises(EnvironmentRefuses, match="does not answer"):
+        cancel([str(tmp_path)], LAUNCHER)
+    assert not run_folder.cancelled.exists()
+
+
+def test_an_engine_that_is_silent_for_a_moment_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder = a_run(tmp_path)
+    Submission(engine="slurm", id="17").write(run_folder)
+    states = iter([State(stage=Stage.RUNNING)] * 2 + [None, None, State(stage=Stage.ENDED)])
+    monkeypatch.setattr(slurm_client, "state", lambda id: next(states) or away())
+    monkeypatch.setattr(slurm_client, "signal", lambda id, name: None)
+    monkeypatch.setattr(cancel_module, "_SIGNAL_EVERY_S", 60.0)
+    assert cancel([str(tmp_path)], LAUNCHER) == 0 and run_folder.cancelled.exists()
+
+
+def test_a_user_without_a_name_cancels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    assert cancel([str(a_run(tmp_path).root)], LAUNCHER) == 0
+    assert f"cancelled by {os.getuid()} on " in settle(RunFolder(tmp_path)).reason
