@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system import devices
 from ddp_train.system.folder_lock import hold
 
 USAGE = """ddp-train node SPEC [--index=N] [--launch=WORD] [--meeting=HOST:PORT]
@@ -46,19 +46,24 @@ def node(arguments: list[str], launcher: Launcher) -> int:
     paths = [text for text in arguments if not text.startswith("--")]
     if len(paths) != 1 or set(options) - {"index", "launch", "meeting"} or not options.get("index", "0").isdigit():
         raise ConfigError(happened="which spec?", expected="ddp-train node RUN/launch/spec.json, as an engine types it")
-    run_folder: RunFolder | None = None
+    spec = Spec.read(Path(paths[0]))
+    index = int(options["index"]) if "index" in options else None
+    place = place_under_an_engine(spec, os.environ, index=index, launch=options.get("launch"), meeting=options.get("meeting"))
+    with place.listener or nullcontext():
+        return _take_part(spec, place, launcher)
+
+
+def _take_part(spec: Spec, place: Place, launcher: Launcher) -> int:
+    """Take the folder, look at this machine, and run."""
+    run_folder = spec.job.run_folder
+    if place.is_first and (code := _take_folder(run_folder)) is not None:
+        return code
     try:
-        spec = Spec.read(Path(paths[0]))
-        run_folder = spec.job.run_folder
         _stand_in(spec)
-        index = int(options["index"]) if "index" in options else None
-        place = place_under_an_engine(spec, os.environ, index=index, launch=options.get("launch"), meeting=options.get("meeting"))
         work = _work(spec, place)
-        if place.is_first and (code := _take_folder(run_folder)) is not None:
-            return 0 if code in _SAVED else code
     except UserError as error:
         print(f"\n{error}", file=sys.stderr)
-        if run_folder is not None:  # whoever settles the run asks its folder alone
+        if _is_ours(run_folder, place):  # whoever settles the run asks its folder alone
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
     launcher.has_begun = True
@@ -93,7 +98,7 @@ def _work(spec: Spec, place: Place) -> Work:
     job, cluster = spec.job, spec.job.config.cluster
     if job.checkpoint is not None and job.run_folder.has_continued():
         job = replace(job, checkpoint=None)  # an earlier life of this spec has loaded it: from then on the newest one counts
-    processes = spec.processes[place.index] or devices.processes_per_node(cluster.processes_per_node, cluster.device)
+    processes = spec.processes[place.index]
     facts = collect(
         job.config,
         launch=place.launch,
@@ -110,6 +115,8 @@ def _work(spec: Spec, place: Place) -> Work:
 def _take_folder(run_folder: RunFolder) -> int | None:
     """Take the run's folder for this life of the run (the first machine); return an exit code where it is not to begin.
 
+    Nothing is written into it before it is ours. A stop signal ends the waiting: nothing was begun.
+
     Raises:
         ConfigError: another run holds it.
     """
@@ -119,7 +126,9 @@ def _take_folder(run_folder: RunFolder) -> int | None:
             hold(run_folder.root, key="RUN")
             break
         except ConfigError:
-            if early.received or time.monotonic() > deadline:  # a batch system does not wait
+            if early.received:  # a batch system does not wait
+                return DONE
+            if time.monotonic() > deadline:
                 raise
         time.sleep(_POLL_S)
     if verdict := count_failure(run_folder):
@@ -127,3 +136,16 @@ def _take_folder(run_folder: RunFolder) -> int | None:
         return NO_PROGRESS
     run_folder.forget_failure()
     return None
+
+
+def _is_ours(run_folder: RunFolder, place: Place) -> bool:
+    """Tell whether a mistake of this machine is one of the run: this start of it has the folder, and there is something left to do.
+
+    The first machine has taken it. Another one waits until that one has written where it is: it may still find that another run holds it.
+    """
+    deadline = time.monotonic() + _LET_GO_WITHIN_S
+    while not place.is_first and (place.notice is None or not place.registry_addresses()):
+        if place.notice is None or early.received or time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return not run_folder.is_completed()

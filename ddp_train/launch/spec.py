@@ -39,7 +39,7 @@ class Spec:
 
     job: Job
     engine: str  # slurm | ssh | torchrun: who starts the node programs
-    processes: tuple[int | None, ...]  # for each machine, the first one first; None: one per GPU there, or two on CPU
+    processes: tuple[int, ...]  # for each machine, the first one first
     min_nodes: int  # fewer than `processes` has where machines may come and go
     code: Code | None = None  # None: what is installed and lies where the command stands, on each machine
     working_directory: str = field(default_factory=os.getcwd)

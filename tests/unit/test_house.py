@@ -25,7 +25,6 @@ SHOWN_BY = {
     "cli/compose.py": "tests/config/test_config.py",
     "cli/plan_commands.py": "tests/unit/cli/test_plan.py",
     "cli/plan_text.py": "tests/unit/cli/test_plan.py",
-    "cli/node.py": "tests/distributed/test_cluster.py",
     "cli/resume.py": "tests/config/test_config.py",
     "cli/runs.py": "tests/distributed/test_sweep.py",
     "config/check.py": "tests/config/test_config.py",

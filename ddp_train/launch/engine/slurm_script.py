@@ -181,7 +181,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
     if cpus := _cpus(spec):
         yield f"cpus-per-task={cpus}"
     if cluster.device == "cuda" and not set(_GPUS) & set(slurm.options):
-        yield f"gpus-per-node={max(count or 1 for count in spec.processes)}"
+        yield f"gpus-per-node={max(spec.processes)}"
     if spec.job.examines:
         yield f"time={_EXAMINES_MINUTES}"
     elif cluster.walltime is not None:
@@ -236,7 +236,7 @@ def _cpus(spec: Spec) -> int | None:
     if config.cluster.slurm.exclusive:
         return None
     each = max(config.cluster.threads_per_process or 1, 1 + config.loader.num_workers)
-    return each * max(count or 1 for count in spec.processes)
+    return each * max(spec.processes)
 
 
 def _time(cluster: ClusterConfig) -> str:

@@ -20,7 +20,7 @@ from tests.unit.parts import checked
 def spec(tmp_path: Path) -> Spec:
     job = Job(config=checked(), run_folder=RunFolder(tmp_path), command=["ddp-train"], overrides=["name=a b"], checkpoint=None)
     code = Code(folder=str(tmp_path / "launch/code"), hash="0" * 32, roots=("experiments", "."))
-    return Spec(job=job, engine="slurm", processes=(2, None), min_nodes=2, code=code, engine_options={"setup": ["module load cuda"]})
+    return Spec(job=job, engine="slurm", processes=(2, 3), min_nodes=2, code=code, engine_options={"setup": ["module load cuda"]})
 
 
 def test_a_machine_reads_what_was_written(spec: Spec) -> None:
@@ -28,7 +28,7 @@ def test_a_machine_reads_what_was_written(spec: Spec) -> None:
     found = Spec.read(path)
     assert path == spec.job.run_folder.spec and path.stat().st_mode & 0o007 == 0
     assert found.hash() == spec.hash() and found.to_json() == spec.to_json()
-    assert (found.processes, found.max_nodes, found.code) == ((2, None), 2, spec.code)
+    assert (found.processes, found.max_nodes, found.code) == ((2, 3), 2, spec.code)
     assert found.job.config == spec.job.config and found.job.run_folder == spec.job.run_folder
     assert found.token == spec.token != replace(spec, token="other").token
 
