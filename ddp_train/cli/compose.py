@@ -123,7 +123,8 @@ class Checked(Callback):
         with _exits_of_its_own():
             checked = check_composed(config, config.hydra)
             if checked.cluster.launcher == "torchrun" and not is_torchrun_worker():
-                if not _examines(config.hydra) and (waited := wait_before_meeting(checked)):
+                waits = not _examines(config.hydra) and not _has_begun(config, checked)
+                if waits and (waited := wait_before_meeting(checked)):
                     raise Exit(waited)
                 if (code := torchrun.follow(checked)) is not None:
                     raise Exit(code)  # the first machine claims
@@ -222,6 +223,14 @@ def place_of(composed: DictConfig, checked: RunConfig) -> Place:
     folder = _place(composed.hydra.run, key="hydra.run.dir", is_typed=is_typed)
     is_continued = is_typed and checked.resume == "auto" and (folder / "config.yaml").exists()
     return Place(folder=folder, key="hydra.run.dir", is_new=not is_typed, is_continued=is_continued)
+
+
+def _has_begun(composed: DictConfig, checked: RunConfig) -> bool:
+    """Tell whether this goes on with a run that has begun before: that one waits for no other again."""
+    if not checked.runs_before():
+        return False
+    found = place_of(composed, checked)
+    return found.is_continued and RunFolder(found.folder).environment.exists()
 
 
 def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:

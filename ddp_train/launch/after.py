@@ -30,6 +30,7 @@ WAITS_ITSELF = ("slurm",)
 
 _LOOK_EVERY_S = 1.0
 _SAY_EVERY_S = 60.0
+_UNSEEN_FOR_S = 300.0  # a file server that is away for some minutes
 
 
 def before(job: Job) -> list[Path]:
@@ -136,9 +137,22 @@ def state(folder: Path) -> str:
 
 
 def _wait_for_one(folder: Path, who: str) -> None:
-    said, said_at = "", 0.0
-    while not require_possible(folder, fix=f"when it is done: ddp-train resume {who}" if who else ""):
-        now = state(folder)
+    said, said_at, seen_at = "", 0.0, time.monotonic()
+    fix = f"when it is done: ddp-train resume {who}" if who else ""
+    while True:
+        try:
+            if require_possible(folder, fix=fix):
+                break
+            now, seen_at = state(folder), time.monotonic()
+        except OSError as error:  # it was moved or removed, or its file server is away
+            now = f"cannot be looked at: {error.strerror}"
+            if time.monotonic() > seen_at + _UNSEEN_FOR_S:
+                raise EnvironmentRefuses(
+                    key="after",
+                    happened=f"{RunFolder(folder).shown()} {now}, for {_UNSEEN_FOR_S:.0f} s",
+                    expected="the folder of a run that is done, or on its way",
+                    fix=fix,
+                ) from None
         kind = now.partition(",")[0]
         if kind != said or time.monotonic() - said_at > _SAY_EVERY_S:
             print(printable(f"waiting for {RunFolder(folder).shown()}: {now}"), file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ that is free, which the first machine writes into a file of the run folder.
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -47,6 +48,7 @@ class Place:
         if self.notice is None:
             return self.addresses
         with suppress(OSError, ValueError, KeyError):  # not yet
+            look_anew(self.notice.parent)
             found = json.loads(self.notice.read_text())
             return tuple((host, found["port"]) for host in found["hosts"])
         return ()
@@ -117,6 +119,17 @@ def listen(host: str, port: int) -> socket.socket:
     is_ipv6 = ":" in host or (not host and socket.has_dualstack_ipv6())
     family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=is_ipv6 and not host)
+
+
+def look_anew(folder: Path) -> None:
+    """Let a network file system look what is in a folder: it may believe for a minute that what was missing there once still is.
+
+    Opening the folder is what makes NFS ask its server (close-to-open).
+
+    Raises:
+        OSError: it is not there.
+    """
+    os.listdir(folder)
 
 
 def _own_names() -> list[str]:

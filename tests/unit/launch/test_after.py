@@ -103,6 +103,22 @@ def test_what_never_gets_done_ends_it_and_whatever_comes_after_it(capsys: pytest
     assert (settled.verdict, settled.exit_code) == (Verdict.NEVER, ENVIRONMENT_REFUSES)
 
 
+def test_a_folder_that_is_away_for_a_moment_is_waited_for_and_one_that_stays_away_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,), waiting = runs("a"), job("a")
+    away = run.root.rename("away")
+    timers = [later(0.1, away.rename, run.root), later(0.3, end, run)]
+    assert after.wait_for_runs(waiting) == 0
+    for timer in timers:
+        timer.join()
+    assert "waiting for a: cannot be looked at: No such file or directory\n" in capsys.readouterr().err
+    monkeypatch.setattr(after, "_UNSEEN_FOR_S", 0.1)
+    shutil.rmtree(run.root)
+    assert after.wait_for_runs(waiting) == ENVIRONMENT_REFUSES
+    assert "after: a cannot be looked at: No such file or directory, for 0 s" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)])
 def test_a_stop_signal_ends_the_waiting(number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     runs("a")
