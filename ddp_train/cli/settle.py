@@ -10,33 +10,49 @@ from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Verdict, begin_life, settle
+from ddp_train.run_folder.verdict import Verdict, begin_life, note_refusal, settle
 
-USAGE = """ddp-train settle RUN [--begins] [--job=ID]
+USAGE = """ddp-train settle RUN [--begins] [--job=ID] [--ended=CODE]
 
   RUN            a run folder: says `done`, `again: why` or `never: why`, for batch scripts and people
   --begins       the run is just about to be started: count it, so that it is not started for ever
   --job=ID       who asks, by the engine's name of it: never for one job while another one has the run
+  --ended=CODE   the machines have ended with this exit code: 2, 78, 93, 126 and 127 of one that left no report mean never
 
 Exit code: 0 done; 75 again; never has the code of its failure (1, 2, 78, 93), or 130 when somebody stopped the run.
 """
 
 
 def settle_run(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train settle RUN [--begins] [--job=ID]`: print the verdict on a run, and return it as an exit code. Starts nothing."""
-    folders = [text for text in arguments if text != "--begins" and not text.startswith("--job=")]
-    job = next((text.removeprefix("--job=") for text in arguments if text.startswith("--job=")), "")
-    if len(folders) != 1 or folders[0].startswith("-"):
-        raise ConfigError(happened="which run?", expected="ddp-train settle RUN [--begins] [--job=ID]", fix="give a run folder")
+    """`ddp-train settle RUN [--begins] [--job=ID] [--ended=CODE]`: print the verdict on a run, and return it. Starts nothing."""
+    folders = [text for text in arguments if text != "--begins" and not text.startswith(("--job=", "--ended="))]
+    job, ended = _given("--job=", arguments), _given("--ended=", arguments) or "0"
+    if len(folders) != 1 or folders[0].startswith("-") or not ended.isdigit():
+        expected = "ddp-train settle RUN [--begins] [--job=ID] [--ended=CODE]"
+        raise ConfigError(happened="which run?", expected=expected, fix="give a run folder")
     run_folder = RunFolder(run_of(Path(folders[0])))
     if job and (other := _other_job(run_folder, job)):
         print(f"never: job {other} has this run")
         return DONE
+    if int(ended) != DONE:
+        note_refusal(run_folder, int(ended), logs=f"the logs {run_folder.shown()}/logs/slurm-*.out", is_elastic=_is_elastic(run_folder))
     settled = settle(run_folder)
     if "--begins" in arguments and settled.verdict == Verdict.AGAIN:
         begin_life(run_folder)
     print(settled)
     return settled.exit_code
+
+
+def _given(option: str, arguments: list[str]) -> str:
+    return next((text.removeprefix(option) for text in arguments if text.startswith(option)), "")
+
+
+def _is_elastic(run_folder: RunFolder) -> bool:
+    try:
+        spec = Spec.read(run_folder.spec)
+    except UserError:  # which is why a machine refused
+        return False
+    return spec.min_nodes < spec.max_nodes
 
 
 def _other_job(run_folder: RunFolder, job: str) -> str:

@@ -52,6 +52,9 @@ _FIXES = {  # of errors that are not ours: what their text looks like -> what he
 MACHINE_LOST = "MachineLost"
 """The error of a machine that went away with all its ranks."""
 
+MACHINE_REFUSED = "MachineRefused"
+"""The error of a machine that could leave nothing in the run's folder itself."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -91,6 +94,8 @@ class Failure:
     @property
     def who(self) -> str:
         """The rank that failed, or the machine that was lost."""
+        if self.error == MACHINE_REFUSED:
+            return "a machine"
         return f"machine {self.host}" if self.error == MACHINE_LOST else f"rank {self.rank} on {self.host} (pid {self.pid})"
 
     def line(self, most: int) -> str:
@@ -233,6 +238,11 @@ def from_agent(*, pid: int, signal_name: str) -> Failure:
 def from_machine(*, host: str, ranks: Sequence[int], why: str) -> Failure:
     """Describe a machine that the others have lost, and with it some ranks."""
     return Failure(rank=ranks[0], host=host, pid=0, error=MACHINE_LOST, message=f"{host} {why}; lost with it: {_name(ranks)}")
+
+
+def from_refusal(code: int, *, logs: str) -> Failure:
+    """Describe that some machine refused: all that is known is the exit code, one of `errors.FINAL`, and which logs say why."""
+    return Failure(rank=0, pid=0, error=MACHINE_REFUSED, message=f"a machine refused (exit code {code}); {logs} say why", exit_code=code)
 
 
 def from_verdict(verdict: str) -> Failure:

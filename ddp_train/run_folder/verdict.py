@@ -18,7 +18,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import NamedTuple
 
-from ddp_train.errors import DONE, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import NO_PROGRESS_ERROR
 from ddp_train.run_folder.paths import RunFolder
@@ -29,6 +29,8 @@ LIVES = 8
 """So many lives in a row without a new checkpoint are the last. More than the failures that are counted: an early stop is none."""
 
 _SHOWN = 200  # characters of an error
+_NOT_THERE = (126, 127)  # what a shell ends with that cannot run what it was told to
+_WORD_WITHIN_S, _POLL_S = 10.0, 0.5  # of a run that has ended, until another machine sees it: a network file system
 
 
 class Verdict(StrEnum):
@@ -82,9 +84,48 @@ def settle(run_folder: RunFolder) -> Settled:
 
 
 def begin_life(run_folder: RunFolder) -> None:
-    """Count a start of the run. Whoever starts the machines of a run calls it once for each start, before anything that may be killed."""
-    saved = _lives(run_folder)
-    write_json(run_folder.lives, {"saved": [*saved, max(run_folder.saved_steps(), default=0)], "newest": time.time()})
+    """Count a start of the run. Whoever starts the machines of a run calls it once for each start, before anything that may be killed.
+
+    What the starts before it left makes way: a result or a report that is there later is of this one.
+    """
+    run_folder.forget_failure()
+    write_json(run_folder.lives, {"saved": [*_lives(run_folder), max(run_folder.saved_steps(), default=0)]})
+
+
+def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: bool) -> None:
+    """Leave a report of a machine that refused and could not do so itself: it does not see the folder, or has no interpreter.
+
+    Where all machines are needed, the others are stopped for it, and say that they were. Where not, they go on without it: their word
+    counts, and the exit code does only when none of them has left one in this life.
+
+    Args:
+        code: with which the machines ended, the highest one. Only one that says to try it no more counts.
+        logs: where the machine may have said why.
+        is_elastic: the run goes on with fewer machines.
+    """
+    code = ENVIRONMENT_REFUSES if code in _NOT_THERE else code
+    report = failure.load(run_folder.failure)
+    if code not in FINAL or settle(run_folder).verdict != Verdict.AGAIN or (is_elastic and (report or _result(run_folder))):
+        return
+    run_folder.forget_failure()
+    failure.from_refusal(code, logs=logs).record(run_folder)
+
+
+def end_of(run_folder: RunFolder, *, within_s: float = _WORD_WITHIN_S) -> tuple[Settled, int]:
+    """Return the verdict on a run that nobody starts again by itself, and the exit code of the command that has followed it.
+
+    Args:
+        within_s: how long its last word may take to be seen here.
+    """
+    deadline = time.monotonic() + within_s
+    while (settled := settle(run_folder)).verdict == Verdict.AGAIN and _result(run_folder) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    if settled.verdict != Verdict.AGAIN:
+        return settled, settled.exit_code
+    result = _result(run_folder)
+    if result is None or result.status != Status.PREEMPTED:
+        return settled, FAILED
+    return settled, PREEMPTED if result.step is not None or any(run_folder.saved_steps()) else TERMINATED
 
 
 def lives_without_progress(run_folder: RunFolder) -> int:

@@ -70,3 +70,12 @@ def test_one_job_at_a_time_has_a_run(run_folder: RunFolder, capsys: pytest.Captu
     stages["8"] = Stage.ENDED
     assert (asks("7"), noted()) == ("again", "7")  # submitted by hand, when the first one was over
     assert settle_run([str(run_folder.root), "--begins", "--job=8"], LAUNCHER) == 0
+
+
+def test_the_exit_code_of_the_machines_counts_where_they_leave_no_word(run_folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    spec(run_folder.root).write()
+    settle_run([str(run_folder.root), "--begins"], LAUNCHER)
+    assert settle_run([str(run_folder.root), "--ended=1"], LAUNCHER) == 75
+    assert settle_run([str(run_folder.root), "--ended=127"], LAUNCHER) == 78
+    assert "never: a machine: MachineRefused: a machine refused (exit code 78)" in capsys.readouterr().out
+    assert settle_run([str(run_folder.root)], LAUNCHER) == 78  # whoever asks later

@@ -11,7 +11,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import begin, count_failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.verdict import LIVES, Verdict, begin_anew, begin_life, mark_cancelled, settle
+from ddp_train.run_folder.verdict import LIVES, Verdict, begin_anew, begin_life, end_of, mark_cancelled, note_refusal, settle
 
 
 @pytest.fixture
@@ -116,3 +116,47 @@ def test_damaged_files_are_no_word(run_folder: RunFolder) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text("{")
     assert settle(run_folder).verdict == Verdict.AGAIN
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(2, 2), (78, 78), (93, 93), (126, 78), (127, 78), (1, 75), (137, 75), (143, 75)])
+def test_a_machine_that_could_leave_nothing_has_said_it_with_its_exit_code(run_folder: RunFolder, code: int, verdict: int) -> None:
+    begin_life(run_folder)
+    ended(run_folder, Status.PREEMPTED)  # by the others, which were stopped for it
+    note_refusal(run_folder, code, logs="the logs x", is_elastic=False)
+    settled = settle(run_folder)
+    assert settled.exit_code == verdict
+    assert settled.verdict == Verdict.AGAIN or f"a machine refused (exit code {verdict}); the logs x say why" in settled.reason
+
+
+def test_the_word_of_those_that_went_on_without_it_counts_in_an_elastic_run(run_folder: RunFolder) -> None:
+    ended(run_folder, Status.PREEMPTED, step=5)
+    begin_life(run_folder)
+    note_refusal(run_folder, 78, logs="x", is_elastic=True)
+    assert settle(run_folder).exit_code == 78  # what lay there was of the life before
+    run_folder.forget_failure()
+    begin_life(run_folder)
+    ended(run_folder, Status.PREEMPTED, step=7)
+    note_refusal(run_folder, 78, logs="x", is_elastic=True)
+    assert settle(run_folder).verdict == Verdict.AGAIN
+
+
+def test_what_is_completed_or_cancelled_stays_so(run_folder: RunFolder) -> None:
+    mark_cancelled(run_folder)
+    note_refusal(run_folder, 78, logs="x", is_elastic=False)
+    assert settle(run_folder).exit_code == 130
+    ended(run_folder, Status.COMPLETED)
+    note_refusal(run_folder, 78, logs="x", is_elastic=False)
+    assert settle(run_folder).verdict == Verdict.DONE
+
+
+def test_who_has_followed_a_run_ends_as_it_did(run_folder: RunFolder) -> None:
+    assert end_of(run_folder, within_s=0.0)[1] == 1  # it has left no word
+    failed(run_folder, ValueError("too large"))
+    assert end_of(run_folder)[1] == 1 and settle(run_folder).verdict == Verdict.AGAIN
+    run_folder.forget_failure()
+    ended(run_folder, Status.PREEMPTED)
+    assert end_of(run_folder)[1] == 143
+    save(run_folder, 7)
+    assert end_of(run_folder)[1] == 75
+    mark_cancelled(run_folder)
+    assert end_of(run_folder)[1] == 130

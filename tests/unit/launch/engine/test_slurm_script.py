@@ -171,3 +171,19 @@ def test_what_setup_prints_is_no_answer(tmp_path: Path) -> None:
         ["bash", "-c", task_script(Spec(**{**vars(one), "working_directory": str(tmp_path)}))], capture_output=True, text=True
     )
     assert ran.stdout == "-m ddp_train\n" and ran.stderr == "noise\n"
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_a_signal_waits_until_python_listens_where_env_can_hold_it(tmp_path: Path, can: bool) -> None:
+    python, env = tmp_path / "python", tmp_path / "env"
+    python.write_text('#!/bin/bash\necho "$@ $DDP_TRAIN_HOLDS"; grep ^SigBlk /proc/$$/status\n')
+    env.write_text("#!/bin/bash\nexit 125\n")
+    for program in (python, env):
+        program.chmod(0o755)
+    one = Spec(**{**vars(spec(tmp_path, f"cluster.python={python}")), "working_directory": str(tmp_path)})
+    (tmp_path / "task.sh").write_text(task_script(one))
+    path = "/usr/bin:/bin" if can else f"{tmp_path}:/usr/bin:/bin"
+    ran = subprocess.run(["bash", str(tmp_path / "task.sh"), "node", "x"], capture_output=True, text=True, env={"PATH": path}, check=True)
+    said, blocked = ran.stdout.splitlines()
+    assert said == "-m ddp_train node x "
+    assert int(blocked.split()[1], 16) & 0x4200 == (0x4200 if can else 0)  # TERM and USR1
