@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ddp_train.cli.saved_run import run_of
 from ddp_train.config.saved import saved_config
+from ddp_train.config.schema import run_folders
 from ddp_train.errors import DONE, ConfigError, UserError, printable
 from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
 from ddp_train.launch.launcher import Launcher
@@ -59,7 +61,8 @@ def state_of(run_folder: RunFolder) -> str:
         return f"running ({holder_of(run_folder.root) or 'nobody says who'})"
     if found is None and not run_folder.logs.exists() and run_folder.read_result() is None:
         return "not started"
-    return f"not running; {settled}" + (f"\n  {found}" if isinstance(found, str) else "")
+    how = found if isinstance(found, str) else f"job {_id(run_folder)} {found}" if found is not None else ""
+    return f"not running; {settled}" + (f"\n  {how}" if how else "")
 
 
 def submitted_state(run_folder: RunFolder) -> State | str | None:
@@ -79,7 +82,14 @@ def is_at_work(run_folder: RunFolder) -> bool:
 
 
 def _details(run_folder: RunFolder) -> Iterator[str]:
-    trainer: dict[str, Any] = saved_config(run_folder.root)["trainer"] if run_folder.config.exists() else {}
+    config: dict[str, Any] = saved_config(run_folder.root) if run_folder.config.exists() else {}
+    trainer: dict[str, Any] = config.get("trainer", {})
+    has_begun = run_folder.environment.exists() or run_folder.is_completed()
+    for folder in run_folders(config["after"]) if config.get("after") and not has_begun else ():
+        before = RunFolder(Path(folder))
+        if (settled := settle(before)).verdict is Verdict.NEVER:
+            again = shlex.quote(run_folder.shown())
+            yield printable(f"it comes after {before.shown()}, which does not get done: {settled.reason}; then `ddp-train resume {again}`")
     if (far := progress(run_folder)) is not None:
         yield far.line(max_steps=trainer.get("max_steps"), max_epochs=trainer.get("max_epochs"))
     if (result := run_folder.read_result()) is not None and result.status == Status.COMPLETED and result.last:

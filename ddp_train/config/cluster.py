@@ -36,7 +36,7 @@ _VARIABLES = {
     "rendezvous_endpoint": ("PET_RDZV_ENDPOINT",),
     "rendezvous_id": ("PET_RDZV_ID",),
     "max_restarts": ("PET_MAX_RESTARTS",),
-    "processes_per_node": ("PET_NPROC_PER_NODE",),
+    "processes_per_node": ("PET_NPROC_PER_NODE", "NPROC_PER_NODE"),
 }
 _ADDRESS = (("PET_MASTER_ADDR", "PET_MASTER_PORT"), ("MASTER_ADDR", "MASTER_PORT"))
 
@@ -118,9 +118,10 @@ def hosts_of(cluster: ClusterConfig) -> list[str]:
 
 
 def processes_of_nodes(cluster: ClusterConfig) -> tuple[int, ...]:
-    """Return the number of processes on each machine, the first one first; one per GPU here, or two, where the config does not say it."""
+    """Return the number of processes on each machine, the first one first; one per GPU here, or two, where nobody says it."""
+    given = processes_given(cluster, os.environ) if cluster.launcher == "torchrun" else cluster.processes_per_node
     own = [host_and_processes(text)[1] for text in cluster.hosts] if cluster.hosts else [None] * most_nodes(cluster)
-    return tuple(devices.processes_per_node(count or cluster.processes_per_node, cluster.device) for count in own)
+    return tuple(devices.processes_per_node(count or given, cluster.device) for count in own)
 
 
 def most_nodes(cluster: ClusterConfig) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from ddp_train.config.cluster import ALONE, environment_of, max_restarts
+from ddp_train.config.cluster import ALONE, environment_of, max_restarts, processes_of_nodes
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.launch.ending import exit_code
 from ddp_train.run_folder.attempts import count_failure, forget
-from ddp_train.system import devices, handover
+from ddp_train.system import handover
 
 
 def run(job: Job) -> int:
@@ -46,4 +46,4 @@ def _run_agent(job: Job) -> int:
 
 
 def _processes(cluster: ClusterConfig) -> int:
-    return devices.processes_per_node(cluster.processes_per_node, cluster.device)
+    return processes_of_nodes(cluster)[0]

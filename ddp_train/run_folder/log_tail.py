@@ -40,7 +40,7 @@ class LogTail:
                 new = file.read(_CHUNK)
         except OSError:
             return []
-        whole = new[: new.rfind(b"\n") + 1]
+        whole = new[: new.rfind(b"\n") + 1] or (new if len(new) == _CHUNK else b"")  # a progress bar may never end its line
         self._places[path] = self._places.get(path, 0) + len(whole)
         return whole.decode(errors="replace").splitlines()
 

@@ -151,9 +151,10 @@ def _states(id: str) -> dict[str, State]:
 
 def _state(name: str, reason: str, nodes: str, began: str, ends: str) -> State:
     stage = Stage.QUEUED if name in _QUEUED else Stage.RUNNING if name in _RUNNING else Stage.ENDED
+    how = name.lower() + (f" ({reason})" if reason.startswith("Dependency") else "")  # cancelled, because a run before it failed
     return State(
         stage=stage,
-        why=(reason if reason != "None" else "") if stage is Stage.QUEUED else name.lower() if name != "RUNNING" else "",
+        why=(reason if reason != "None" else "") if stage is Stage.QUEUED else how if name != "RUNNING" else "",
         nodes=tuple(hosts_of(nodes)),
         since=_time(began) if stage is not Stage.QUEUED else None,
         ends=_time(ends) if stage is Stage.RUNNING else None,

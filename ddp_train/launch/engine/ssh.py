@@ -87,7 +87,7 @@ class Ssh:
             Remote(host=host, command=command, script=script)
             for host, command, script in zip(hosts_of(spec.job.config.cluster), rendered.commands, rendered.files.values(), strict=True)
         ]
-        client = fork(lambda: run_client(run_folder, remotes, least=spec.min_nodes))
+        client = fork(lambda: run_client(run_folder, remotes, least=spec.min_nodes, examines=bool(spec.job.examines)))
         id = f"{socket.gethostname()}:{client.pid}:{start_of(client.pid)}"
         self._clients[id] = client
         Submission(engine="ssh", id=id).write(run_folder)

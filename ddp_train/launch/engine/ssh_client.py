@@ -53,11 +53,12 @@ class Remote:
     script: str  # what that is told
 
 
-def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int) -> int:
+def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, examines: bool = False) -> int:
     """Be the client: run the node programs to their ends, and return the exit code of the run.
 
     Args:
         least: so many machines are needed.
+        examines: nothing of it stays that could be resumed.
     """
     os.setsid()  # Ctrl-C on the terminal reaches the command, which tells us once
     received: list[int] = []
@@ -82,7 +83,8 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int) 
     for problem in problems:
         print(f"\n{problem}", file=sys.stderr)
     if problems:
-        print(f"\nnothing was started; when that is mended: ddp-train resume {run_folder.shown()}", file=sys.stderr)
+        again = "the same command" if examines else f"ddp-train resume {shlex.quote(run_folder.shown())}"
+        print(f"\nnothing was started; when that is mended: {again}", file=sys.stderr)
     is_off = bool(problems or received)
     for line in lines:
         if is_off:

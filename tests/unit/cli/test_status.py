@@ -12,7 +12,9 @@ from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.verdict import mark_cancelled
 from tests.unit.cli.runs import a_run, works_in
 
 LAUNCHER = Launcher(run=lambda job: 99, slots=lambda folder, count: [])
@@ -39,8 +41,9 @@ def test_a_run_from_its_start_to_its_end(tmp_path: Path, capsys: pytest.CaptureF
         "running on node1, node2, job 17",
         "step 40 of 100, epoch 1.50 of 6, loss 0.5, 2 steps/s, 30 s left",
     ]
-    found = State(stage=Stage.ENDED, why="node_fail")
+    found = State(stage=Stage.ENDED, why="out_of_memory", nodes=("node1",))
     assert status(tmp_path, capsys)[0].startswith("not running; again: it has not ended with a word of its own")
+    assert status(tmp_path, capsys)[1] == "job 17 ended on node1: out_of_memory"
     Result(status=Status.COMPLETED, step=100, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
     assert status(tmp_path, capsys)[0] == "done" and status(tmp_path, capsys)[-1] == "eval/loss 0.25"
 
@@ -57,6 +60,22 @@ def test_what_went_wrong_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[
     Submission(engine="slurm", id="17").write(run_folder)
     monkeypatch.setattr(slurm_client, "state", away)
     assert status(tmp_path, capsys)[1] == "slurm, job 17: SLURM does not answer: no controller"
+
+
+def test_a_run_whose_dependency_never_gets_done_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    a_run(first)
+    run_folder = a_run(second, f"after={first}")
+    Submission(engine="slurm", id="18").write(run_folder)
+    cancelled = State(stage=Stage.ENDED, why="cancelled (DependencyNeverSatisfied)")
+    monkeypatch.setattr(slurm_client, "state", lambda id: cancelled)
+    assert len(status(second, capsys)) == 2
+    mark_cancelled(RunFolder(first))
+    _, how, why = status(second, capsys)
+    assert how == "job 18 ended: cancelled (DependencyNeverSatisfied)"
+    assert why.startswith(f"it comes after {first}, which does not get done: cancelled by ") and f"ddp-train resume {second}" in why
 
 
 def test_a_run_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

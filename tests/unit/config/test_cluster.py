@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ddp_train.config.check import CONF
-from ddp_train.config.cluster import check_tasks, environment_of, max_restarts, processes_given, stops_at
+from ddp_train.config.cluster import check_tasks, environment_of, max_restarts, processes_given, processes_of_nodes, stops_at
 from ddp_train.errors import ConfigError
 from tests.unit.config.clusters import SILENT, found
 
@@ -87,6 +87,13 @@ def test_an_operators_restarts_and_processes_are_taken_where_the_config_has_none
     ours = replace(SILENT, max_restarts=0, processes_per_node=2)
     assert (max_restarts(ours, environment), processes_given(ours, environment)) == (0, 2)
     assert processes_given(SILENT, {"PET_NPROC_PER_NODE": "auto"}) is None
+    assert processes_given(SILENT, {"NPROC_PER_NODE": "3"}) == 3
+
+
+def test_the_batch_is_reckoned_with_the_processes_that_the_environment_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPROC_PER_NODE", "3")
+    assert processes_of_nodes(replace(SILENT, launcher="torchrun", nodes=2)) == (3, 3)
+    assert processes_of_nodes(replace(SILENT, launcher="local", processes_per_node=1)) == (1,)
 
 
 def test_values_of_the_environment_become_text() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +56,31 @@ def test_one_machine_alone_meets_nobody() -> None:
 def test_of_a_command_line_what_is_each_machines_own_is_left_out() -> None:
     one, other = (_of_a_command_line(facts(), ["-m", "seed=1,2", f"cluster.node_rank={number}"]) for number in (0, 1))
     assert one.config == other.config == {"the command line": "-m seed=1,2"}
+
+
+VARIABLES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
+
+
+def multinode(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with a ddp-train that says what it was given."""
+    program = folder / "ddp-train"
+    program.write_text('#!/bin/bash\nprintf "%s\\n" "$@" "$NNODES $NODE_RANK $MASTER_ADDR $MASTER_PORT $NPROC_PER_NODE" "${PET_NNODES-}"\n')
+    program.chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", **variables}
+    script = Path(__file__).parents[3] / "launch/multinode.sh"
+    return subprocess.run(["bash", str(script), "a b", "seed=1"], env=environment, capture_output=True, text=True)
+
+
+def test_the_script_is_the_command_with_its_variables(tmp_path: Path) -> None:
+    said = multinode(tmp_path, **VARIABLES, NPROC_PER_NODE="3", PET_NNODES="9")
+    assert said.stdout.splitlines() == ["cluster=torchrun", "a b", "seed=1", "2 1 node0 29400 3", ""], said.stderr
+    assert multinode(tmp_path, **{**VARIABLES, "NNODES": "1:4"}).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [*((name, "") for name in VARIABLES), ("NNODES", "two"), ("MASTER_PORT", "x"), ("NPROC_PER_NODE", "gpu")]
+)
+def test_the_script_names_a_variable_that_is_wrong(tmp_path: Path, name: str, value: str) -> None:
+    said = multinode(tmp_path, **{**VARIABLES, name: value})
+    assert said.returncode == 2 and said.stdout == ""
+    assert said.stderr.startswith(f"{name} is '{value}': expected ") and "NODE_RANK       which one" in said.stderr

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_train.run_folder import log_tail
 from ddp_train.run_folder.log_tail import LogTail
 from ddp_train.run_folder.paths import RunFolder
 
@@ -31,6 +32,14 @@ def test_whole_lines_that_are_added_also_to_files_that_are_new(run_folder: RunFo
     add(run_folder, "slurm-7.out", "o\n")
     add(run_folder, "slurm-7-node2.out", "other\x1b[2J\n")
     assert tail.lines() == ["two", "node2: other\\x1b[2J"]
+
+
+def test_a_line_that_does_not_end_holds_nothing_up(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_tail, "_CHUNK", 8)
+    tail = LogTail(run_folder)
+    add(run_folder, "slurm-7.out", "1%\r2%\r3%\r4%\ndone\n")
+    shown = tail.lines() + tail.lines() + tail.lines()
+    assert shown[0] == "1%" and shown[-1] == "done"
 
 
 def test_of_several_jobs_the_newest_speaks(run_folder: RunFolder) -> None:
