@@ -149,7 +149,8 @@ def test_a_lost_machine_is_named_and_everything_ends_its_own_ranks_too(together:
     assert "node0 has been silent for 6 s; the ranks of this machine are ended" in running[2].output
 
 
-@pytest.mark.parametrize("cut", ["unplug", pytest.param("drop", marks=pytest.mark.cluster_long)])
+@pytest.mark.cluster_long
+@pytest.mark.parametrize("cut", ["unplug", "drop"])
 def test_an_elastic_run_goes_on_without_a_machine_and_takes_it_back(together: Callable[..., Together], cut: str) -> None:
     run = together(3, *LONG, "cluster.max_restarts=3", nodes="1:3")
     running = run.start_all()

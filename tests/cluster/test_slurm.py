@@ -37,6 +37,7 @@ def test_two_nodes_of_two_processes_give_the_losses_of_one_machine(project: Slur
     assert project.type("settle", "outputs/run").stdout == "done\n"
 
 
+@pytest.mark.cluster_long
 def test_a_signal_requeues_and_cancel_does_not_and_resume_goes_on(project: SlurmProject) -> None:
     """One run, bitwise that of one without a stop: requeued after USR1, cancelled, resumed, ended by scancel, and resumed to its end."""
     job, run_folder = project.submit(SLOW, steps=400)
@@ -70,6 +71,7 @@ def test_a_signal_requeues_and_cancel_does_not_and_resume_goes_on(project: Slurm
     assert losses(run_folder) == project.losses_alone(steps=400)
 
 
+@pytest.mark.cluster_long
 def test_in_an_allocation_it_runs_at_once_and_ctrl_c_saves(project: SlurmProject) -> None:
     words = [sys.executable, "-m", "ddp_train", *project.words(SLOW, steps=600)]
     salloc = project.start("salloc", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", *words)

@@ -93,6 +93,7 @@ def test_values_of_options(slurm: Callable[..., Slurm], tmp_path: Path) -> None:
     assert list(tmp_path.rglob("PWNED")) == []
 
 
+@pytest.mark.cluster_long
 def test_paths_and_what_is_run_in_them(slurm: Callable[..., Slurm], tmp_path: Path) -> None:
     """Each in the name of the run folder, of the folder where the command stands, of the interpreter and of a line of cluster.setup."""
     bed = slurm(1)
@@ -122,7 +123,9 @@ def test_paths_and_what_is_run_in_them(slurm: Callable[..., Slurm], tmp_path: Pa
         assert log.exists(), text
         said = log.read_text().splitlines()
         assert (
-            said[0] == str(run) and said[1] == f"{run}/launch/code/src:{run}/launch/code" and said[-2:] == ["--begins", "never: tried"]
+            said[0] == str(run)
+            and said[1] == f"{run}/launch/code/src:{run}/launch/code"
+            and said[-3:] == ["--begins", "--job=1", "never: tried"]
         ), (text, said)
     assert list(tmp_path.rglob("PWNED")) == [] and len(jobs) > 30
 

@@ -65,6 +65,7 @@ def test_three_machines_have_the_losses_of_one(ssh_hosts: Callable[[int], SshHos
         assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
 
 
+@pytest.mark.cluster_long
 def test_nothing_outlives_a_command_that_is_killed_and_the_run_is_saved(ssh_hosts: Callable[[int], SshHosts], project: Project) -> None:
     hosts = ssh_hosts(4)
     command = train(hosts, project)

@@ -62,6 +62,7 @@ def test_a_run_that_never_gets_done_ends_what_comes_after_it(half: Project) -> N
     assert not (half.folder / "third").exists()
 
 
+@pytest.mark.long
 def test_a_sweep_waits_before_its_first_job(half: Project) -> None:
     sweep = half.start("-m", *LATER, "optimizer.lr=0.1,0.01")
     waits(sweep)

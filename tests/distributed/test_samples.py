@@ -99,6 +99,7 @@ def test_stopped_and_resumed_on_other_numbers_of_ranks_it_sees_the_same_samples(
     assert [loss for _, loss in stopped] == pytest.approx([loss for _, loss in whole], rel=1e-5)
 
 
+@pytest.mark.long
 def test_bad_images_are_skipped_alike_on_every_number_of_ranks(project: Project) -> None:
     for split in ("train", "eval"):
         for number in range(40):

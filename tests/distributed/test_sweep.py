@@ -117,6 +117,7 @@ def test_a_failing_job_takes_no_other_along(project: Project) -> None:
     check_faults(project, project.run(*swept, "cluster=cpu", "sweep.parallel_jobs=2"))
 
 
+@pytest.mark.long
 def test_nor_does_it_under_torchrun(project: Project) -> None:
     project.write("fragile.py", FRAGILE)
     swept = ["-m", *FRAGILE_JOBS, "+model.fault=none,raise,SIGKILL,poison,none"]
@@ -221,6 +222,7 @@ def is_rank_of(path: Path, folder: Path, launcher: int) -> bool:
         return False  # it has just ended, or is not ours
 
 
+@pytest.mark.long
 def test_under_torchrun_a_restarted_group_continues_its_sweep(project: Project) -> None:
     project.write("mine/model/mine.yaml", "_target_: ddp_train.model.mlp.MLP\nimage_shape: auto\nnum_classes: auto\nwidth: 16\n")
     swept = ["--config-dir=mine", "-m", "model=mine", *FEW, "trainer.max_steps=150", "trainer.max_epochs=null", "checkpoint.every_steps=10"]

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.distributed
 pytest.importorskip("PIL.Image")
 
 
+@pytest.mark.long
 def test_shards_give_the_run_that_the_same_files_in_folders_give(project: Project) -> None:
     write_image_tree(project.folder / "images", classes=("a", "b", "c"), per_class=15, size=(8, 8), suffix=".jpg")
     for split in ("train", "test"):

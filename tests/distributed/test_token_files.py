@@ -10,6 +10,7 @@ from tests.unit.data_files import TEXT
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.long
 def test_prepared_tokens_train_a_gpt_on_two_processes_with_workers(project: Project) -> None:
     project.write("a.txt", TEXT * 2)
     prepared = project.run("prepare", "tokens", "a.txt", "to=tokens", "val_fraction=0.1")
