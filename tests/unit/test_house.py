@@ -43,7 +43,6 @@ SHOWN_BY = {
     "launch/ending.py": "tests/distributed/test_stop.py, tests/unit/launch/node/test_rounds.py",
     "launch/local.py": "tests/distributed/test_run.py",
     "launch/node/early.py": "tests/distributed/test_cluster.py",
-    "launch/node/program.py": "tests/distributed/test_cluster.py",
     "launch/node/wire.py": "tests/unit/launch/node/test_registry.py",
     "launch/node/work.py": "tests/unit/launch/node/test_rounds.py",
     "launch/signals.py": "tests/distributed/test_stop.py, tests/distributed/test_sweep.py",

@@ -25,10 +25,10 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TER
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.agent_process import rank_environment, start_agent
-from ddp_train.launch.node.place import Place
+from ddp_train.launch.node.place import Place, look_anew
 from ddp_train.launch.node.registry import Registry, plain_address
 from ddp_train.launch.node.rounds import Rounds
-from ddp_train.launch.node.wire import MOST_BYTES, SILENT_S, Line, Message, connect, of_socket
+from ddp_train.launch.node.wire import MOST_BYTES, SILENT_S, Line, Message, connect, is_proven, nonce, of_socket, proof, shown
 from ddp_train.launch.node.work import Work
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -41,6 +41,7 @@ _SAID_AFTER_S, _SAID_EVERY_S = 5.0, 30.0
 _GONE_AFTER_S = 3.0  # a first machine that runs, and on which nobody listens any more
 _OTHERS_SAY_S = 2.0  # what the first machine has to name a lost one, before one that has lost the first machine does
 _STORE_S = 10.0
+_SEES_WITHIN_S = 5.0
 _DIES_WITHIN_S = 5.0
 _CLOSES_WITHIN_S = 3.0
 _SAME_S = 2.0
@@ -212,18 +213,8 @@ class _Program:
         Raises:
             _End: it is refused.
         """
-        self._line = line
+        self._line, token, ours, theirs = line, self._work.token, nonce(), None
         facts, where = self._work.facts.now(), line.connection.getpeername()
-        line.send(
-            "hello",
-            name=facts.host,
-            token=self._work.token,
-            life=self._life,
-            pid=os.getpid(),
-            index=self._place.index,
-            processes=self._work.processes,
-            facts=facts.to_json(),
-        )
         while True:
             try:
                 message = await line.receive(silent_s=max(1.0, deadline - time.monotonic()))
@@ -231,18 +222,40 @@ class _Program:
                 return f"whoever listens at {where[0]}:{where[1]} does not answer"
             if message is None:
                 return "it has closed the line"
-            if message["kind"] == "say":
-                print(message["text"], file=sys.stderr, flush=True)
-            elif message["kind"] == "look":
-                line.send("seen", utc=time.time(), sees=not message["folder"] or os.path.isdir(message["folder"]))
-            elif message["kind"] == "refused":
-                if message["is_foreign"] and not is_only_one:
+            if message.get("kind") == "challenge" and theirs is None:
+                theirs = str(message.get("nonce"))
+                line.send(
+                    "hello",
+                    name=facts.host,
+                    nonce=ours,
+                    proof=proof(token, by="member", over=theirs, own=ours),
+                    life=self._life,
+                    pid=os.getpid(),
+                    index=self._place.index,
+                    processes=self._work.processes,
+                    facts=facts.to_json(),
+                )
+            elif theirs is None:
+                return f"who listens at {where[0]}:{where[1]} is no ddp_train of this version"
+            elif message.get("kind") == "say":
+                print(shown(message.get("text")), file=sys.stderr, flush=True)
+            elif message.get("kind") == "look":
+                line.send("seen", sees=await _sees(str(message.get("folder", ""))), utc=time.time())
+            elif message.get("kind") == "refused":
+                if message.get("is_foreign") and not is_only_one:
                     return "another run is there"
-                reasons = "\n  ".join([f"{message['first']} refuses this machine, {facts.host}:", *message["reasons"]])
-                print(f"\n{reasons}", file=sys.stderr, flush=True)
-                raise _End(message["exit_code"])
-            elif message["kind"] == "welcome":
-                self._first_host, self._is_member = message["first"], True
+                reasons = "\n  ".join(
+                    [f"{message.get('first')} refuses this machine, {facts.host}:", *map(str, message.get("reasons", []))]
+                )
+                print(f"\n{shown(reasons)}", file=sys.stderr, flush=True)
+                raise _End(ENVIRONMENT_REFUSES)
+            elif message.get("kind") == "welcome":
+                if not is_proven(message.get("proof"), proof(token, by="registry", over=ours, own=theirs)):
+                    if not is_only_one:
+                        return "somebody else is there"
+                    print(f"\n{self._impostor(where)}", file=sys.stderr, flush=True)
+                    raise _End(ENVIRONMENT_REFUSES)
+                self._first_host, self._is_member = shown(message["first"]), True
                 line.beat()
                 for place, number in enumerate(self._stops):
                     line.send("stop", signal=number, is_final=place > 0)
@@ -411,6 +424,14 @@ class _Program:
                 await self._agent_task
             self._agent_task = None
 
+    def _impostor(self, where: tuple[object, ...]) -> UserError:
+        return UserError(
+            key="cluster.rendezvous_id",
+            happened=f"whoever listens at {where[0]}:{where[1]} does not know this run's word; nothing that it sends is run",
+            expected="the first machine of this run",
+            fix="look who listens there; the same cluster.rendezvous_id on all machines, or another port",
+        )
+
     def _unreachable(self, problem: str) -> UserError:
         return UserError(
             key="cluster.rendezvous_endpoint",
@@ -418,6 +439,16 @@ class _Program:
             expected="the run on the first machine, at a port that is open between the machines",
             fix="start the run there too; or another host and port; or a longer cluster.join_timeout_s",
         )
+
+
+async def _sees(folder: str) -> bool:
+    """Tell whether this machine sees the run's folder; "" is none. A network file system may show a new one some seconds late."""
+    deadline = time.monotonic() + _SEES_WITHIN_S
+    while not (is_there := not folder or os.path.isdir(folder)) and time.monotonic() < deadline:
+        await asyncio.sleep(_RETRY_S)
+        with suppress(OSError):
+            look_anew(Path(folder).parent)
+    return is_there
 
 
 def _folder_of(message: Message) -> RunFolder | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -14,9 +13,12 @@ from ddp_train.errors import ENVIRONMENT_REFUSES
 from ddp_train.launch.node.differences import clock, differences
 from ddp_train.launch.node.facts import Facts
 from ddp_train.launch.node.place import Place
-from ddp_train.launch.node.wire import SILENT_S, Line, Message
+from ddp_train.launch.node.wire import SILENT_S, Line, Message, is_proven, nonce, proof, shown
 
 _HELLO_WITHIN_S = 10.0
+_MOST_NAME = 100  # characters
+_SAID_AGAIN_S = 30.0
+_MOST_REFUSALS = 20  # that are shown in that time
 _STALE_S = 2.5
 """Longer than between two signs of life: nothing is begun with a machine that has said nothing for so long."""
 
@@ -68,7 +70,7 @@ class Registry:
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back
         self.refusal = ""  # of the first machine of this run that was refused
-        self._refused: dict[str, float] = {}
+        self._refused: dict[str, float] = {}  # what was shown, or from where it came -> when: of the last seconds
 
     async def serve(self, line: Line, *, is_first: bool = False) -> None:
         """Serve one connection to its end.
@@ -84,7 +86,8 @@ class Registry:
             await line.close()
 
     def say(self, text: str) -> None:
-        """Say something on the terminals of all machines."""
+        """Say something on the terminals of all machines. Parts of it may come from any of them."""
+        text = shown(text)
         print(text, file=sys.stderr, flush=True)
         for machine in self.machines:
             if not machine.is_first:
@@ -118,17 +121,21 @@ class Registry:
 
     async def _take_in(self, line: Line, *, is_first: bool) -> Machine | None:
         """Hear what a machine tells of itself, and take it in or refuse it."""
+        ours = nonce()
+        line.send("challenge", nonce=ours)
         try:
             hello = await line.receive(silent_s=_HELLO_WITHIN_S)
         except TimeoutError:
             return None
         if hello is None or hello.get("kind") != "hello":
             return None  # not one of ours
-        name = str(hello["name"])
-        if not hmac.compare_digest(str(hello["token"]).encode(), self._token.encode()):
+        name, theirs = shown(hello.get("name"), _MOST_NAME), str(hello.get("nonce"))
+        if not is_proven(hello.get("proof"), proof(self._token, by="member", over=ours, own=theirs)):
             self._refuse(line, name, ["it is of another run"], is_foreign=True)
             return None
-        facts = Facts.from_json(hello["facts"])
+        if (facts := _facts(hello)) is None:
+            self._refuse(line, name, ["it speaks another version of ddp_train"])
+            return None
         if is_first:
             facts = self._first
         elif facts.launch != self._first.launch and facts.launch and self._first.launch:
@@ -140,10 +147,16 @@ class Registry:
         if not reasons and not is_first:
             sent = time.monotonic()
             line.send("look", folder=str(self._folder or ""))
-            seen = await line.receive(silent_s=_HELLO_WITHIN_S)
+            try:
+                seen = await line.receive(silent_s=_HELLO_WITHIN_S)
+            except TimeoutError:  # it may have a file system that hangs, and come again
+                self._name_once(f"{name} does not answer whether it sees {self._folder}: not taken in for now")
+                return None
             if seen is None:
                 return None
-            if not seen["sees"] and not self._takes_all:
+            if not isinstance(seen.get("utc"), (int, float)) or "sees" not in seen:
+                reasons = ["it speaks another version of ddp_train"]
+            elif not seen["sees"] and not self._takes_all:
                 reasons = [f"it does not see {self._folder}: the run folder has to lie where every machine sees it"]
             elif not self._takes_all and (
                 skew := clock(self._first.now(), replace(facts, utc=seen["utc"]), round_trip_s=time.monotonic() - sent)
@@ -165,7 +178,7 @@ class Registry:
         # The first one first; then as they are numbered, or as they came.
         self.machines.sort(key=lambda each: (not each.is_first, each.index if each.index is not None else self._place.most, each.came))
         self.lost.pop(name, None)
-        line.send("welcome", first=self._first.host)
+        line.send("welcome", first=self._first.host, proof=proof(self._token, by="registry", over=theirs, own=ours))
         line.beat()
         self.events.put_nowait(Event(kind="came", machine=machine))
         return machine
@@ -210,12 +223,43 @@ class Registry:
 
     def _refuse(self, line: Line, name: str, reasons: list[str], *, is_foreign: bool = False) -> None:
         line.send("refused", reasons=reasons, is_foreign=is_foreign, exit_code=ENVIRONMENT_REFUSES, first=self._first.host)
-        text = "\n  ".join([f"{name} is refused:", *reasons])
+        where = _address(line)
+        text = shown("\n  ".join([f"{name}{f' ({where})' if is_foreign and where else ''} is refused:", *reasons]))
         if not is_foreign:
             self.refusal = self.refusal or text
-        if time.monotonic() - self._refused.get(text, -60.0) > 30.0:  # somebody starts it again and again
-            self._refused[text] = time.monotonic()
+        self._name_once(text, key=where if is_foreign else "")
+
+    def _name_once(self, text: str, *, key: str = "") -> None:
+        """Say something of a machine that may come again and again: not each time, and no more than people read.
+
+        Args:
+            key: of what is the same again; "": the text.
+        """
+        now = time.monotonic()
+        self._refused = {each: at for each, at in self._refused.items() if now - at <= _SAID_AGAIN_S}
+        if (key or text) not in self._refused and len(self._refused) < _MOST_REFUSALS:
+            self._refused[key or text] = now
             self.say(text)
+
+
+def _facts(hello: Message) -> Facts | None:
+    """Return what a machine tells of itself; None where it is not what machines of this version tell."""
+    try:
+        facts = Facts.from_json(hello["facts"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    index = hello.get("index")
+    is_ours = isinstance(hello.get("life"), str) and isinstance(hello.get("processes"), int) and isinstance(hello.get("pid"), int)
+    return facts if is_ours and (index is None or isinstance(index, int)) else None
+
+
+def _address(line: Line) -> str:
+    """Return the address from which a machine has come; "" of a line within this one."""
+    try:
+        found = line.connection.getpeername()
+    except OSError:  # it has gone
+        return ""
+    return plain_address(found[0]) if isinstance(found, tuple) else ""
 
 
 def plain_address(address: str) -> str:

@@ -1,16 +1,22 @@
 """A line between a machine and the registry: one JSON object a line over TCP, and a sign of life each second in both directions.
 
-Nothing that comes is unpickled or run. Who does not know the token is not listened to (`registry.py`).
+Nothing that comes is unpickled. A member runs the job that the registry sends, so each proves to the other that it knows the token before
+anything is done: by an HMAC over a number of the other's, so that the token itself never travels (`proof`). Without a token (a run by hand
+without `cluster.rendezvous_id`) that proves nothing, and nothing is encrypted at any time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
+import secrets
 import socket
 import time
 from contextlib import suppress
 from typing import Any
+
+from ddp_train.errors import printable
 
 BEAT_S = 1.0
 SILENT_S = 6.0
@@ -20,7 +26,38 @@ MOST_BYTES = 1 << 25  # of one line: facts with the hashes of thousands of files
 _RETRY_MS = 1000
 _TCP_RTO_MAX_MS = 44  # of Linux 6.15: a cable that was out for seconds is used again after one, not after as long again
 
+_MOST_SHOWN = 4000  # characters
+_SIDES = ("member", "registry")
+
 Message = dict[str, Any]
+
+
+def nonce() -> str:
+    """Return a number that nobody has used before, for the other end to prove something with."""
+    return secrets.token_hex(16)
+
+
+def proof(token: str, *, by: str, over: Any, own: Any) -> str:
+    """Return what shows that somebody knows the token.
+
+    Args:
+        by: member or registry: neither can send the other's proof back.
+        over: the nonce of who is to be convinced.
+        own: the nonce of who proves it.
+    """
+    assert by in _SIDES
+    return hmac.new(token.encode(), json.dumps([by, over, own]).encode(), "sha256").hexdigest()
+
+
+def is_proven(given: Any, expected: str) -> bool:
+    """Tell whether a proof is right, in a time that tells nothing of how much of it is."""
+    return hmac.compare_digest(str(given).encode("utf-8", "replace"), expected.encode())
+
+
+def shown(text: Any, most: int = _MOST_SHOWN) -> str:
+    """Return what another machine has said as a terminal may show it: no control characters, and not without end."""
+    found = str(text)
+    return printable(found if len(found) <= most else f"{found[:most]}...")
 
 
 class Line:
@@ -63,7 +100,7 @@ class Line:
                 async with asyncio.timeout(silent_s) as patience:
                     line = await self._reader.readline()
                 message = json.loads(line) if line.endswith(b"\n") else None
-            except (OSError, ValueError):  # broken, or longer than anything of ours; or no JSON
+            except (OSError, ValueError, RecursionError):  # broken, or longer than anything of ours; or no JSON
                 waited = patience.expired()
                 message = None
             if waited:

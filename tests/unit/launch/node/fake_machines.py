@@ -23,7 +23,7 @@ from ddp_train.launch.node.facts import Facts
 from ddp_train.launch.node.place import Place, listen
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.rounds import Rounds
-from ddp_train.launch.node.wire import Line, Message, connect, of_socket
+from ddp_train.launch.node.wire import Line, Message, connect, of_socket, proof
 from ddp_train.launch.node.work import Work
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.launch.node.machines import facts
@@ -38,6 +38,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "BEAT_S", 0.1)
     monkeypatch.setattr(registry_module, "SILENT_S", 1.0)
     monkeypatch.setattr(registry_module, "_STALE_S", 0.5)
+    monkeypatch.setattr(registry_module, "_HELLO_WITHIN_S", 0.5)
     for name in ("_LAST_CALL_S", "_NAMED_AFTER_S", "_TELLS_S", "_SURVIVORS_S"):
         monkeypatch.setattr(rounds_module, name, 0.2)
     for name in ("_MARGIN_S", "_DIES_WITHIN_S"):
@@ -54,25 +55,28 @@ class Fake:
     heard: list[Message] = field(default_factory=list)
     is_cut: bool = False
     ahead_s: float = 0.0  # its clock
+    is_mute: bool = False  # when it is asked whether it sees the run folder
+    says: dict[str, Any] = field(default_factory=dict)  # in its first message, in the place of what is right
     _task: asyncio.Task[None] | None = None
 
     def introduce(self, told: Facts, *, index: int | None = None, token: str = "", life: str = "", sees: bool = True) -> None:
-        self.line.send(
-            "hello",
-            name=told.host,
-            token=token,
-            life=life or uuid.uuid4().hex,
-            pid=os.getpid(),
-            index=index,
-            processes=told.processes,
-            facts=told.now().to_json(),
-        )
-        self._task = asyncio.get_running_loop().create_task(self._listen(sees))
+        hello = {
+            "name": told.host,
+            "life": life or uuid.uuid4().hex,
+            "pid": os.getpid(),
+            "index": index,
+            "processes": told.processes,
+            "facts": told.now().to_json(),
+        }
+        self._task = asyncio.get_running_loop().create_task(self._listen(token, hello | self.says, sees))
 
-    async def _listen(self, sees: bool) -> None:
+    async def _listen(self, token: str, hello: dict[str, Any], sees: bool) -> None:
         while (message := await self.line.receive()) is not None:
             self.heard.append(message)
-            if message["kind"] == "look":
+            if message["kind"] == "challenge":
+                shown = proof(token, by="member", over=message["nonce"], own="n1")
+                self.line.send("hello", nonce="n1", proof=shown, **hello)
+            elif message["kind"] == "look" and not self.is_mute:
                 self.line.send("seen", utc=time.time() + self.ahead_s, sees=sees)
             elif message["kind"] == "welcome":
                 self.line.beat()
@@ -114,7 +118,9 @@ class Bed:
     async def comes(self, name: str, **told: Any) -> Fake:
         """Let a machine come."""
         how = {key: told.pop(key) for key in ("index", "token", "life", "sees") if key in told}
-        fake = Fake(await connect("127.0.0.1", self.port, within_s=5), ahead_s=told.pop("ahead_s", 0.0))
+        fake = Fake(await connect("127.0.0.1", self.port, within_s=5))
+        for key in ("ahead_s", "is_mute", "says"):
+            setattr(fake, key, told.pop(key, getattr(fake, key)))
         self.fakes.append(fake)
         fake.introduce(replace(FIRST, host=name, **told), **how)
         return fake

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.launch.node.wire import connect
+from ddp_train.launch.node.wire import connect, proof
 from tests.unit.launch.node.fake_machines import FIRST, bed, hasty
 
 pytestmark = pytest.mark.usefixtures("hasty")
@@ -69,11 +69,69 @@ def test_another_run_is_refused_and_a_strangers_words_are_not_listened_to(tmp_pa
             assert refused["is_foreign"] and refused["reasons"] == ["it is of another run"]
             stranger = await connect("127.0.0.1", found.port, within_s=5)
             stranger.send("over", code=0)
+            assert (await stranger.receive() or {})["kind"] == "challenge"
             assert await stranger.receive() is None
             stranger.cut()
             await (await found.comes("node1", token="ours")).hears("round")
 
     asyncio.run(story())
+
+
+def test_both_ends_prove_that_they_know_the_word_and_never_send_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with bed(tmp_path, token="ours") as found:
+            other = await found.comes("node1", token="ours")
+            welcome = await other.hears("welcome")
+            challenge = await other.hears("challenge")
+            assert welcome["proof"] == proof("ours", by="registry", over="n1", own=challenge["nonce"])
+            assert welcome["proof"] != proof("ours", by="member", over=challenge["nonce"], own="n1")
+            again = await found.comes("node2", token="ours")
+            assert (await again.hears("challenge"))["nonce"] != challenge["nonce"]
+            assert "ours" not in str([each for each in other.heard if each["kind"] != "round"])
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("says", [{"facts": "{}"}, {"facts": "[]"}, {"facts": None}, {"life": None}, {"index": "1"}, {"processes": "x"}])
+def test_a_machine_of_another_version_is_told_so(tmp_path: Path, says: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    async def story() -> None:
+        async with bed(tmp_path) as found:
+            other = await found.comes("node1", says=says)
+            assert (await other.hears("refused"))["reasons"] == ["it speaks another version of ddp_train"]
+
+    asyncio.run(story())
+    assert "node1 is refused:\n  it speaks another version of ddp_train" in capsys.readouterr().err
+
+
+def test_a_machine_that_does_not_answer_is_named_and_may_come_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def story() -> None:
+        async with bed(tmp_path) as found:
+            mute = await found.comes("node1", is_mute=True)
+            async with asyncio.timeout(5):
+                while not mute.is_cut:
+                    await asyncio.sleep(0.01)
+            await (await found.comes("node1")).hears("round")
+
+    asyncio.run(story())
+    assert f"node1 does not answer whether it sees {tmp_path}" in capsys.readouterr().err
+
+
+def test_what_strangers_say_is_spelled_out_cut_and_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def story() -> None:
+        async with bed(tmp_path, token="ours") as found:
+            for number in range(5):
+                stranger = await found.comes(f"\x1b[2J{number}" + "x" * 10_000, token="theirs")
+                await stranger.hears("refused")
+            assert len(found.registry._refused) == 1
+            for number in range(50):
+                other = await found.comes(f"node{number}", token="ours", config={})
+                await other.hears("refused")
+            assert len(found.registry._refused) == 20
+
+    asyncio.run(story())
+    said = capsys.readouterr().err
+    assert "\x1b" not in said and "\\x1b[2J0xxx" in said and "x" * 200 not in said
+    assert said.count("it is of another run") == 1 and "(127.0.0.1) is refused" in said
 
 
 def test_a_run_that_has_its_machines_takes_no_other(tmp_path: Path) -> None:
