@@ -170,8 +170,11 @@ def _stops() -> Iterator[None]:
 
     heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
     earlier: dict[int, Any] = {number: signal.signal(number, on_signal) for number in heard}
+    mask: set[Any] = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)  # what was held back until somebody listens comes now
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in earlier.items():
             signal.signal(number, handler)

@@ -34,8 +34,10 @@ def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Itera
 
     heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
     before: dict[int, Any] = {number: signal.signal(number, on_signal) for number in heard}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)  # what was held back until somebody listens comes now
     try:
         yield received
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)

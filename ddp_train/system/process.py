@@ -73,13 +73,15 @@ def fork(work: Callable[[], int]) -> Child:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the child would run our handlers for one that comes before it has dropped them
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, STOP_SIGNALS
+    )  # the child would run our handlers for one that comes before it has dropped them
     try:
         pid = os.fork()
         if pid == 0:
             _become(work, parent)
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # who started this process may hold some back until it listens
     return Child(pid)
 
 

@@ -45,7 +45,6 @@ SHOWN_BY = {
     "launch/node/early.py": "tests/distributed/test_cluster.py",
     "launch/node/wire.py": "tests/unit/launch/node/test_registry.py",
     "launch/node/work.py": "tests/unit/launch/node/test_rounds.py",
-    "launch/signals.py": "tests/distributed/test_stop.py, tests/distributed/test_sweep.py",
     "loader/fork_server.py": "what it sets holds for a process of its own: tests/unit/loader/test_worker_pool.py",
     "rank/environment.py": "tests/distributed/test_run.py",
     "rank/main.py": "tests/distributed/test_run.py",

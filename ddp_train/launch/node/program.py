@@ -90,6 +90,7 @@ class _Program:
         for each in STOP_SIGNALS:
             if signal.getsignal(each) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 loop.add_signal_handler(each, self._on_signal, each)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `env --block-signal` may have held some back until now
         for number in received:
             self._on_signal(number)
         try:
