@@ -57,6 +57,11 @@ def reference(name: str) -> str:
     return f"${{oc.env:{name}}}"
 
 
+def references(value: str) -> list[str]:
+    """Return the variables whose secrets a config value takes."""
+    return list(dict.fromkeys(_REFERENCE.findall(value)))
+
+
 def spelled_out(key: str, value: object) -> str | None:
     """Return the name of an environment variable to hold a secret that a config value spells out; None where it holds none."""
     if not isinstance(value, str):

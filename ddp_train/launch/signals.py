@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from ddp_train.system.process import EARLY_WARNINGS, STOP_SIGNALS
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let stop signals wait until the block is over; also programs that it starts and waits for do not hear them."""
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    heard = [number for number in STOP_SIGNALS if is_main and signal.getsignal(number) != signal.SIG_IGN]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # which the programs inherit; another thread may still take one
+    before: dict[int, Any] = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number in came:
+            signal.raise_signal(number)
 
 
 @contextmanager

@@ -14,7 +14,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -40,33 +42,30 @@ def take(into: Path, *, limit_mib: int) -> Code:
         ConfigError: it is larger than the limit; the message names the largest files.
     """
     files, roots, _ = _look(limit_mib)
-    temporary = into.with_name(f".{into.name}.{os.getpid()}")
-    for name, path in files.items():
-        _copy(path, temporary / name)
-    temporary.mkdir(parents=True, exist_ok=True)  # of no files
-    listing = _listing(temporary)
-    code = Code(folder=str(into), hash=_hash(listing), roots=roots)
-    if into.exists() and _listing(into) == listing:
-        shutil.rmtree(temporary)
-        return code
-    if into.exists():
-        earlier = sum(1 for _ in into.parent.glob(f"{into.name}.*/")) + 1
-        into.rename(into.with_name(f"{into.name}.{earlier}"))
-    temporary.rename(into)
+    with _beside(into) as temporary:
+        for name, path in files.items():
+            _copy(path, temporary / name)
+        temporary.mkdir(exist_ok=True)  # of no files
+        listing = _listing(temporary)
+        code = Code(folder=str(into), hash=_hash(listing), roots=roots)
+        if into.exists() and _listing(into) == listing:
+            return code
+        if into.exists():
+            earlier = sum(1 for _ in into.parent.glob(f"{into.name}.*/")) + 1
+            into.rename(into.with_name(f"{into.name}.{earlier}"))
+        temporary.rename(into)
     write_atomic(_listing_file(into), listing)
     return code
 
 
 def take_for_several(launch: Path, *, limit_mib: int) -> Code:
     """Copy the source as `take` does, for runs that are submitted hours apart: each copy has a folder of its own, by its hash."""
-    temporary = launch / f".code.{os.getpid()}"
-    code = take(temporary, limit_mib=limit_mib)
-    folder = launch / f"code_{code.hash[:12]}"
-    if not folder.exists():
-        _listing_file(temporary).rename(_listing_file(folder))
-        temporary.rename(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
-    _listing_file(temporary).unlink(missing_ok=True)
+    with _beside(launch / "code") as temporary:
+        code = take(temporary, limit_mib=limit_mib)
+        folder = launch / f"code_{code.hash[:12]}"
+        if not folder.exists():
+            _listing_file(temporary).rename(_listing_file(folder))
+            temporary.rename(folder)
     return replace(code, folder=str(folder))
 
 
@@ -108,6 +107,17 @@ def verify(code: Code) -> None:
     )
 
 
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Give a path on the same file system that nobody else has; what lies there afterwards is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield folder / path.name
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _look(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
     """Return the files of the source by their names, the folders of it that Python imports from, and its size in bytes."""
     here = Path.cwd().resolve()
@@ -124,7 +134,8 @@ def _look(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
 def _source(here: Path) -> tuple[Path, dict[str, Path]]:
     """Return the top of the source, and its files by their names below it."""
     try:
-        asked = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=here, capture_output=True, text=True)
+        environment = {**os.environ, "LC_ALL": "C"}  # what it says is read below
+        asked = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=here, capture_output=True, text=True, env=environment)
     except FileNotFoundError:
         asked = None  # no git here
     if asked is not None and asked.returncode == 0:

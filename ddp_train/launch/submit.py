@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ddp_train.config.cluster import processes_of_nodes
@@ -13,7 +14,7 @@ from ddp_train.config.schema import node_range
 from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot
-from ddp_train.launch.after import WAITS_ITSELF, wait_for_runs
+from ddp_train.launch.after import WAITS_ITSELF, before, wait_for_runs
 from ddp_train.launch.doctor.report import exit_code_of, wait_for_report
 from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
@@ -41,9 +42,10 @@ def run(job: Job) -> int:
             code = slurm_allocation.run(spec, allocation)
             return exit_code_of(run_folder, code) if job.examines else code
         engine = engine_of(name)
-        id = engine.submit(engine.render([spec]))
-        for line in slurm.cautions(spec) if name == "slurm" else ():
-            print(line, file=sys.stderr)
+        rendered = engine.render([spec])
+        _require_possible([job])
+        _say_cautions(spec)
+        id = engine.submit(rendered)
     except UserError as error:
         if job.examines:
             raise
@@ -79,9 +81,9 @@ def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
     rendered = engine.render(specs)
     for spec in specs:
         spec.write()
+    _require_possible(jobs)
     if len(specs) > 1:
-        for line in slurm.cautions(specs[0]):
-            print(line, file=sys.stderr)
+        _say_cautions(specs[0])
     return engine.submit(rendered)
 
 
@@ -110,8 +112,7 @@ def _jobs_before(job: Job) -> list[str]:
         ConfigError: a run that it waits for is none of the engine's.
     """
     found = []
-    is_told = job.config.cluster.launcher in WAITS_ITSELF and not job.examines  # else the command has waited
-    for folder in job.config.runs_before() if is_told else ():
+    for folder in before(job) if job.config.cluster.launcher in WAITS_ITSELF else ():  # else the command has waited
         if settle(RunFolder(folder)).verdict is Verdict.DONE:
             continue
         submission = Submission.read(RunFolder(folder))
@@ -124,6 +125,33 @@ def _jobs_before(job: Job) -> list[str]:
             )
         found.append(submission.id)
     return found
+
+
+def _require_possible(jobs: Sequence[Job]) -> None:
+    """Refuse jobs that would come after one that has ended, and is not done: SLURM would take them out at once.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    told = [job for job in jobs if job.config.cluster.launcher in WAITS_ITSELF]
+    for folder in dict.fromkeys(folder for job in told for folder in before(job)):
+        submission = Submission.read(RunFolder(folder))
+        if submission is None or settle(RunFolder(folder)).verdict is Verdict.DONE:
+            continue
+        if (state := engine_of(submission.engine).state(submission.id)).stage is Stage.ENDED:
+            raise ConfigError(
+                key="after",
+                happened=f"{folder} is not done, and its job {submission.id} has ended{state.why and f' ({state.why})'}",
+                expected="runs that are done, or in the queue",
+                fix=f"`ddp-train resume {shlex.quote(RunFolder(folder).shown())}` first",
+            )
+
+
+def _say_cautions(spec: Spec) -> None:
+    """Say before anything is submitted where SLURM kills too soon; what it does not answer is not said."""
+    with suppress(UserError):
+        for line in slurm.cautions(spec) if spec.engine == "slurm" else ():
+            print(line, file=sys.stderr)
 
 
 def require_ended(folder: Path) -> None:

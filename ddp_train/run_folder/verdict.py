@@ -30,7 +30,9 @@ LIVES = 8
 
 _SHOWN = 200  # characters of an error
 _NOT_THERE = (126, 127)  # what a shell ends with that cannot run what it was told to
-_WORD_WITHIN_S, _POLL_S = 10.0, 0.5  # of a run that has ended, until another machine sees it: a network file system
+_POLL_S = 0.5
+WORD_WITHIN_S = 10.0
+"""How long the last word of a run that has ended may take until another machine sees it, on a network file system."""
 
 
 class Verdict(StrEnum):
@@ -111,7 +113,7 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
     failure.from_refusal(code, logs=logs).record(run_folder)
 
 
-def end_of(run_folder: RunFolder, *, within_s: float = _WORD_WITHIN_S) -> tuple[Settled, int]:
+def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[Settled, int]:
     """Return the verdict on a run that nobody starts again by itself, and the exit code of the command that has followed it.
 
     Args:

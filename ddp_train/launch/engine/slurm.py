@@ -5,19 +5,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Rendered, Stage, State, Submission
-from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, signal_s, task_script
+from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, signal_s, task_script, without_secrets
+from ddp_train.launch.signals import held_back
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.log_tail import LogTail
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import mark_cancelled, settle
+from ddp_train.run_folder.verdict import end_of, mark_cancelled
 
 _POLL_S = 2.0
+_SIGNAL_EVERY_S = 5.0  # one that comes while a job is between two of its steps reaches nobody
 
 
 class Slurm:
@@ -30,7 +33,7 @@ class Slurm:
         for share in shares:
             script = common_folder(share) / "launch/slurm.sbatch"
             number = sum(each.parent == script.parent for each in files)
-            files[script.with_stem(f"slurm_{number}") if number else script] = batch_script(share, among=len(shares))
+            files[script.with_stem(f"slurm_{number}") if number else script] = without_secrets(batch_script(share, among=len(shares)))
         commands = [["sbatch", "--parsable", str(script)] for script in files]
         files |= {spec.job.run_folder.launch / "task.sh": task_script(spec) for spec in specs}
         return Rendered(
@@ -48,9 +51,10 @@ class Slurm:
             run_folder.logs.mkdir(exist_ok=True)  # SLURM makes no folders
         ids, left = [], iter(run_folders)
         for command, count in zip(rendered.commands, rendered.shares, strict=True):
-            ids.append(id := slurm_client.submit(command))
-            for number, run_folder in enumerate(islice(left, count)):
-                Submission(engine="slurm", id=id if count == 1 else f"{id}_{number}").write(run_folder)
+            with held_back():  # else there is a job that nobody knows
+                ids.append(id := slurm_client.submit(command))
+                for number, run_folder in enumerate(islice(left, count)):
+                    Submission(engine="slurm", id=id if count == 1 else f"{id}_{number}").write(run_folder)
         return ",".join(ids)
 
     def state(self, id: str) -> State:
@@ -65,13 +69,20 @@ class Slurm:
             slurm_client.signal(id, "USR1")
 
     def follow(self, run_folder: RunFolder, id: str) -> int:
-        """Show the states and the logs of a job until it has ended, and return the exit code that the verdict has.
+        """Show the states and the logs of a job until it has ended, and return the run's exit code.
 
         The first Ctrl-C says what the second does: let it save and end. The third ends it at once.
         """
         said, times, tail = "", 0, LogTail(run_folder)
+        told_at = -_SIGNAL_EVERY_S
         while True:
             try:
+                if times > 1 and not run_folder.cancelled.exists():
+                    mark_cancelled(run_folder)
+                if run_folder.cancelled.exists() and time.monotonic() >= told_at + _SIGNAL_EVERY_S:
+                    told_at = time.monotonic()
+                    with suppress(EnvironmentRefuses):  # a controller that is being restarted: it is told again
+                        self.stop(id, at_once=times > 2)
                 found, line = self._look(id)
                 if line != said:
                     print(said := line, file=sys.stderr, flush=True)
@@ -81,11 +92,12 @@ class Slurm:
                     break
                 time.sleep(_POLL_S)
             except KeyboardInterrupt:
-                times += 1
-                self._on_ctrl_c(run_folder, id, times)
-        settled = settle(run_folder)
+                times, told_at = times + 1, -_SIGNAL_EVERY_S
+                if times == 1:
+                    print(f"\njob {id} goes on without this command; Ctrl-C again lets it save and end", file=sys.stderr)
+        settled, code = end_of(run_folder)
         print(settled, file=sys.stderr)
-        return settled.exit_code
+        return code
 
     def _look(self, id: str) -> tuple[State | None, str]:
         try:
@@ -93,13 +105,6 @@ class Slurm:
         except EnvironmentRefuses as error:  # a controller that is being restarted
             return None, str(error)
         return found, f"job {id}: {found}"
-
-    def _on_ctrl_c(self, run_folder: RunFolder, id: str, times: int) -> None:
-        if times == 1:
-            print(f"\njob {id} goes on without this command; Ctrl-C again lets it save and end", file=sys.stderr)
-            return
-        mark_cancelled(run_folder)
-        self.stop(id, at_once=times > 2)
 
 
 def cautions(spec: Spec) -> list[str]:

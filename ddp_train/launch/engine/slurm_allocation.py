@@ -15,7 +15,7 @@ from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.slurm_script import container, task_script
 from ddp_train.launch.signals import stop_signals
 from ddp_train.launch.spec import Spec
-from ddp_train.run_folder.verdict import settle
+from ddp_train.run_folder.verdict import WORD_WITHIN_S, begin_life, end_of, note_refusal
 from ddp_train.system.files import write_atomic
 
 
@@ -43,6 +43,7 @@ def run(spec: Spec, job: str) -> int:
     if cpus := _cpus():
         command.append(f"--cpus-per-task={cpus}")
     command += [*inside, "bash", str(run_folder.launch / "task.sh"), "node", str(run_folder.spec)]
+    begin_life(run_folder)
     ends = slurm_client.state(job).ends
     environment = {**os.environ, **({"SLURM_JOB_END_TIME": str(int(ends))} if ends is not None else {})}
     srun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C reaches us alone
@@ -64,9 +65,11 @@ def run(spec: Spec, job: str) -> int:
 
     with stop_signals(stop, kill):
         srun.wait()
-    settled = settle(run_folder)
+    if not spec.job.examines:
+        note_refusal(run_folder, srun.returncode, logs="the lines above", is_elastic=spec.min_nodes < spec.max_nodes)
+    settled, code = end_of(run_folder, within_s=0.0 if spec.job.examines else WORD_WITHIN_S)
     print(settled, file=sys.stderr)
-    return settled.exit_code
+    return code
 
 
 def _cpus() -> int | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ddp_train.config.schema import ClusterConfig, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.launch.spec import Spec
-from ddp_train.redaction import reveal
+from ddp_train.redaction import redact, reference, references
 
 _EXAMINES_MINUTES = 5  # the time limit of an examination (`ddp-train doctor`): a short job begins sooner
 _MARGIN_S = 30  # of the early signal, for what is unknown of a step and for ranks that are told late
@@ -34,7 +34,16 @@ _OURS = {
         ("wrap", "parsable", "test-only", "wait", "het-group", "no-requeue"), "ddp-train submits one script, and asks for its id"
     ),
 }
-_REQUEUE = ("case $verdict in again*)", '    [ "$stopped" ] || { scontrol requeue "$job" && exit 0; }', "esac")
+_REQUEUE = (
+    "case $verdict in again*)",
+    '    [ "$stopped" ] || { scontrol requeue "$job" && exit 0; }',
+    "    # Within the grace of a preemption the job must not end by itself: it would have failed. SLURM ends this wait, and requeues.",
+    "    for ((times = 0; times < 720; times++)); do",
+    '        [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ] || break',
+    "        sleep 5",
+    "    done",
+    "esac",
+)
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-node")
 
 
@@ -128,14 +137,14 @@ def task_script(spec: Spec) -> str:
     if cluster.setup:
         lines.append("{  # what it prints is no answer of ddp-train's")
         for line in cluster.setup:
-            lines += [str(reveal(line)), f"[ $? = 0 ] || refuse {quoted('cluster.setup failed: ' + line)}"]
+            lines += [_in_shell(line), f"[ $? = 0 ] || refuse {quoted('cluster.setup failed: ' + line)}"]
         lines += ["} >&2", ""]
     lines += [f"cd {quoted(spec.working_directory)} || refuse 'the folder where the run was submitted is not here'"]
     if spec.code is not None:
         lines += [f'export PYTHONSAFEPATH=1 PYTHONPATH={quoted(spec.code.python_path())}"${{PYTHONPATH:+:$PYTHONPATH}}"']
     missing = f"{python} is not here: cluster.python names an interpreter that every machine has; cluster.setup can make it known"
     lines += [f"command -v {quoted(python)} > /dev/null || refuse {quoted(missing)}", f'exec {quoted(python)} -m ddp_train "$@"', ""]
-    return "\n".join(lines)
+    return without_secrets("\n".join(lines))
 
 
 def arrays(specs: Sequence[Spec]) -> list[list[Spec]]:
@@ -201,7 +210,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
         yield f"time={_time(cluster)}"
     for name in ("account", "partition", "qos", "reservation", "constraint"):
         if (value := getattr(slurm, name)) is not None:
-            yield f"{name}={sbatch_value(reveal(value), key=f'cluster.slurm.{name}')}"
+            yield f"{name}={sbatch_value(_plain(value, key=f'cluster.slurm.{name}'), key=f'cluster.slurm.{name}')}"
     before = [f"afterok:{job}" for job in spec.engine_options.get("after", ())]  # after=RUN
     if dependencies := [slurm.dependency] * (slurm.dependency is not None) + before:
         yield f"dependency={sbatch_value(','.join(map(str, dependencies)), key='cluster.slurm.dependency')}"
@@ -231,7 +240,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
         if value is True:
             yield name
         elif value is not None and value is not False:
-            yield f"{name}={sbatch_value(str(reveal(value)), key=key)}"
+            yield f"{name}={sbatch_value(_plain(value, key=key), key=key)}"
 
 
 def _cpus(spec: Spec) -> int | None:
@@ -267,12 +276,57 @@ def container(spec: Spec, *, folder: Path) -> tuple[list[str], list[str]]:
         raise ConfigError(
             key="cluster.slurm.container", happened=f"{wrong[0]} cannot be named to a container", expected="paths without , and :"
         )
-    mounts = ",".join([*(f"{folder}:{folder}" for folder in folders), *(str(reveal(mount)) for mount in slurm.container_mounts)])
+    mounts = ",".join(
+        [
+            *(f"{folder}:{folder}" for folder in folders),
+            *(_plain(mount, key="cluster.slurm.container_mounts") for mount in slurm.container_mounts),
+        ]
+    )
+    image = _plain(slurm.container, key="cluster.slurm.container")
     if slurm.container_runtime == "pyxis":
-        options = {"container-image": str(reveal(slurm.container)), "container-mounts": mounts, "container-workdir": spec.working_directory}
+        options = {"container-image": image, "container-mounts": mounts, "container-workdir": spec.working_directory}
         return [f"--{name}={value}" for name, value in options.items()], []
     gpus = ["--nv"] if cluster.device == "cuda" else []
-    return [], ["apptainer", "exec", *gpus, "--bind", mounts, "--pwd", spec.working_directory, str(reveal(slurm.container))]
+    return [], ["apptainer", "exec", *gpus, "--bind", mounts, "--pwd", spec.working_directory, image]
+
+
+def without_secrets(script: str) -> str:
+    """Return a script, which is written as it is.
+
+    Raises:
+        ConfigError: it holds a secret of this process's environment, which would be written as stars.
+    """
+    for line, hidden in zip(script.splitlines(), redact(script).splitlines(), strict=False):
+        if line != hidden:
+            raise ConfigError(
+                key="cluster",
+                happened=f"a script for SLURM would hold a secret of your environment: {hidden}",
+                expected="its variable: ${oc.env:NAME} in cluster.setup",
+            )
+    return script
+
+
+def _in_shell(line: str) -> str:
+    """Return a line of cluster.setup as the script has it: the shell there fills in secrets, which srun brings (`--export=ALL`)."""
+    for name in references(line):
+        line = line.replace(reference(name), f"${{{name}}}")
+    return line
+
+
+def _plain(value: object, *, key: str) -> str:
+    """Return a value for a line that no shell reads.
+
+    Raises:
+        ConfigError: it holds a secret.
+    """
+    if names := references(str(value)):
+        raise ConfigError(
+            key=key,
+            happened=f"takes the secret {names[0]} from the environment",
+            expected="a value that may be written into a script",
+            fix=f"`export ...=${{oc.env:{names[0]}}}` in cluster.setup, for what reads its secret from the environment",
+        )
+    return str(value)
 
 
 def _comment(text: str) -> str:

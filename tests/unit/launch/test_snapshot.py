@@ -169,3 +169,16 @@ def test_a_look_says_what_would_be_copied_and_copies_nothing(project: Path) -> N
     copied = [path for path in Path(taken.folder).rglob("*") if path.is_file()]
     assert (code.folder, code.roots, code.hash) == (taken.folder, taken.roots, "")
     assert (count, size) == (len(copied), sum(path.stat().st_size for path in copied))
+
+
+def test_a_copy_that_fails_leaves_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Path, copy: Path) -> None:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text("half")
+        raise OSError("the disk is full")
+
+    write("model.py")
+    monkeypatch.setattr(snapshot, "_copy", full)
+    with pytest.raises(OSError, match="full"):
+        take()
+    assert list(INTO.parent.iterdir()) == []

@@ -65,6 +65,26 @@ def test_a_run_waits_for_the_jobs_of_those_before_it_that_are_not_done(tmp_path:
     assert submit.freeze(after, None).engine_options["after"] == []
 
 
+def test_a_run_after_one_whose_job_has_ended_is_refused(
+    tmp_path: Path, before: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def submitted(spec: object) -> None:
+        raise AssertionError("it is not")
+
+    Submission(engine="slurm", id="17").write(before)
+    monkeypatch.setattr(slurm_client, "allocation", lambda: None)
+    monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.ENDED, why="failed"))
+    monkeypatch.setattr(slurm_client, "submit", submitted)
+    monkeypatch.setattr(submit.snapshot, "take", lambda into, limit_mib: None)
+    after = job(tmp_path / "after", f"after={before.root}")
+    after.run_folder.root.mkdir()
+    assert submit.run(after) == 2
+    said = capsys.readouterr().err
+    assert "its job 17 has ended (failed)" in said and "ddp-train resume" in said
+    after.run_folder.environment.touch()  # it has begun once
+    assert submit.freeze(after, None).engine_options["after"] == []
+
+
 def test_a_run_that_is_queued_is_not_submitted_again(before: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     submit.require_ended(before.root)
     Submission(engine="slurm", id="17").write(before)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.engine import slurm, slurm_client
 from ddp_train.launch.engine.engine import ENGINES, Stage, State, Submission, engine_of
 from ddp_train.launch.engine.slurm_client import Waits
@@ -117,3 +120,38 @@ def test_a_grace_that_slurm_does_not_wait_for_is_said(
     monkeypatch.setattr(slurm_client, "waits", lambda partition: found)
     lines = slurm.cautions(spec(tmp_path))
     assert len(lines) == len(said) and all(word in line for word, line in zip(said, lines, strict=True))
+
+
+def test_who_is_told_to_end_is_told_again_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder, told, asked = RunFolder(tmp_path), [], 0
+
+    def state(id: str) -> State:
+        nonlocal asked
+        asked += 1
+        if asked <= 2:
+            raise KeyboardInterrupt
+        return State(stage=Stage.ENDED if len(told) > 2 else Stage.RUNNING)
+
+    def stop(self: object, id: str, at_once: bool = False) -> None:
+        told.append(at_once)
+        raise EnvironmentRefuses(happened="SLURM does not answer")
+
+    monkeypatch.setattr(slurm_client, "state", state)
+    monkeypatch.setattr(slurm.Slurm, "stop", stop)
+    monkeypatch.setattr(slurm, "_POLL_S", 0.0)
+    monkeypatch.setattr(slurm, "_SIGNAL_EVERY_S", 0.0)
+    assert ENGINE.follow(run_folder, "7") == 130
+    assert told == [False] * 3
+
+
+def test_ctrl_c_between_the_submission_and_its_note_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(arguments: object) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return "17"
+
+    monkeypatch.setattr(slurm_client, "submit", submit)
+    run_folder = RunFolder(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        ENGINE.submit(ENGINE.render([spec(tmp_path)]))
+    submission = Submission.read(run_folder)
+    assert submission is not None and submission.id == "17"

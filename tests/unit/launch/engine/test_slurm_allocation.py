@@ -26,7 +26,8 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "srun": f'printf "%s\\n" "$@" > {folder}/called; env | grep ^SLURM_JOB_END_TIME > {folder}/environment\n'
         f'name=$(grep ^--job-name {folder}/called); echo "7.0|${{name#*=}}" > {folder}/step\n'
         f"if [ -e {folder}/waits ]; then until [ -e {folder}/signalled ]; do sleep 0.05; done; status=interrupted; fi\n"
-        f'echo "{{\\"status\\": \\"${{status:-completed}}\\"}}" > {tmp_path}/run/result.json',
+        f'echo "{{\\"status\\": \\"${{status:-completed}}\\"}}" > {tmp_path}/run/result.json\n'
+        f"[ ! -e {folder}/code ] || exit $(cat {folder}/code)",
     }
     for name, text in scripts.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -72,3 +73,14 @@ def test_ctrl_c_is_passed_on_to_the_step(commands: Path, tmp_path: Path, capfd: 
     thread.join()
     assert (commands / "signalled").read_text().split() == [f"--signal={signal.SIGINT:d}", "7.0"]
     assert "stopping after this step" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "code", "expected"), [("failed", 1, 1), ("preempted", 78, 78), ("preempted", 127, 78)])
+def test_it_ends_as_the_run_did_and_as_a_machine_that_refused(
+    commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, code: int, expected: int
+) -> None:
+    monkeypatch.setenv("status", status)
+    (commands / "code").write_text(str(code))
+    one = inside(tmp_path)
+    assert slurm_allocation.run(one, "7") == expected
+    assert one.job.run_folder.lives.exists()

@@ -187,3 +187,14 @@ def test_a_signal_waits_until_python_listens_where_env_can_hold_it(tmp_path: Pat
     said, blocked = ran.stdout.splitlines()
     assert said == "-m ddp_train node x "
     assert int(blocked.split()[1], 16) & 0x4200 == (0x4200 if can else 0)  # TERM and USR1
+
+
+def test_a_secret_is_a_variable_of_the_shell_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    text = task_script(spec(RUN, "cluster.setup=['export WANDB_API_KEY=${oc.env:HF_TOKEN}']"))
+    assert "\nexport WANDB_API_KEY=${HF_TOKEN}\n" in text and "hf_0123456789" not in text
+    for word in ("cluster.slurm.account='${oc.env:HF_TOKEN}'", "+cluster.slurm.options.comment='${oc.env:HF_TOKEN}'"):
+        with pytest.raises(ConfigError, match="takes the secret HF_TOKEN"):
+            batch_script([spec(RUN, word)])
+    with pytest.raises(ConfigError, match="would hold a secret"):
+        task_script(replace(spec(RUN), working_directory="/home/hf_0123456789"))
