@@ -19,7 +19,7 @@ from ddp_train import FOLDER
 from ddp_train.errors import FAILED, NO_PROGRESS, UserError, printable
 from ddp_train.redaction import redact_code
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.result import STOPPED, Result, Status
 from ddp_train.system.files import create_json, tail
 from ddp_train.system.module_names import source_path
 
@@ -77,6 +77,14 @@ class Failure:
     def with_others(self, others: Mapping[int, str]) -> Failure:
         """Return this failure with what the other ranks were doing."""
         return replace(self, others=tuple(_by_answer(others)))
+
+    def record_unless_ended(self, run_folder: RunFolder, *, before: Result | None) -> bool:
+        """Record this failure as `record` does, but not of a run that has come to a good end: what is lost after it is no failure.
+
+        Args:
+            before: what result.json held when this start of the run began: a completed run may be continued, and fail then.
+        """
+        return ended_since(run_folder, before) is None and self.record(run_folder)
 
     def record(self, run_folder: RunFolder, *, seconds: float = 0.0) -> bool:
         """Write failure.json and result.json unless another rank was earlier; tell whether this one was first.
@@ -248,6 +256,20 @@ def from_refusal(code: int, *, logs: str) -> Failure:
 def from_verdict(verdict: str) -> Failure:
     """Describe that a run gets no further however often it is started again."""
     return Failure(rank=0, pid=os.getpid(), error="NoProgress", message=verdict.strip(), exit_code=NO_PROGRESS)
+
+
+def read_result(run_folder: RunFolder) -> Result | None:
+    """Return what result.json holds; None where it cannot be read: as if the run had left no word."""
+    with suppress(OSError, ValueError):
+        return run_folder.read_result()
+    return None
+
+
+def ended_since(run_folder: RunFolder, before: Result | None) -> Result | None:
+    """Return the result of a run that was completed, or stopped in good order, since result.json held `before`; None: it was not."""
+    result = read_result(run_folder)
+    is_ended = result is not None and result != before and (result.status == Status.COMPLETED or result.status in STOPPED)
+    return result if is_ended else None
 
 
 def load(path: Path) -> Failure | None:

@@ -25,7 +25,7 @@ from ddp_train.launch.node.registry import Event, Machine, Registry
 from ddp_train.launch.node.work import Work, on_ranks
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure
-from ddp_train.run_folder.result import STOPPED, Status
+from ddp_train.run_folder.result import Status
 from ddp_train.system.process import STOP_SIGNALS
 
 _LAST_CALL_S = 2.0  # how long an elastic run that has machines enough waits for one more
@@ -72,7 +72,7 @@ class Rounds:
     def __init__(self, registry: Registry, work: Work, place: Place) -> None:
         self._registry, self._work, self._place = registry, work, place
         self._job = work.job
-        self._before = None if work.run_folder is None else work.run_folder.read_result()
+        self.before = None if work.run_folder is None else failure.read_result(work.run_folder)
         self._restarts = self._number = 0
         self._stop: int | None = None  # the first signal that asked for it
         self._is_final = False  # somebody has asked twice
@@ -159,7 +159,7 @@ class Rounds:
             if self._stop is not None and this.ending not in ("stop", "failed"):
                 this.end("stop", within_s=self._work.cluster.grace_s + _MARGIN_S)
             if self._is_final:
-                this.kill_at = now
+                this.kill_at = min(this.kill_at, now)
             if now >= this.kill_at + _DIES_WITHIN_S:
                 for machine in this.open:
                     self._registry.drop(machine, "has an agent that does not end")
@@ -187,7 +187,7 @@ class Rounds:
             self._registry.say(f"{machine.name} has come: the run saves, and goes on with {len(self._registry.machines)} machines")
             this.end("join", within_s=self._work.cluster.grace_s + _MARGIN_S)
             for each in this.open:
-                each.line.send("stop", signal=int(signal.SIGTERM), for_whom=machine.name)
+                each.line.send("stop", signal=int(signal.SIGTERM))
 
     def _hear_of_a_stop(self, event: Event) -> None:
         """Pass a stop signal that came to one machine on to all."""
@@ -218,7 +218,7 @@ class Rounds:
         if folder is None:
             self._registry.say(f"{found.message}; the ranks of all machines are ended")
             return
-        is_first = found.record(folder)
+        is_first = found.record_unless_ended(folder, before=self.before)
         if is_first and self._is_last_attempt():
             print(found.screen(folder), file=sys.stderr, flush=True)
         self._registry.say(f"{found.message}; the ranks of all machines are ended")
@@ -231,8 +231,8 @@ class Rounds:
         folder, expected = self._work.run_folder, (DONE, *(_TOLD if this.ending in ("join", "stop") else ()))
         bad = [code for code in this.codes.values() if code not in expected]
         code = next((code for code in bad if code in FINAL), max(FAILED, bad[0]) if bad else DONE)
-        result = None if folder is None else folder.read_result()
-        is_ended = result is not None and result != self._before and (result.status == Status.COMPLETED or result.status in STOPPED)
+        result = None if folder is None else failure.read_result(folder)
+        is_ended = folder is not None and failure.ended_since(folder, self.before) is not None
         if self._stop is not None:
             return self._stopped()
         is_failed = not is_ended and bool(this.lost or bad)
@@ -241,14 +241,14 @@ class Rounds:
                 folder.forget_failure()  # it says `preempted`
             return None
         if not is_failed:
-            return DONE if folder is None else exit_code(folder, code, before=self._before)
+            return DONE if folder is None else exit_code(folder, code, before=self.before)
         code = code or FAILED
         if code in FINAL:
             return code
         if folder is not None and (verdict := count_failure(folder, has_failed=True)):
             self._registry.say(verdict)
             return NO_PROGRESS
-        if self._restarts >= self._work.max_restarts:
+        if self._restarts >= self._work.max_restarts or any(machine.is_first for machine in this.lost):  # nobody leads without it
             self._registry.say(f"the run has failed{self._where()}")
             return code
         self._restarts += 1
@@ -265,7 +265,7 @@ class Rounds:
         code = INTERRUPTED if self._stop == signal.SIGINT else TERMINATED
         if self._work.run_folder is None:
             return PREEMPTED if code == TERMINATED else code
-        return exit_code(self._work.run_folder, code, before=self._before)
+        return exit_code(self._work.run_folder, code, before=self.before)
 
     def _refuse(self, why: str) -> int:
         """Say in the run's folder that it cannot run on these machines, and return the exit code."""

@@ -14,7 +14,7 @@ import torch
 from ddp_train.errors import DataError
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.result import Result, Status
 
 
 def test_ranks_that_did_the_same_share_a_line_and_many_lines_are_cut() -> None:
@@ -142,3 +142,14 @@ def test_the_first_failure_is_kept_and_an_error_for_the_user_has_no_traceback(tm
     assert "rank 3" in shown
     assert "data.root: files are missing\n  expected: four files\n  fix: put them there" in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.PREEMPTED, Status.INTERRUPTED])
+def test_what_is_lost_after_a_good_end_is_no_failure(tmp_path: Path, status: Status) -> None:
+    folder, lost = RunFolder(tmp_path), failure.from_machine(host="node1", ranks=[2, 3], why="is gone")
+    ended = Result(status=status, step=3)
+    ended.write(folder.result)
+    assert not lost.record_unless_ended(folder, before=None)
+    assert folder.read_result() == ended and not folder.failure.exists()
+    assert lost.record_unless_ended(folder, before=ended)  # it is of an earlier start, and was continued since
+    assert (found := folder.read_result()) is not None and found.status == Status.FAILED

@@ -216,6 +216,56 @@ def test_an_agent_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_machine_whose_agent_outlives_a_kill_is_dropped(tmp_path: Path, is_first: bool, is_stopped: bool) -> None:
+    """And the run ends with the first machine: without it there is no other round."""
+
+    async def story() -> int:
+        async with bed(tmp_path, nodes=(1, 2), max_restarts=3 if is_first else 0) as found:
+            second = await found.comes("node1")
+            await second.hears("round")
+            held, other = (found.first, second) if is_first else (second, found.first)
+            if is_stopped:
+                for is_final in (False, True):
+                    other.line.send("stop", signal=int(signal.SIGTERM), is_final=is_final)
+            await asyncio.sleep(0.05)
+            other.ends(143 if is_stopped else 1)
+            assert (await held.hears("kill"))["round"] == 1
+            assert "does not end" in (await held.hears("dropped"))["why"]
+            return await found.code()
+
+    assert asyncio.run(story()) == (143 if is_stopped else 1)
+
+
+def test_a_machine_that_is_lost_after_the_last_step_leaves_the_result_as_it_is(tmp_path: Path) -> None:
+    async def story() -> int:
+        async with bed(tmp_path) as found:
+            second = await found.comes("node1")
+            await second.hears("round")
+            ends_as(found.run_folder, Status.COMPLETED)
+            second.line.cut()
+            await found.first.hears("kill")
+            found.first.ends(137)
+            return await found.code()
+
+    assert asyncio.run(story()) == 0
+    assert RunFolder(tmp_path).is_completed() and not RunFolder(tmp_path).failure.exists()
+
+
+def test_a_damaged_result_is_as_none(tmp_path: Path) -> None:
+    async def story() -> int:
+        (tmp_path / "result.json").write_text("{")
+        async with bed(tmp_path) as found:
+            second = await found.comes("node1")
+            await second.hears("round")
+            second.ends(1)
+            found.first.ends(1)
+            return await found.code()
+
+    assert asyncio.run(story()) == 1
+
+
 def test_on_fewer_machines_the_global_batch_stays(tmp_path: Path) -> None:
     async def story() -> None:
         async with bed(tmp_path, nodes=(1, 2)) as found:
