@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from ddp_train.system.process import EARLY_WARNINGS, STOP_SIGNALS
+
+_COME_BESIDE = (*EARLY_WARNINGS, signal.SIGHUP)
+"""Signals that do not count as anybody's asking twice. systemd sends SIGHUP together with SIGTERM, and whoever closes a terminal may
+have pressed Ctrl-C before."""
+
+
+def is_final_stop(number: int, earlier: Sequence[int]) -> bool:
+    """Tell whether a stop signal is to end everything at once, and not only after saving: it is the second of those that count."""
+    return number not in _COME_BESIDE and any(each not in _COME_BESIDE for each in earlier)
 
 
 @contextmanager
@@ -37,12 +46,12 @@ def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Itera
 
     Args:
         stop: passes a signal on.
-        kill: ends everything at once. An early warning never does. A kill counts as Ctrl-C.
+        kill: ends everything at once. An early warning and SIGHUP never do. A kill counts as Ctrl-C.
     """
     received: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        is_final = number not in EARLY_WARNINGS and any(earlier not in EARLY_WARNINGS for earlier in received)
+        is_final = is_final_stop(number, received)
         received.append(signal.SIGINT if is_final else number)
         if is_final:
             kill()

@@ -15,37 +15,45 @@ import signal
 import socket
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from ddp_train.config.cluster import ROUND, environment_of
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
+from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.agent_process import rank_environment, start_agent
+from ddp_train.launch.ending import exit_code
 from ddp_train.launch.node.place import Place, look_anew
 from ddp_train.launch.node.registry import Registry, plain_address
 from ddp_train.launch.node.rounds import Rounds
 from ddp_train.launch.node.wire import MOST_BYTES, SILENT_S, Line, Message, connect, is_proven, nonce, of_socket, proof, shown
 from ddp_train.launch.node.work import Work
+from ddp_train.launch.signals import is_final_stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result
 from ddp_train.system import handover
-from ddp_train.system.process import EARLY_WARNINGS, STOP_SIGNALS, Child, descendants, is_alive
+from ddp_train.system.process import STOP_SIGNALS, Child, descendants, is_alive
 
 _RETRY_S = 0.5
 _CONNECT_S = 2.0
+_ANSWERS_WITHIN_S = 5.0  # whoever listens at one of several addresses
 _SAID_AFTER_S, _SAID_EVERY_S = 5.0, 30.0
 _GONE_AFTER_S = 3.0  # a first machine that runs, and on which nobody listens any more
 _OTHERS_SAY_S = 2.0  # what the first machine has to name a lost one, before one that has lost the first machine does
 _STORE_S = 10.0
 _SEES_WITHIN_S = 5.0
 _DIES_WITHIN_S = 5.0
+_GIVES_UP_S = 15.0  # an agent that was killed; more than what is waited for its ranks
 _CLOSES_WITHIN_S = 3.0
 _SAME_S = 2.0
 _POLL_S = 0.05
+_SHOWN = 200  # characters of an error
 
 
 def run_node(work: Work, place: Place, *, received: Sequence[int] = ()) -> int:
@@ -73,14 +81,19 @@ class _Program:
         self._life = uuid.uuid4().hex
         self._line: Line | None = None
         self._is_member = self._has_closed = False  # the second: the registry has ended the line
+        self._dropped = ""  # what it said of it, if it has dropped this machine
         self._first_host = "the first machine"
         self._agent: Child | None = None
         self._agent_task: asyncio.Task[None] | None = None
+        # Of this round; the agent may not have begun yet.
+        self._told: int | None = None  # the stop signal that it was told first
+        self._is_killed = False
         self._remains: list[int] = []  # the processes below an agent that was killed
-        self._has_told_agent = False
         self._stops: list[int] = []  # the stop signals that came to this machine
+        self._is_final = False  # one of them was to end all at once
         self._told_at = 0.0  # when the last one did
         self._round: Message | None = None  # the last one that was begun
+        self._before: Result | None = None  # what result.json held then
         self._ours: socket.socket | None = None  # the first machine's end of its line to its own registry
         self._rounds: Rounds | None = None
         self._facts_file = ""  # for the first rank of a machine that is examined, which removes it
@@ -129,9 +142,7 @@ class _Program:
         own = asyncio.get_running_loop().create_task(self._take_part())
         try:
             await asyncio.wait({rounds, own}, return_when=asyncio.FIRST_COMPLETED)
-            code = rounds.result() if rounds.done() else FAILED  # raises what went wrong in either
-            if own.done():
-                own.result()
+            code = self._code_of(rounds, own, registry)
             registry.send("over", code=code)
             with suppress(TimeoutError):  # until everybody has heard it
                 async with asyncio.timeout(_CLOSES_WITHIN_S):
@@ -146,18 +157,35 @@ class _Program:
             for task in (rounds, own, *connections):
                 task.cancel()
 
+    def _code_of(self, rounds: asyncio.Task[int], own: asyncio.Task[int], registry: Registry) -> int:
+        """Return the code that the run has ended with; what went wrong in here (a full disk, say) is said to all (the first machine)."""
+        try:
+            if not rounds.done():
+                own.result()
+                return FAILED
+            return rounds.result()
+        except _End as end:
+            return end.code
+        except Exception as error:
+            found, folder = failure.from_exception(error, rank=0, step=None), self._work.run_folder
+            if folder is not None:
+                found.record_unless_ended(folder, before=None if self._rounds is None else self._rounds.before)
+            registry.say(f"the node program of {self._work.facts.host}, the first machine, has failed: {found.line(_SHOWN)}")
+            traceback.print_exception(error)
+            return found.exit_code
+
     async def _take_part(self) -> int:
         """Be a member until the run has ended, and return its exit code."""
         while True:
             line = await self._join()
-            why, self._has_closed = f"{self._first_host} has been silent for {SILENT_S:.0f} s", False
+            why, self._has_closed, self._dropped = f"{self._first_host} has been silent for {SILENT_S:.0f} s", False, ""
             try:
                 code = await self._follow(line)
             except TimeoutError:
                 code = None
             else:
-                self._has_closed = True
-                why = f"{self._first_host} has ended its node program, or the line to it was cut"
+                self._has_closed = not self._dropped  # who drops a machine is still there
+                why = self._dropped or f"{self._first_host} has ended its node program, or the line to it was cut"
             self._is_member = False
             line.cut()
             if code is not None:
@@ -177,8 +205,7 @@ class _Program:
             # Its program has ended when it closed the line, or when its machine answers that nobody listens.
             refused_since = (refused_since or now) if is_back and (self._has_closed or "refused" in problem) else None
             if refused_since is not None and now > refused_since + _GONE_AFTER_S:
-                self._report_loss("has ended its node program")
-                raise _End(FAILED)
+                self._end_without_it("has ended its node program")
             if now > deadline:
                 print(f"\n{self._unreachable(problem)}", file=sys.stderr, flush=True)
                 raise _End(FAILED if is_back else ENVIRONMENT_REFUSES)
@@ -201,7 +228,13 @@ class _Program:
             except OSError as error:
                 problem = f"{host}:{port} could not be reached: {_reason(error)}"
                 continue
-            problem = await self._introduce(line, deadline, is_only_one=len(addresses) == 1)
+            is_only_one = len(addresses) == 1  # else whoever is silent at one address keeps nobody from the next
+            try:
+                problem = await self._introduce(
+                    line, deadline if is_only_one else min(deadline, time.monotonic() + _ANSWERS_WITHIN_S), is_only_one=is_only_one
+                )
+            except OSError as error:  # it has closed the line before we could ask who it is
+                problem = f"{host}:{port} has closed the line: {_reason(error)}"
             if not problem:
                 return line, ""
             line.cut()
@@ -259,7 +292,7 @@ class _Program:
                 self._first_host, self._is_member = shown(message["first"]), True
                 line.beat()
                 for place, number in enumerate(self._stops):
-                    line.send("stop", signal=number, is_final=place > 0)
+                    line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:place]))
                 return ""
 
     async def _follow(self, line: Line) -> int | None:
@@ -271,40 +304,58 @@ class _Program:
         while (message := await line.receive(silent_s=None if self._ours is not None else SILENT_S)) is not None:
             kind = message["kind"]
             if kind == "round":
-                self._round = message
+                self._begin(message)
                 self._agent_task = asyncio.get_running_loop().create_task(self._run_agent(message, line))
-            elif kind == "stop" and self._agent is not None and not self._has_told_agent:
-                self._has_told_agent = True
-                self._agent.signal(message["signal"])
-            elif kind == "kill":
+            elif kind == "stop" and self._told is None:
+                self._tell(message["signal"])
+            elif kind == "kill" and self._round is not None and message["round"] == self._round["number"]:
                 self._kill()
             elif kind == "say":
                 print(message["text"], file=sys.stderr, flush=True)
             elif kind == "dropped":
-                print(f"{self._first_host} has dropped this machine: it {message['why']}", file=sys.stderr, flush=True)
+                self._dropped = f"{self._first_host} has dropped this machine: it {message['why']}"
             elif kind == "over":
                 return int(message["code"])
         return None
 
     async def _run_agent(self, message: Message, line: Line) -> None:
         """Run this machine's agent for one round, and say how it has ended."""
-        listener, number = None, message["number"]
+        listener: socket.socket | None = None
         if self._rounds is not None:
             listener, self._rounds.listener = self._rounds.listener, None
-            assert listener is not None
+        try:
+            code, why = await self._end_of_agent(message, line, listener)
+        except Exception as error:  # no process more is to be had, say: the other machines wait for a word
+            self._kill()
+            self._agent = None
+            found = failure.from_exception(error, rank=0, step=None)
+            code, why = FAILED, f"its agent could not be run: {found.line(_SHOWN)}"
+            with suppress(Exception):  # the message may be what is wrong
+                if (folder := _folder_of(message)) is not None:
+                    found.record_unless_ended(folder, before=self._before)
+        finally:
+            if listener is not None:
+                listener.close()
+        line.send("ended", round=message["number"], code=code, why=why)
+
+    async def _end_of_agent(self, message: Message, line: Line, listener: socket.socket | None) -> tuple[int, str]:
+        """Run this machine's agent for one round; return the code of its end, and why where somebody has to be told."""
+        number, folder = message["number"], _folder_of(message)
+        self._before = None if folder is None else failure.read_result(folder)
+        if listener is not None:
             host = plain_address(listener.getsockname()[0]).replace("0.0.0.0", "127.0.0.1")
             host = "127.0.0.1" if host == "::" else host
         else:
             host = plain_address(line.connection.getpeername()[0])
-            if problem := await _unreachable_store(host, message["port"]):
-                line.send("ended", round=number, code=ENVIRONMENT_REFUSES, why=problem)
-                return
+            if (problem := await _unreachable_store(host, message["port"])) and not (self._told or self._is_killed):
+                return ENVIRONMENT_REFUSES, problem
+        if self._told or self._is_killed:
+            return 128 + (signal.SIGKILL if self._is_killed else self._told or 0), ""
         if (
             number > 1 and message["job"] is not None and restart_note.recall(owner=os.getpid()) is None
         ):  # no rank came so far as to write it
             job = Job.from_json(message["job"])
             restart_note.remember(Path(job.checkpoint or job.run_folder.root), owner=os.getpid())
-        self._has_told_agent, self._remains = False, []
         self._agent = agent = start_agent(self._arguments(message, host=host, listener=listener), environment=self._environment(message))
         if listener is not None:
             listener.close()
@@ -313,16 +364,16 @@ class _Program:
         deadline = time.monotonic() + _DIES_WITHIN_S
         while any(map(is_alive, self._remains)) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-        self._agent, was_killed = None, bool(self._remains)
+        self._agent = None
         if self._facts_file:
             Path(self._facts_file).unlink(missing_ok=True)  # no rank came so far
         why = ""
-        if code < 0 and not was_killed and -code not in STOP_SIGNALS:
+        if code < 0 and not self._is_killed and -code not in STOP_SIGNALS:
             found = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
             why = found.message
-            if (folder := _folder_of(message)) is not None:
-                found.record(folder)
-        line.send("ended", round=number, code=code if code >= 0 else 128 - code, why=why)
+            if folder is not None:
+                found.record_unless_ended(folder, before=self._before)
+        return code if code >= 0 else 128 - code, why
 
     def _arguments(self, message: Message, *, host: str, listener: socket.socket | None) -> list[str]:
         """Return what this machine's agent is told for a round."""
@@ -364,7 +415,9 @@ class _Program:
         print(
             f"{why}; {'the ranks of this machine are ended' if is_in_a_round else 'no round is at work here'}", file=sys.stderr, flush=True
         )
-        await self._end_agent()  # before anything else: what looks at the run's folder may wait for a network that is gone
+        has_ended = await self._end_agent()  # before anything else: what looks at the run's folder may wait for a network that is gone
+        if not has_ended or self._ours is not None:  # it has no place in another round; and without the first machine there is none
+            raise _End(FAILED)
         self._leave_if_told()
         if self._round is None:
             return
@@ -373,19 +426,24 @@ class _Program:
             print(f"this machine tries to come back, for {within_s} s at most", file=sys.stderr, flush=True)
             return
         await asyncio.sleep(_OTHERS_SAY_S)
-        if (folder := _folder_of(self._round)) is not None and folder.is_completed():
-            raise _End(DONE)
-        self._report_loss("is lost to this machine")
-        raise _End(FAILED)
+        self._end_without_it("is lost to this machine")
 
-    def _report_loss(self, why: str) -> None:
-        """Name the first machine in the run's folder, where nobody else has named one."""
+    def _end_without_it(self, why: str) -> NoReturn:
+        """End as the run has ended, which the first machine could not say; name it in the run's folder where nobody has named one.
+
+        Raises:
+            _End: always.
+        """
         text = f"{self._first_host} {why}"
         if self._round is not None and (folder := _folder_of(self._round)) is not None:
+            if failure.ended_since(folder, self._before) is not None:
+                print(f"{text}; the run itself has ended as it should", file=sys.stderr, flush=True)
+                raise _End(exit_code(folder, FAILED, before=self._before))
             found = failure.from_machine(host=self._first_host, ranks=range(self._round["first_ranks"]), why=why)
-            if found.record(folder):
+            if found.record_unless_ended(folder, before=self._before):
                 text = found.screen(folder)
         print(text, file=sys.stderr, flush=True)
+        raise _End(FAILED)
 
     def _on_signal(self, number: int) -> None:
         """Take up a stop signal: the first lets all machines save and end, the second ends them at once."""
@@ -393,15 +451,15 @@ class _Program:
         self._told_at = now
         if number != signal.SIGINT and number in self._stops and now < told_at + _SAME_S:
             return  # a batch system sends it to the step and to its task
-        is_final = number not in EARLY_WARNINGS and any(earlier not in EARLY_WARNINGS for earlier in self._stops)
+        is_final = is_final_stop(number, self._stops)
+        self._is_final = self._is_final or is_final
         self._stops.append(number)
         if number == signal.SIGINT and not is_final:
             os.write(2, b"\nstopping after this step; Ctrl-C again ends it at once\n")
         if is_final:
             self._kill()
-        elif self._agent is not None:
-            self._has_told_agent = True
-            self._agent.signal(number)
+        else:
+            self._tell(number)
         if self._is_member and self._line is not None:
             self._line.send("stop", signal=self._stops[-1], is_final=is_final)
         elif self._line is not None and self._ours is None:
@@ -412,18 +470,34 @@ class _Program:
         if self._stops and self._ours is None:
             raise _End(INTERRUPTED if signal.SIGINT in self._stops else TERMINATED)
 
+    def _begin(self, message: Message) -> None:
+        """Take up a round. A stop of ours that has crossed it on the line holds for it: the registry passes it on to the others only."""
+        self._round = message
+        self._told, self._is_killed, self._remains = next(iter(self._stops), None), self._is_final, []
+
+    def _tell(self, number: int) -> None:
+        """Tell the agent of this round to stop; one that has yet to begin does not begin."""
+        self._told = self._told or number
+        if self._agent is not None:
+            self._agent.signal(number)
+
     def _kill(self) -> None:
-        """Kill the agent; its ranks end with it."""
+        """Kill the agent of this round, and its ranks end with it; one that has yet to begin does not begin."""
+        self._is_killed = True
         if self._agent is not None:
             self._remains = [*self._remains, *descendants(self._agent.pid)]
             self._agent.signal(signal.SIGKILL)
 
-    async def _end_agent(self) -> None:
-        if self._agent_task is not None:
-            self._kill()
-            with suppress(asyncio.CancelledError):
-                await self._agent_task
-            self._agent_task = None
+    async def _end_agent(self) -> bool:
+        """Kill the agent and wait for its end; tell whether it has come."""
+        task, self._agent_task = self._agent_task, None
+        if task is None:
+            return True
+        self._kill()
+        await asyncio.wait({task}, timeout=_GIVES_UP_S)
+        if not task.done():
+            print("the agent of this machine does not end, although it was killed: the kernel holds it", file=sys.stderr, flush=True)
+        return task.done()
 
     def _impostor(self, where: tuple[object, ...]) -> UserError:
         return UserError(
