@@ -14,7 +14,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from hydra.types import HydraContext, RunMode
+from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.checkpoint.catalog import is_checkpoint
@@ -48,6 +48,9 @@ EXAMINES = "hydra.callbacks.checked.examines"
 """Is QUICK or FULL where a run's machines are to be examined instead (`ddp-train doctor`). A key, so that it goes wherever the words go."""
 
 
+_OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
+
+
 def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
     check_tasks(os.environ)
@@ -67,10 +70,6 @@ class _Command:
 
     def __call__(self, composed: DictConfig) -> None:
         hydra_config: Any = HydraConfig.get()
-        if hydra_config.mode == RunMode.MULTIRUN:
-            raise ConfigError(
-                key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs"
-            )
         checked = check_composed(composed, hydra_config)
         resume = Path(checked.resume)
         job = Job(
@@ -137,6 +136,7 @@ class Checked(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed."""
         with _exits_of_its_own():
+            require_our_launcher(config)
             if OmegaConf.select(config, "cluster.launcher") == "torchrun" and not is_torchrun_worker():
                 code = torchrun.run_sweep(section(config, ClusterConfig), sys.argv[1:])
                 if code is not None:
@@ -244,6 +244,16 @@ def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:
 def sweep_place(composed: DictConfig) -> Path:
     """Return where a sweep goes. Looks, and touches nothing."""
     return _place(composed.hydra.sweep, key="hydra.sweep.dir", is_typed=_is_overridden(composed, "hydra.sweep.dir"))
+
+
+def require_our_launcher(composed: DictConfig) -> None:
+    """Refuse a launcher of Hydra's, or of a plugin, for the jobs of a sweep.
+
+    Raises:
+        ConfigError: it is not ours.
+    """
+    if composed.hydra.launcher._target_ != _OUR_LAUNCHER:
+        raise ConfigError(key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs")
 
 
 def fix_sweep_place(composed: DictConfig, folder: Path) -> None:

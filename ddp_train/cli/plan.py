@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli import plan_commands, plan_text
-from ddp_train.cli.compose import Place, check_composed, fix_sweep_place, place_of, require_same, sweep_place
+from ddp_train.cli.compose import Place, check_composed, fix_sweep_place, place_of, require_our_launcher, require_same, sweep_place
 from ddp_train.cli.measure import measuring
 from ddp_train.cli.past_runs import newest_like
 from ddp_train.config import hydra_errors
@@ -29,7 +29,7 @@ from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher, Slot
 from ddp_train.run_folder.claim import require_empty
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.sweep.folder import Sweep
+from ddp_train.sweep.folder import Sweep, is_sweep
 from ddp_train.sweep.hydra_jobs import Multirun, planned_overrides
 from ddp_train.system.folder_lock import is_held
 
@@ -96,7 +96,9 @@ def _show_run(screen: plan_text.Screen, composition: Composition, job: Job, foun
 
 def _show_sweep(loader: Any, base: DictConfig) -> None:
     """Show the jobs of a sweep, and what is common to them by its first one."""
+    require_our_launcher(base)
     folder = sweep_place(base)
+    _look_at_sweep(folder)
     fix_sweep_place(base, folder)
     overrides = planned_overrides(loader, base)
     settings = section(base, SweepConfig)
@@ -140,6 +142,18 @@ def _look_at(place: Place, checked: RunConfig) -> None:
         require_same(place.folder, checked, key=place.key)
     else:
         require_empty(place.folder, key=place.key)
+
+
+def _look_at_sweep(folder: Path) -> None:
+    """Refuse a folder that the sweep would be refused.
+
+    Raises:
+        ConfigError: somebody works in it, or it holds something else than a sweep, which would be taken up.
+    """
+    if folder.is_dir() and is_held(folder):
+        raise ConfigError(key="hydra.sweep.dir", happened=f"another run is working in {folder}", expected="one sweep per folder")
+    if folder.exists() and not is_sweep(folder):
+        require_empty(folder, key="hydra.sweep.dir")
 
 
 def _runs(folder: Path) -> Path:

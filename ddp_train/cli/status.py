@@ -11,7 +11,7 @@ from ddp_train.cli.saved_run import run_of
 from ddp_train.config.saved import saved_config
 from ddp_train.config.schema import run_folders
 from ddp_train.errors import DONE, ConfigError, UserError, printable
-from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
+from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import progress
@@ -71,7 +71,7 @@ def submitted_state(run_folder: RunFolder) -> State | str | None:
     if submission is None:
         return None
     try:
-        return engine_of(submission.engine).state(submission.id)
+        return submission.state(run_folder)
     except UserError as error:
         return f"{submission.engine}, job {submission.id}: {error.happened}"
 

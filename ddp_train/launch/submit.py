@@ -165,7 +165,7 @@ def require_ended(folder: Path) -> None:
     if submission is None:
         return
     try:
-        state = engine_of(submission.engine).state(submission.id)
+        state = submission.state(run_folder)
     except EnvironmentRefuses as error:
         raise ConfigError(key="resume", happened=f"nobody knows whether {folder} runs: {error.happened}", fix=error.fix) from None
     if state.stage is not Stage.ENDED:

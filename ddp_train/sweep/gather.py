@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ddp_train.errors import INTERRUPTED, UserError
-from ddp_train.launch.engine.engine import Stage, Submission, engine_of
+from ddp_train.launch.engine.engine import Stage, Submission
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.verdict import Verdict, settle
 from ddp_train.sweep.folder import Sweep, SweepJob
@@ -32,7 +32,7 @@ def gather(sweep: Sweep, metric: str | None) -> Gathered:
         if submission is None:
             continue
         try:
-            state = engine_of(submission.engine).state(submission.id)
+            state = submission.state(sweep.run_folder(job))
         except UserError as error:
             found.problems.append(f"{submission.engine}, job {submission.id}: {error.happened}")
             continue

@@ -9,7 +9,7 @@ import importlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, cast
@@ -17,6 +17,7 @@ from typing import Protocol, cast
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import write_atomic, write_json
+from ddp_train.system.folder_lock import is_held
 
 ENGINES = ("slurm", "ssh")
 """What `cluster.launcher` may be where an engine starts the node programs."""
@@ -57,6 +58,7 @@ class State:
     nodes: tuple[str, ...] = ()  # where it runs, or ran
     since: float | None = None  # it has been running; seconds since the epoch
     ends: float | None = None  # its time is up then
+    is_sure: bool = True  # False: this machine cannot tell whether it has ended
 
     def __str__(self) -> str:
         where = f" on {', '.join(self.nodes)}" if self.nodes else ""
@@ -67,6 +69,9 @@ class State:
         since = f" since {_clock(self.since)}" if self.since is not None else ""
         until = f", until {_clock(self.ends)} at most" if self.ends is not None else ""
         return f"running{where}{since}{until}{self.why and f' ({self.why})'}"
+
+
+_HELD_WITHIN_S = 300.0  # of its submission: a run that is being started over SSH holds its folder by then
 
 
 class Engine(Protocol):
@@ -114,6 +119,17 @@ class Submission:
             return cls(**json.loads(run_folder.submitted.read_text()))
         except FileNotFoundError:
             return None
+
+    def state(self, run_folder: RunFolder) -> State:
+        """Return where the engine says the run is. What it cannot tell from this machine, the folder does: somebody holds it, or nobody.
+
+        Raises:
+            UserError: the engine cannot be asked now.
+        """
+        found = engine_of(self.engine).state(self.id)
+        if found.is_sure or time.time() - self.time < _HELD_WITHIN_S or is_held(run_folder.root):
+            return found
+        return replace(found, stage=Stage.ENDED, why="nobody holds its folder")
 
 
 def engine_of(name: str) -> Engine:

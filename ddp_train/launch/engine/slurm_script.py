@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ddp_train.config.schema import ClusterConfig, seconds_of
 from ddp_train.errors import ConfigError
+from ddp_train.launch.engine.setup_lines import setup_lines
 from ddp_train.launch.spec import Spec
 from ddp_train.redaction import redact, reference, references
 
@@ -136,9 +137,7 @@ def task_script(spec: Spec) -> str:
     ]
     if cluster.setup:
         lines.append("{  # what it prints is no answer of ddp-train's")
-        for line in cluster.setup:
-            lines += [_in_shell(line), f"[ $? = 0 ] || refuse {quoted('cluster.setup failed: ' + line)}"]
-        lines += ["} >&2", ""]
+        lines += [*setup_lines(cluster.setup, refuse="refuse", spell=_in_shell), "} >&2", ""]
     lines += [f"cd {quoted(spec.working_directory)} || refuse 'the folder where the run was submitted is not here'"]
     if spec.code is not None:
         lines += [f'export PYTHONSAFEPATH=1 PYTHONPATH={quoted(spec.code.python_path())}"${{PYTHONPATH:+:$PYTHONPATH}}"']
@@ -308,6 +307,7 @@ def without_secrets(script: str) -> str:
 
 def _in_shell(line: str) -> str:
     """Return a line of cluster.setup as the script has it: the shell there fills in secrets, which srun brings (`--export=ALL`)."""
+    quoted(line)  # refuses a line end
     for name in references(line):
         line = line.replace(reference(name), f"${{{name}}}")
     return line

@@ -19,6 +19,7 @@ from contextlib import suppress
 from ddp_train.config.cluster import hosts_of
 from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine.engine import Engine, Rendered, Stage, State, Submission
+from ddp_train.launch.engine.setup_lines import setup_lines
 from ddp_train.launch.engine.ssh_client import Remote, run_client
 from ddp_train.launch.engine.ssh_remote import MARK
 from ddp_train.launch.signals import stop_signals
@@ -48,9 +49,10 @@ cd {directory} 2>/dev/null || no directory
 exec {python} -m ddp_train.launch.engine.ssh_remote {spec} {index}
 """
 _SETUP = """\
-trap 'no setup' EXIT; set -e          # cluster.setup: a line that fails ends it
+failed() {{ echo "$1" >&2; exit 1; }}
+trap 'no setup' EXIT          # cluster.setup: a line whose last command fails ends it, and so does one that exits
 {lines}
-trap - EXIT; set +e
+trap - EXIT
 """
 _CODE = """\
 export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1   # the run's own code comes first
@@ -87,17 +89,31 @@ class Ssh:
             Remote(host=host, command=command, script=script)
             for host, command, script in zip(hosts_of(spec.job.config.cluster), rendered.commands, rendered.files.values(), strict=True)
         ]
-        client = fork(lambda: run_client(run_folder, remotes, least=spec.min_nodes, examines=bool(spec.job.examines)))
-        id = f"{socket.gethostname()}:{client.pid}:{start_of(client.pid)}"
-        self._clients[id] = client
-        Submission(engine="ssh", id=id).write(run_folder)
+        told, tell = os.pipe()
+
+        def be_client() -> int:
+            os.close(tell)
+            os.read(told, 1)  # until the folder says that we have the run
+            try:
+                return run_client(run_folder, remotes, least=spec.min_nodes, examines=bool(spec.job.examines))
+            finally:  # another login node cannot see that this process has ended
+                _let_go(run_folder)
+
+        try:
+            client = fork(be_client)
+            id = _id(client.pid)
+            self._clients[id] = client
+            Submission(engine="ssh", id=id).write(run_folder)
+        finally:
+            os.close(tell)
+            os.close(told)
         return id
 
     def state(self, id: str) -> State:
         """Return where it is: it runs while its client does."""
         host, pid, start = _client(id)
         if host != socket.gethostname():
-            return State(stage=Stage.RUNNING, why=f"as far as can be told here: its client is on {host}")
+            return State(stage=Stage.RUNNING, why=f"its client is on {host}", is_sure=False)
         is_ours = id in self._clients
         has_ended = self._clients[id].exit_code() is not None if is_ours else not is_alive(pid) or start_of(pid) != start
         return State(stage=Stage.ENDED if has_ended else Stage.RUNNING)
@@ -113,7 +129,7 @@ class Ssh:
             raise EnvironmentRefuses(
                 happened=f"the run's client is on {host}",
                 expected="the same command there",
-                fix="where that machine is gone, so is the run: then remove RUN/launch/submitted.json",
+                fix=f"on {host}; where that machine is gone, the run saves and ends by itself",
             )
         if start_of(pid) == start:
             with suppress(ProcessLookupError):
@@ -152,10 +168,23 @@ def _script(spec: Spec, index: int, host: str) -> str:
         host=host,
         mark=MARK.replace("\x1e", "\\036"),
         refuses=ENVIRONMENT_REFUSES,
-        setup=_SETUP.format(lines="\n".join(str(reveal(line)) for line in cluster.setup)) if cluster.setup else "",
+        setup=_SETUP.format(lines="\n".join(setup_lines(cluster.setup, refuse="failed", spell=lambda line: str(reveal(line)))))
+        if cluster.setup
+        else "",
         code=_CODE.format(path=shlex.quote(spec.code.python_path())) if spec.code is not None else "",
         **{name: shlex.quote(text) for name, text in quoted.items()},
     )
+
+
+def _let_go(run_folder: RunFolder) -> None:
+    """Take back that this process has a run."""
+    submission = Submission.read(run_folder)
+    if submission is not None and submission.id == _id(os.getpid()):
+        run_folder.submitted.unlink(missing_ok=True)
+
+
+def _id(pid: int) -> str:
+    return f"{socket.gethostname()}:{pid}:{start_of(pid)}"
 
 
 def _client(id: str) -> tuple[str, int, str]:

@@ -157,6 +157,18 @@ def test_the_jobs_of_a_sweep_are_listed(plan: Plan) -> None:
     assert "hydra.sweep.subdir: two jobs" in plan("-m", "seed=1,2", "hydra.sweep.subdir=same", code=WRONG_INPUT)
 
 
+def test_what_a_sweep_would_be_refused_is_refused(plan: Plan, tmp_path: Path) -> None:
+    ssh = ["-m", "seed=1,2", "cluster=ssh", "cluster.hosts=[a,b]", "cluster.device=cpu"]
+    assert "sweep.parallel_jobs" in plan(*ssh, "sweep.parallel_jobs=2", code=WRONG_INPUT)
+    assert "hydra/launcher=ddp_train" in plan("-m", "seed=1,2", "hydra/launcher=basic", code=WRONG_INPUT)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine.txt").write_text("x")
+    assert "is not an empty folder" in plan("-m", "seed=1,2", "hydra.sweep.dir=full", code=WRONG_INPUT)
+    (tmp_path / "full/mine.txt").unlink()
+    with working_in(tmp_path / "full"):
+        assert "another run is working in" in plan("-m", "seed=1,2", "hydra.sweep.dir=full", code=WRONG_INPUT)
+
+
 def test_a_sweeper_that_decides_as_it_goes_is_named(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLALCHEMY_SILENCE_UBER_WARNING", "1")
     shown = plan("-m", "hydra/sweeper=optuna", "optimizer.lr=interval(0.001,0.1)", "cluster=cpu")

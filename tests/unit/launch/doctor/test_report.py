@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.doctor import report
 from ddp_train.launch.doctor.report import Report, exit_code_of, wait_for_report
 from ddp_train.launch.engine.engine import Stage, State
@@ -17,7 +20,7 @@ FOUND = Report(text="1 problem:", exit_code=78)
 
 
 class Engine:
-    """Says one state after another; a state that is an error is raised."""
+    """Says one state after another; one that is an error is raised, one that is a function called."""
 
     def __init__(self, *states: Any) -> None:
         self._states = iter(states)
@@ -27,7 +30,13 @@ class Engine:
         found = next(self._states)
         if isinstance(found, BaseException):
             raise found
+        if callable(found):
+            found()
+            return self.state(id)
         return State(stage=found)
+
+    def left(self) -> list[Any]:
+        return list(self._states)
 
     def stop(self, id: str, *, at_once: bool = False) -> None:
         self.stopped.append((id, at_once))
@@ -36,6 +45,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "_POLL_S", 0.0)
+    monkeypatch.setattr(report, "_ENDS_WITHIN_S", 5.0)
     monkeypatch.setattr(report, "_SEEN_WITHIN_S", 0.0)
 
 
@@ -66,9 +76,27 @@ def test_without_a_report_what_the_job_has_said_is_shown(tmp_path: Path, capsys:
     assert exit_code_of(RunFolder(tmp_path), 0) == 78
 
 
-def test_ctrl_c_takes_it_back(tmp_path: Path) -> None:
-    code, engine = wait(tmp_path, KeyboardInterrupt())
-    assert (code, engine.stopped) == (130, [("7", True)])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_signal_takes_it_back(tmp_path: Path, number: int, expected: int) -> None:
+    before = signal.getsignal(number)
+    code, engine = wait(tmp_path, Stage.RUNNING, lambda: os.kill(os.getpid(), number), Stage.RUNNING, Stage.ENDED)
+    assert (code, engine.stopped, engine.left()) == (expected, [("7", True)], [])  # it has waited until the job had ended
+    assert signal.getsignal(number) == before
+
+
+def test_an_engine_that_is_silent_for_a_moment_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    FOUND.write(RunFolder(tmp_path))
+    away = EnvironmentRefuses(happened="SLURM does not answer")
+    code, engine = wait(tmp_path, Stage.QUEUED, away, away, Stage.RUNNING, Stage.ENDED)
+    assert (code, engine.stopped) == (78, [])
+    assert capsys.readouterr().err.count("does not answer") == 1
+
+
+def test_whatever_ends_the_wait_stops_the_job_before_the_folder_is_cleared(tmp_path: Path) -> None:
+    engine: Any = Engine(Stage.RUNNING, OSError("a disk"), EnvironmentRefuses(happened="away"), Stage.ENDED)
+    with pytest.raises(OSError, match="a disk"):
+        wait_for_report(RunFolder(tmp_path), engine, "7")
+    assert (engine.stopped, engine.left()) == ([("7", True)], [])
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:

@@ -14,10 +14,13 @@ import pytest
 from ddp_train.config.check import ConfigErrors
 from ddp_train.config.cluster import hosts_of
 from ddp_train.errors import EnvironmentRefuses
-from ddp_train.launch.engine.engine import Stage
+from ddp_train.launch.engine import ssh
+from ddp_train.launch.engine.engine import Stage, Submission
 from ddp_train.launch.engine.ssh import ENGINE, ssh_command
 from ddp_train.launch.engine.ssh_remote import MARK
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.process import fork, start_of
+from tests.unit.cli.runs import works_in
 from tests.unit.launch.engine.specs import spec
 from tests.unit.parts import checked
 
@@ -100,6 +103,32 @@ def test_a_client_is_known_by_machine_number_and_start() -> None:
     assert ENGINE.state(id).stage is Stage.ENDED
     with pytest.raises(EnvironmentRefuses, match="elsewhere"):
         ENGINE.stop(f"elsewhere:{os.getpid()}:1")
+
+
+def test_a_run_that_has_ended_is_nobodys_on_any_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder = RunFolder(tmp_path)
+    made = spec(tmp_path, *THREE)
+    run_folder.launch.mkdir()
+    made.write()
+
+    def client(*given: object, **options: object) -> int:
+        found = Submission.read(run_folder)
+        return 7 if found is not None and found.id.split(":")[1] == str(os.getpid()) else 1
+
+    monkeypatch.setattr(ssh, "run_client", client)
+    id = ENGINE.submit(ENGINE.render([made]))
+    assert ENGINE.follow(run_folder, id) == 7 and Submission.read(run_folder) is None
+
+
+def test_a_client_on_another_machine_is_judged_by_the_folder(tmp_path: Path) -> None:
+    run_folder = RunFolder(tmp_path)
+    run_folder.launch.mkdir()
+    assert Submission(engine="ssh", id="elsewhere:7:1").state(run_folder).stage is Stage.RUNNING  # it may be about to begin
+    long_ago = Submission(engine="ssh", id="elsewhere:7:1", time=1.0)
+    assert long_ago.state(run_folder).stage is Stage.ENDED
+    with works_in(run_folder) as process:
+        assert long_ago.state(run_folder).stage is Stage.RUNNING
+        process.terminate()
 
 
 def test_the_command_can_be_pasted() -> None:

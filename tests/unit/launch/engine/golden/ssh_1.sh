@@ -4,9 +4,11 @@
 no() { printf '\036ddp-train: no %s\n' "$1"; exit 78; }
 cd /work 2>/dev/null || no directory
 [ -e '/shared/my run/launch'/here_"$word" ] && [ -w '/shared/my run/launch' ] || no folder
-trap 'no setup' EXIT; set -e          # cluster.setup: a line that fails ends it
+failed() { echo "$1" >&2; exit 1; }
+trap 'no setup' EXIT          # cluster.setup: a line whose last command fails ends it, and so does one that exits
 module load cuda
-trap - EXIT; set +e
+[ $? = 0 ] || failed 'cluster.setup failed: module load cuda'
+trap - EXIT
 export PYTHONPATH='/shared/my run/launch/code/src:/shared/my run/launch/code'"${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1   # the run's own code comes first
 command -v /opt/python >/dev/null || no python
 exec /opt/python -m ddp_train.launch.engine.ssh_remote '/shared/my run/launch/spec.json' 1
