@@ -15,7 +15,7 @@ from tests.conftest import TINY, Project, metrics
 pytestmark = pytest.mark.distributed
 
 RUN = [*TINY, "cluster=cpu", "cluster.processes_per_node=3", "trainer.max_steps=60", "trainer.max_epochs=null"]
-POLICY = ["evaluation.every_steps=4", "checkpoint.every_evaluation=false", "checkpoint.every_minutes=0.001"]
+POLICY = ["evaluation.every_steps=4", "checkpoint.every_evaluation=false", "checkpoint.every_minutes=0.0001"]
 POLICY += ["checkpoint.keep_last=1", "checkpoint.keep_best=2"]
 
 
