@@ -22,7 +22,7 @@ def facts(host: str = "node0", **changes: Any) -> Facts:
         "uid": 1000,
         "utc": 1000.0,
         "spec": "",
-        "config": {"optimizer.lr": 0.1, "cluster.env.NCCL_SOCKET_IFNAME": "eth0", "cluster.node_rank": 0, "cluster.nodes": 2},
+        "config": {"optimizer.lr": 0.1, "cluster.node_rank": 0, "cluster.nodes": 2},
         "source": Source(hashes=HASHES, listed_by="git", is_whole=True),
         "data": {"data.root": DATA},
         "versions": {"python": "3.11.2", "torch": "2.13.0", "ddp_train": "1"},
