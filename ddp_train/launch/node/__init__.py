@@ -1,6 +1,8 @@
 """What runs on each machine of a run over several, and what they tell each other before torch starts. Imports no torch.
 
-program      one machine's part: signals, its agent, its ending
+program      one machine's part: signals, what the registry says, its ending
+arrival      how it comes to the registry, and comes back
+round_agent  its agent for one round
 registry     the service on the first machine: who is here, who is refused, who is lost
 rounds       when all ranks start, start again and end; in the same process
 work         what the machines do together

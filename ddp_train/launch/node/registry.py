@@ -13,7 +13,7 @@ from ddp_train.errors import ENVIRONMENT_REFUSES
 from ddp_train.launch.node.differences import clock, differences
 from ddp_train.launch.node.facts import Facts
 from ddp_train.launch.node.place import Place
-from ddp_train.launch.node.wire import SILENT_S, Line, Message, is_proven, nonce, proof, shown
+from ddp_train.launch.node.wire import SILENT_S, Line, Message, is_proven, nonce, plain_address, proof, shown
 
 _HELLO_WITHIN_S = 10.0
 _MOST_NAME = 100  # characters
@@ -260,11 +260,6 @@ def _address(line: Line) -> str:
     except OSError:  # it has gone
         return ""
     return plain_address(found[0]) if isinstance(found, tuple) else ""
-
-
-def plain_address(address: str) -> str:
-    """Return an address as it is usually written: a socket for IPv4 and IPv6 has IPv4's as ::ffff:10.0.0.1."""
-    return address.removeprefix("::ffff:")
 
 
 def _compared(facts: Facts) -> Facts:

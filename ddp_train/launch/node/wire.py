@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import os
 import secrets
 import socket
 import time
@@ -58,6 +59,18 @@ def shown(text: Any, most: int = _MOST_SHOWN) -> str:
     """Return what another machine has said as a terminal may show it: no control characters, and not without end."""
     found = str(text)
     return printable(found if len(found) <= most else f"{found[:most]}...")
+
+
+def reason(error: OSError) -> str:
+    """Return why a line could not be had; asyncio's own text names the address again."""
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror)
+    return os.strerror(error.errno) if error.errno else "no answer"
+
+
+def plain_address(address: str) -> str:
+    """Return an address as it is usually written: a socket for IPv4 and IPv6 has IPv4's as ::ffff:10.0.0.1."""
+    return address.removeprefix("::ffff:")
 
 
 class Line:

@@ -1,82 +1,355 @@
-"""What a machine believes of the registry that it comes to; whole runs are in tests/distributed/test_cluster.py."""
+"""What a machine's program does with what it hears: with a registry that says what it is told to, and agents that are none."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from dataclasses import replace
+import errno
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ddp_train.errors import ENVIRONMENT_REFUSES
-from ddp_train.launch.node import program
-from ddp_train.launch.node.place import Place
-from ddp_train.launch.node.wire import Line, Message, is_proven, proof
+from ddp_train.errors import FAILED, TERMINATED
+from ddp_train.job import Job
+from ddp_train.launch.node import arrival, round_agent
+from ddp_train.launch.node import program as module
+from ddp_train.launch.node.arrival import End, HasEnded
+from ddp_train.launch.node.place import Place, listen
+from ddp_train.launch.node.program import _Program
+from ddp_train.launch.node.wire import Line, Message, of_socket
 from ddp_train.launch.node.work import Work
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
 from tests.unit.launch.node.machines import facts
 from tests.unit.parts import checked
 
 
-async def come(*answers: Message, token: str = "ours") -> tuple[int, Message]:
-    """Let a machine come to a registry that sends these messages after its hello; return its exit code, and the hello."""
-    hello: Message = {}
+@dataclass
+class Agent:
+    """An agent that ends when it is killed or told to stop, unless it is held."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = Line(reader, writer)
-        line.send("challenge", nonce="n0")
-        hello.update(await line.receive() or {})
-        for answer in answers:
-            line.send(**answer)
-        await line.receive()
-        await line.close()
+    pid: int = 2**22 + 1  # nobody's
+    is_held: bool = False
+    heard: list[int] = field(default_factory=list)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    address = server.sockets[0].getsockname()
-    place = Place(index=1, least=2, most=2, launch="", is_first=False, addresses=(address,))
-    work = Work(
-        cluster=replace(checked().cluster, join_timeout_s=20), processes=2, facts=facts("node1"), max_restarts=0, token=token, job=None
-    )
-    machine = program._Program(work, place)
-    async with asyncio.timeout(10):
-        code = await machine.run([])
-    assert machine._line is not None
-    machine._line.cut()  # a process that ends does that
-    server.close()
-    await asyncio.sleep(0.05)
-    return code, hello
+    def signal(self, number: int) -> None:
+        self.heard.append(number)
+
+    def exit_code(self) -> int | None:
+        return -self.heard[0] if self.heard and not self.is_held else None
 
 
-def test_nothing_is_taken_from_a_registry_that_does_not_know_the_word(capsys: pytest.CaptureFixture[str]) -> None:
+class Agents(list[Agent]):
+    """Those that were started."""
+
+    problem: OSError | None = None
+    is_held = False
+
+    def start(self, arguments: list[str], *, environment: dict[str, str]) -> Agent:
+        if self.problem is not None:
+            raise self.problem
+        self.append(Agent(is_held=self.is_held))
+        return self[-1]
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> Agents:
+    found = Agents()
+    monkeypatch.setattr(round_agent, "start_agent", found.start)
+    for where, name in ((round_agent, "_POLL_S"), (module, "_POLL_S"), (arrival, "_RETRY_S"), (module, "_OTHERS_SAY_S")):
+        monkeypatch.setattr(where, name, 0.01)
+    monkeypatch.setattr(round_agent, "_GIVES_UP_S", 0.3)
+    monkeypatch.setattr(arrival, "_GONE_AFTER_S", 0.2)
+    return found
+
+
+def store(monkeypatch: pytest.MonkeyPatch, *, within_s: float = 0.0, problem: str = "") -> None:
+    """Say whether the store of a round can be reached, after a while."""
+
+    async def ask(host: str, port: int) -> str:
+        await asyncio.sleep(within_s)
+        return problem
+
+    monkeypatch.setattr(round_agent, "_unreachable_store", ask)
+
+
+def job(folder: Path) -> Job:
+    return Job(config=checked(), run_folder=RunFolder(folder), command=[], overrides=[])
+
+
+def a_round(folder: Path, *, number: int = 1, restarts: int = 0, max_restarts: int = 0) -> Message:
+    names = {"name": "r", "rank": 1, "nodes": 2, "port": 1, "first_ranks": 2, "job": job(folder).to_json()}
+    return {"number": number, "restarts": restarts, "max_restarts": max_restarts, **names}
+
+
+def a_program(folder: Path, *, join_timeout_s: int = 30, **changes: Any) -> _Program:
+    place = {"index": 1, "least": 2, "most": 2, "launch": "", "is_first": False} | changes
+    work = Work(cluster=replace(checked().cluster, join_timeout_s=join_timeout_s), processes=2, facts=facts(), max_restarts=0)
+    if place["is_first"]:
+        work = replace(work, job=job(folder))
+    return _Program(work, Place(**place))
+
+
+@dataclass
+class Bed:
+    program: _Program
+    registry: Line
+    end: asyncio.Task[int | str]
+    heard: list[Message] = field(default_factory=list)
+
+    async def ended(self) -> Message:
+        """Return how the agent has ended, as the registry hears it."""
+        async with asyncio.timeout(5):
+            while (message := await self.registry.receive()) is not None and message["kind"] != "ended":
+                self.heard.append(message)
+        assert message is not None
+        return message
+
+
+@asynccontextmanager
+async def bed(folder: Path, **changes: Any) -> AsyncIterator[Bed]:
+    """Let a program follow a registry, over TCP."""
+    listener = listen("127.0.0.1", 0)
+    ours = socket.create_connection(listener.getsockname()[:2])
+    theirs, _ = listener.accept()
+    line, registry = await of_socket(ours), await of_socket(theirs)
+    program = a_program(folder, **changes)
+    program._arrival.line, program._arrival.is_member = line, True
+    end = asyncio.get_running_loop().create_task(program._follow(line))
+    try:
+        yield Bed(program, registry, end)
+    finally:
+        await program._end_agent()
+        end.cancel()
+        with suppress(asyncio.CancelledError):
+            await end
+        for each in (line, registry):
+            each.cut()
+        listener.close()
+        await asyncio.sleep(0.01)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_an_agent_that_cannot_be_started_is_said_and_reported(tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> Message:
+        agents.problem = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        async with bed(tmp_path) as found:
+            found.registry.send("round", **a_round(tmp_path))
+            return await found.ended()
+
+    store(monkeypatch)
+    ended = asyncio.run(story())
+    assert ended["code"] == FAILED and "temporarily unavailable" in ended["why"]
+    report = failure.load(RunFolder(tmp_path).failure)
+    assert report is not None and report.error == "BlockingIOError"
+
+
+@pytest.mark.parametrize("within_s", [0.0, 0.2])
+@pytest.mark.parametrize("how", ["stop", "kill", "signal", "signal before"])
+def test_a_stop_between_the_round_and_the_agents_start_is_kept(
+    tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch, how: str, within_s: float
+) -> None:
+    async def story() -> Message:
+        async with bed(tmp_path) as found:
+            if how == "signal before":  # it has crossed the round on the line
+                found.program._on_signal(signal.SIGTERM)
+            found.registry.send("round", **a_round(tmp_path))
+            if how == "stop":
+                found.registry.send("stop", signal=int(signal.SIGTERM))
+            elif how == "kill":
+                found.registry.send("kill", round=1)
+            elif how == "signal":
+                await until(lambda: found.program._agent is not None)
+                found.program._on_signal(signal.SIGTERM)
+            return await found.ended()
+
+    store(monkeypatch, within_s=within_s, problem="" if within_s == 0 else "nobody is there any more")
+    assert asyncio.run(story())["code"] == (128 + signal.SIGKILL if how == "kill" else TERMINATED)
+    assert not within_s or agents == []
+    assert not RunFolder(tmp_path).failure.exists()
+
+
+def test_a_stop_and_a_kill_are_of_one_round(tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        for wrong in ({}, {"proof": "0" * 64}, {"proof": proof("theirs", by="registry", over="n1", own="n0")}):
-            code, hello = await come({"kind": "welcome", "first": "node0", **wrong})
-            assert code == ENVIRONMENT_REFUSES
-            assert is_proven(hello["proof"], proof("ours", by="member", over="n0", own=hello["nonce"]))
-            assert "token" not in hello and "ours" not in str(hello)
-        assert "does not know this run's word" in capsys.readouterr().err
-        code, hello = await come({"kind": "welcome", "first": "node0", "proof": hello["proof"]})  # its own, sent back
-        assert code == ENVIRONMENT_REFUSES
+        async with bed(tmp_path) as found:
+            for number in (1, 2):
+                found.registry.send("round", **a_round(tmp_path, number=number))
+                await until(lambda count=number: len(agents) == count)
+                assert agents[-1].heard == []
+                if number == 2:
+                    found.registry.send("kill", round=1)
+                found.registry.send("stop", signal=int(signal.SIGTERM))
+                assert (await found.ended())["code"] == TERMINATED
+                assert agents[-1].heard == [signal.SIGTERM]
 
+    store(monkeypatch)
     asyncio.run(story())
 
 
-def test_what_a_registry_says_before_it_has_proven_anything_is_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
-    refused = {"kind": "refused", "first": "node0", "is_foreign": False, "exit_code": 0, "reasons": ["\x1b[2J"]}
-    code, _ = asyncio.run(come({"kind": "say", "text": "\x1b]0;" + "x" * 100_000}, refused))
+def test_our_own_kill_is_no_failure_and_somebody_elses_is(tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(*, is_ours: bool) -> Message:
+        agents.clear()
+        async with bed(tmp_path) as found:
+            found.registry.send("round", **a_round(tmp_path))
+            await until(lambda: agents)
+            if is_ours:
+                found.registry.send("kill", round=1)
+            else:
+                agents[-1].heard.append(signal.SIGKILL)
+            return await found.ended()
+
+    store(monkeypatch)
+    assert asyncio.run(story(is_ours=True)) | {"round": 1} == {"kind": "ended", "round": 1, "code": 137, "why": ""}
+    assert not RunFolder(tmp_path).failure.exists()  # the agent had no ranks yet
+    assert "was ended by SIGKILL" in asyncio.run(story(is_ours=False))["why"]
+    assert RunFolder(tmp_path).failure.exists()
+
+
+def test_an_agent_that_outlives_a_kill_holds_nobody(
+    tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def story() -> int:
+        agents.is_held = True
+        async with bed(tmp_path) as found:
+            found.registry.send("round", **a_round(tmp_path, max_restarts=3))
+            await until(lambda: agents)
+            with pytest.raises(End) as end:
+                await found.program._be_lost("node0 is silent")
+            agents[-1].is_held = False
+            return end.value.code
+
+    store(monkeypatch)
+    assert asyncio.run(story()) == FAILED
+    assert "does not end" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(Status.COMPLETED, 0), (Status.PREEMPTED, 75), (Status.INTERRUPTED, 130), (None, FAILED), (Status.FAILED, FAILED)]
+)
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_a_lost_machine_ends_as_the_run_has_ended(
+    tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch, status: Status | None, code: int, max_restarts: int
+) -> None:
+    """The others went on, and their node programs have ended."""
+
+    async def story() -> int:
+        with listen("127.0.0.1", 0) as closed:
+            address = ("127.0.0.1", closed.getsockname()[1])
+        async with bed(tmp_path, addresses=(address,)) as found:
+            found.registry.send("round", **a_round(tmp_path, max_restarts=max_restarts))
+            await until(lambda: agents)
+            if status is not None:
+                Result(status=status, step=3).write(RunFolder(tmp_path).result)
+            with pytest.raises(End) as end:
+                await lose(found.program)
+            return end.value.code
+
+    async def lose(program: _Program) -> None:
+        await program._be_lost("node0 is silent")
+        with pytest.raises(HasEnded):
+            await program._arrival.come(is_back=True, has_closed=False)
+        program._end_without_it("has ended its node program")
+
+    store(monkeypatch)
+    assert asyncio.run(story()) == code
+    after = RunFolder(tmp_path).read_result()
+    assert after is not None and after.status == (status or Status.FAILED)
+    assert RunFolder(tmp_path).failure.exists() == (code == FAILED)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_machine_that_was_dropped_waits_for_its_place(
+    tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch, is_dropped: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one whose line was closed without a word waits for a moment only."""
+
+    async def story() -> int:
+        async with bed(tmp_path, addresses=(("host.invalid", 1),), join_timeout_s=1) as found:
+            way = found.program._arrival
+            assert way.line is not None
+            come, lines = way.come, [way.line]
+            found.end.cancel()
+
+            async def come_at_once(**how: bool) -> Line:
+                return lines.pop() if lines else await come(**how)
+
+            monkeypatch.setattr(way, "come", come_at_once)
+            monkeypatch.setattr(way, "_try", unreachable)
+            end = asyncio.get_running_loop().create_task(found.program._take_part())
+            found.registry.send("round", **a_round(tmp_path, max_restarts=3))
+            await until(lambda: agents)
+            if is_dropped:
+                found.registry.send("dropped", why="has an agent that does not end")
+            found.registry.cut()
+            with pytest.raises(End) as ended:
+                await end
+            return ended.value.code
+
+    async def unreachable(deadline: float) -> tuple[None, str]:
+        return None, "no route"
+
+    store(monkeypatch)
+    assert asyncio.run(story()) == FAILED
     said = capsys.readouterr().err
-    assert code == ENVIRONMENT_REFUSES
-    assert "\x1b" not in said and "\\x1b]0;xxx" in said and "node0 refuses this machine, node1:\n  \\x1b[2J" in said and len(said) < 5000
+    assert ("has dropped this machine: it has an agent that does not end" in said) == is_dropped
+    assert ("was not there in 1 s" in said) == is_dropped and ("has ended its node program; lost" in said) != is_dropped
 
 
-def test_a_folder_that_is_seen_some_moments_late_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_RETRY_S", 0.02)
-    monkeypatch.setattr(program, "_SEES_WITHIN_S", 0.3)
+def test_a_line_that_is_gone_at_once_and_a_silent_stranger_end_nothing(
+    tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(line: Line, deadline: float, **how: Any) -> str:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
-    async def story() -> None:
-        assert await program._sees("") and await program._sees(str(tmp_path))
-        assert not await program._sees(str(tmp_path / "a/b"))
-        asyncio.get_running_loop().call_later(0.1, os.mkdir, tmp_path / "late")
-        assert await program._sees(str(tmp_path / "late"))
+    async def story() -> tuple[str, float]:
+        with listen("127.0.0.1", 0) as one, listen("127.0.0.1", 0) as two:
+            program = a_program(tmp_path, addresses=tuple(("127.0.0.1", each.getsockname()[1]) for each in (one, two)))
+            began = asyncio.get_running_loop().time()
+            line, problem = await program._arrival._try(began + 600)
+            took_s = asyncio.get_running_loop().time() - began
+            assert line is None and "does not answer" in problem
+            monkeypatch.setattr(program._arrival, "_introduce", gone)
+            line, problem = await program._arrival._try(began + 600)
+            assert line is None
+            return problem, took_s
 
-    asyncio.run(story())
+    monkeypatch.setattr(arrival, "_ANSWERS_WITHIN_S", 0.1)
+    problem, took_s = asyncio.run(story())
+    assert "has closed the line" in problem and took_s < 10
+
+
+def test_what_goes_wrong_on_the_first_machine_is_reported_and_ends_the_run(
+    tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: object) -> int:
+        await asyncio.sleep(0.1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.Rounds, "run", broken)
+    sent = list[tuple[str, dict[str, Any]]]()
+    monkeypatch.setattr(module.Registry, "send", lambda self, kind, **fields: sent.append((kind, fields)))
+    program = a_program(tmp_path, is_first=True, index=0, listener=listen("127.0.0.1", 0))
+    monkeypatch.setattr(module, "_CLOSES_WITHIN_S", 0.1)
+
+    async def story() -> int:
+        code = await program.run(())
+        assert program._arrival.line is not None
+        program._arrival.line.cut()
+        await asyncio.sleep(0.05)
+        return code
+
+    assert asyncio.run(story()) == FAILED
+    assert sent == [("over", {"code": FAILED})]
+    report = failure.load(RunFolder(tmp_path).failure)
+    assert report is not None and "No space left" in report.message

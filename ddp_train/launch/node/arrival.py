@@ -1,0 +1,206 @@
+"""How a machine comes to the registry.
+
+It finds the first machine, both prove that they know the run's word, and it is taken in or refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
+from ddp_train.launch.node.place import Place, look_anew
+from ddp_train.launch.node.wire import Line, connect, is_proven, nonce, of_socket, proof, reason, shown
+from ddp_train.launch.node.work import Work
+from ddp_train.launch.signals import is_final_stop
+
+_RETRY_S = 0.5
+_CONNECT_S = 2.0
+_ANSWERS_WITHIN_S = 5.0  # whoever listens at one of several addresses
+_SAID_AFTER_S, _SAID_EVERY_S = 5.0, 30.0
+_GONE_AFTER_S = 3.0  # a first machine that runs, and on which nobody listens any more
+_SEES_WITHIN_S = 5.0
+
+
+class End(Exception):
+    """The node program ends, with this code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class HasEnded(Exception):
+    """The first machine runs, and its node program does not."""
+
+
+class Arrival:
+    """This machine's way to the registry, which it may have to take again.
+
+    Args:
+        work: what this machine brings.
+        place: this machine's.
+        stops: the stop signals that have come to this machine, kept up to date by the program.
+        ours: the first machine's own end of its line to its registry, which is in the same process; None: the registry is elsewhere.
+    """
+
+    def __init__(self, work: Work, place: Place, stops: Sequence[int], ours: socket.socket | None) -> None:
+        self._work, self._place, self._stops, self._ours = work, place, stops, ours
+        self._life = uuid.uuid4().hex
+        self.line: Line | None = None  # the last one, taken in or not
+        self.is_member = False  # the registry counts on this machine
+        self.first_host = "the first machine"
+
+    async def come(self, *, is_back: bool, has_closed: bool) -> Line:
+        """Come to the registry, and be taken in.
+
+        Args:
+            is_back: this machine has been a member of the run.
+            has_closed: the registry has closed the line since, without a word.
+
+        Raises:
+            End: this machine is refused, was told to stop, or nobody was there in time.
+            HasEnded: the registry is gone for good.
+        """
+        began = time.monotonic()
+        say_at, deadline = began + _SAID_AFTER_S, began + self._work.cluster.join_timeout_s
+        refused_since: float | None = None
+        while True:
+            line, problem = await self._try(deadline)
+            if line is not None:
+                return line
+            now = time.monotonic()
+            # Its program has ended when it closed the line, or when its machine answers that nobody listens.
+            refused_since = (refused_since or now) if is_back and (has_closed or "refused" in problem) else None
+            if refused_since is not None and now > refused_since + _GONE_AFTER_S:
+                raise HasEnded
+            if now > deadline:
+                print(f"\n{self._unreachable(problem)}", file=sys.stderr, flush=True)
+                raise End(FAILED if is_back else ENVIRONMENT_REFUSES)
+            if now > say_at:
+                say_at = now + _SAID_EVERY_S
+                print(f"waiting for the first machine: {problem}", file=sys.stderr, flush=True)
+            await asyncio.sleep(_RETRY_S)
+
+    def leave_if_told(self) -> None:
+        """End where a stop signal came, and the registry cannot be told.
+
+        Raises:
+            End: one came.
+        """
+        if self._stops and self._ours is None:
+            raise End(INTERRUPTED if signal.SIGINT in self._stops else TERMINATED)
+
+    async def _try(self, deadline: float) -> tuple[Line | None, str]:
+        """Try each place where the registry may be once; return the line, or why there is none."""
+        if self._ours is not None:
+            line = await of_socket(self._ours)
+            return line, await self._introduce(line, deadline)
+        problem = "it has not said yet where it is"
+        addresses = self._place.registry_addresses()
+        for host, port in addresses:
+            self.leave_if_told()
+            try:
+                line = await connect(host, port, within_s=_CONNECT_S)
+            except OSError as error:
+                problem = f"{host}:{port} could not be reached: {reason(error)}"
+                continue
+            is_only_one = len(addresses) == 1  # else whoever is silent at one address keeps nobody from the next
+            try:
+                problem = await self._introduce(
+                    line, deadline if is_only_one else min(deadline, time.monotonic() + _ANSWERS_WITHIN_S), is_only_one=is_only_one
+                )
+            except OSError as error:  # it has closed the line before we could ask who it is
+                problem = f"{host}:{port} has closed the line: {reason(error)}"
+            if not problem:
+                return line, ""
+            line.cut()
+        self.leave_if_told()
+        return None, problem
+
+    async def _introduce(self, line: Line, deadline: float, *, is_only_one: bool = True) -> str:
+        """Tell the registry what this machine is; return "" when it is taken in, or why not yet.
+
+        Raises:
+            End: it is refused.
+        """
+        self.line, token, ours, theirs = line, self._work.token, nonce(), None
+        facts, where = self._work.facts.now(), line.connection.getpeername()
+        while True:
+            try:
+                message = await line.receive(silent_s=max(1.0, deadline - time.monotonic()))
+            except TimeoutError:
+                return f"whoever listens at {where[0]}:{where[1]} does not answer"
+            if message is None:
+                return "it has closed the line"
+            if message.get("kind") == "challenge" and theirs is None:
+                theirs = str(message.get("nonce"))
+                line.send(
+                    "hello",
+                    name=facts.host,
+                    nonce=ours,
+                    proof=proof(token, by="member", over=theirs, own=ours),
+                    life=self._life,
+                    pid=os.getpid(),
+                    index=self._place.index,
+                    processes=self._work.processes,
+                    facts=facts.to_json(),
+                )
+            elif theirs is None:
+                return f"who listens at {where[0]}:{where[1]} is no ddp_train of this version"
+            elif message.get("kind") == "say":
+                print(shown(message.get("text")), file=sys.stderr, flush=True)
+            elif message.get("kind") == "look":
+                line.send("seen", sees=await _sees(str(message.get("folder", ""))), utc=time.time())
+            elif message.get("kind") == "refused":
+                if message.get("is_foreign") and not is_only_one:
+                    return "another run is there"
+                head = f"{message.get('first')} refuses this machine, {facts.host}:"
+                print("\n" + shown("\n  ".join([head, *map(str, message.get("reasons", []))])), file=sys.stderr, flush=True)
+                raise End(ENVIRONMENT_REFUSES)
+            elif message.get("kind") == "welcome":
+                if not is_proven(message.get("proof"), proof(token, by="registry", over=ours, own=theirs)):
+                    if not is_only_one:
+                        return "somebody else is there"
+                    print(f"\n{_impostor(where)}", file=sys.stderr, flush=True)
+                    raise End(ENVIRONMENT_REFUSES)
+                self.first_host, self.is_member = shown(message["first"]), True
+                line.beat()
+                for place, number in enumerate(self._stops):
+                    line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:place]))
+                return ""
+
+    def _unreachable(self, problem: str) -> UserError:
+        return UserError(
+            key="cluster.rendezvous_endpoint",
+            happened=f"the first machine was not there in {self._work.cluster.join_timeout_s} s: {problem}",
+            expected="the run on the first machine, at a port that is open between the machines",
+            fix="start the run there too; or another host and port; or a longer cluster.join_timeout_s",
+        )
+
+
+async def _sees(folder: str) -> bool:
+    """Tell whether this machine sees the run's folder; "" is none. A network file system may show a new one some seconds late."""
+    deadline = time.monotonic() + _SEES_WITHIN_S
+    while not (is_there := not folder or os.path.isdir(folder)) and time.monotonic() < deadline:
+        await asyncio.sleep(_RETRY_S)
+        with suppress(OSError):
+            look_anew(Path(folder).parent)
+    return is_there
+
+
+def _impostor(where: tuple[object, ...]) -> UserError:
+    return UserError(
+        key="cluster.rendezvous_id",
+        happened=f"whoever listens at {where[0]}:{where[1]} does not know this run's word; nothing that it sends is run",
+        expected="the first machine of this run",
+        fix="look who listens there; the same cluster.rendezvous_id on all machines, or another port",
+    )

@@ -1,0 +1,211 @@
+"""This machine's agent for one round: torchrun's, in a child of the node program, with a stop and a kill that it cannot miss."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ddp_train.config.cluster import ROUND, environment_of
+from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
+from ddp_train.job import Job
+from ddp_train.launch import restart_note
+from ddp_train.launch.agent_process import rank_environment, start_agent
+from ddp_train.launch.node.wire import Line, Message, plain_address, reason
+from ddp_train.launch.node.work import Work
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result
+from ddp_train.system import handover
+from ddp_train.system.process import STOP_SIGNALS, Child, descendants, is_alive
+
+SHOWN = 200
+"""Characters of an error in a line."""
+
+_STORE_S = 10.0
+_DIES_WITHIN_S = 5.0
+_GIVES_UP_S = 15.0  # an agent that was killed; more than what is waited for its ranks
+_POLL_S = 0.05
+
+
+class RoundAgent:
+    """One round on this machine, from the registry's word to the end of the agent. Made in the event loop, which runs it from then on.
+
+    Args:
+        work: what this machine brings.
+        message: the registry's, that begins the round.
+        line: to the registry, which is told how the agent has ended.
+        listener: where the agent is to serve the store of the round (the first machine).
+        told: a stop signal that has come already, and has crossed the message on the line: the registry passes it on to the others only.
+        is_killed: one has come that ends all at once.
+    """
+
+    def __init__(
+        self, work: Work, message: Message, line: Line, *, listener: socket.socket | None, told: int | None, is_killed: bool
+    ) -> None:
+        self._work, self._message, self._line, self._listener = work, message, line, listener
+        self.told, self._is_killed = told, is_killed  # the agent may not have begun yet
+        self.before: Result | None = None
+        """What result.json held when the round began."""
+        self._agent: Child | None = None
+        self._remains: list[int] = []  # the processes below an agent that was killed
+        self._facts_file = ""  # for the first rank of a machine that is examined, which removes it
+        self._task: asyncio.Task[None] | None = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def number(self) -> int:
+        """Which round of the run it is, from 1."""
+        return int(self._message["number"])
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the agent has not ended."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def has_restarts(self) -> bool:
+        """Whether a failure would be followed by another round."""
+        return bool(self._message["restarts"] < self._message["max_restarts"])
+
+    @property
+    def ranks_of_first(self) -> range:
+        """The ranks on the first machine."""
+        return range(self._message["first_ranks"])
+
+    def folder(self) -> RunFolder | None:
+        """Return the run folder; None where there is none (`Work.run_folder`)."""
+        job = self._job()
+        return None if job is None or job.examines else job.run_folder
+
+    def tell(self, number: int) -> None:
+        """Tell the agent to stop; one that has yet to begin does not begin."""
+        self.told = self.told or number
+        if self._agent is not None:
+            self._agent.signal(number)
+
+    def kill(self) -> None:
+        """Kill the agent, and its ranks end with it; one that has yet to begin does not begin."""
+        self._is_killed = True
+        if self._agent is not None:
+            self._remains = [*self._remains, *descendants(self._agent.pid)]
+            self._agent.signal(signal.SIGKILL)
+
+    async def end(self) -> bool:
+        """Kill the agent and wait for its end; tell whether it has come."""
+        task, self._task = self._task, None
+        if task is None:
+            return True
+        self.kill()
+        await asyncio.wait({task}, timeout=_GIVES_UP_S)
+        if not task.done():
+            print("the agent of this machine does not end, although it was killed: the kernel holds it", file=sys.stderr, flush=True)
+        return task.done()
+
+    async def _run(self) -> None:
+        """Run the agent, and say how it has ended."""
+        try:
+            code, why = await self._end_of_agent()
+        except Exception as error:  # no process more is to be had, say: the other machines wait for a word
+            self.kill()
+            self._agent = None
+            found = failure.from_exception(error, rank=0, step=None)
+            code, why = FAILED, f"its agent could not be run: {found.line(SHOWN)}"
+            with suppress(Exception):  # the message may be what is wrong
+                self._record(found)
+        finally:
+            if self._listener is not None:
+                self._listener.close()
+        self._line.send("ended", round=self.number, code=code, why=why)
+
+    async def _end_of_agent(self) -> tuple[int, str]:
+        """Run the agent; return the code of its end, and why where somebody has to be told."""
+        folder = self.folder()
+        self.before = None if folder is None else failure.read_result(folder)
+        host = self._host()
+        if self._listener is None and (problem := await _unreachable_store(host, self._message["port"])) and not self._is_over():
+            return ENVIRONMENT_REFUSES, problem
+        if self._is_over():
+            return 128 + (signal.SIGKILL if self._is_killed else self.told or 0), ""
+        if self.number > 1 and (job := self._job()) is not None and restart_note.recall(owner=os.getpid()) is None:
+            restart_note.remember(Path(job.checkpoint or job.run_folder.root), owner=os.getpid())  # no rank came so far as to write it
+        self._agent = agent = start_agent(self._arguments(host), environment=self._environment())
+        if self._listener is not None:
+            self._listener.close()
+        while (code := agent.exit_code()) is None:
+            await asyncio.sleep(_POLL_S)
+        deadline = time.monotonic() + _DIES_WITHIN_S
+        while any(map(is_alive, self._remains)) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        self._agent = None
+        if self._facts_file:
+            Path(self._facts_file).unlink(missing_ok=True)  # no rank came so far
+        why = ""
+        if code < 0 and not self._is_killed and -code not in STOP_SIGNALS:
+            found = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
+            why = found.message
+            self._record(found)
+        return code if code >= 0 else 128 - code, why
+
+    def _is_over(self) -> bool:
+        """Tell whether the agent, which has yet to begin, is not to begin."""
+        return self.told is not None or self._is_killed
+
+    def _record(self, found: failure.Failure) -> None:
+        if (folder := self.folder()) is not None:
+            found.record_unless_ended(folder, before=self.before)
+
+    def _job(self) -> Job | None:
+        return None if self._message["job"] is None else Job.from_json(self._message["job"])
+
+    def _host(self) -> str:
+        """Return the address of the first machine, where the ranks meet."""
+        if self._listener is None:
+            return plain_address(self._line.connection.getpeername()[0])
+        host = plain_address(self._listener.getsockname()[0])
+        return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+    def _arguments(self, host: str) -> list[str]:
+        """Return what the agent is told."""
+        message, folder = self._message, self.folder()
+        return [
+            f"--grace-s={self._work.cluster.grace_s}",
+            *([f"--run-dir={folder.root}"] if folder is not None else []),
+            f"--restarts={message['restarts']}",
+            f"--max-restarts={message['max_restarts']}",
+            f"--nnodes={message['nodes']}",
+            f"--nproc-per-node={self._work.processes}",
+            f"--rdzv-backend={ROUND}",
+            f"--rdzv-id={message['name']}",
+            f"--rdzv-endpoint={f'[{host}]' if ':' in host else host}:{message['port']}",
+            f"--rdzv-conf=rank={message['rank']},listener={-1 if self._listener is None else self._listener.fileno()}",
+            "-m",
+            "ddp_train",
+            *(self._work.arguments if message["job"] is None else ()),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        """Return what the ranks' environment has beside this process's own."""
+        cluster = self._work.cluster
+        found = rank_environment(self._work.processes, cluster.threads_per_process) | environment_of(cluster.env)
+        found[handover.NODE] = str(os.getpid())
+        if (job := self._job()) is not None:
+            found[handover.JOB] = self._message["job"]
+            if job.examines and (path := self._work.facts.to_file()) is not None:
+                found[handover.FACTS] = self._facts_file = path
+        return found
+
+
+async def _unreachable_store(host: str, port: int) -> str:
+    """Say why the store of a round cannot be reached; "" when it can."""
+    try:
+        async with asyncio.timeout(_STORE_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        return f"cannot reach {host}:{port}, where the ranks are to meet: {reason(error)}; open all ports between the machines"
+    writer.close()
+    return ""
