@@ -30,7 +30,8 @@ from ddp_train.launch.launcher import Launcher, Slot
 from ddp_train.run_folder.claim import require_empty
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.folder import Sweep, is_sweep
-from ddp_train.sweep.hydra_jobs import Multirun, planned_overrides
+from ddp_train.sweep.hydra_jobs import Multirun
+from ddp_train.sweep.sweeper import planned_overrides
 from ddp_train.system.folder_lock import is_held
 
 USAGE = """ddp-train plan key=value group=option ... [-m]

@@ -7,19 +7,17 @@ again and again (Optuna). What an earlier attempt in the same folder has compute
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -33,25 +31,23 @@ from ddp_train.config.tree import identity, texts
 from ddp_train.errors import FAILED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import after, restart_note, snapshot
-from ddp_train.launch.engine.engine import ENGINES, QUEUES
-from ddp_train.launch.engine.slot import slots as engine_slots
-from ddp_train.launch.launcher import MakeSlots, Slot
+from ddp_train.launch.launcher import Slot
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import check_below
 from ddp_train.run_folder.verdict import begin_anew
+from ddp_train.sweep import placement
 from ddp_train.sweep.folder import GOALS, Sweep, SweepJob
 from ddp_train.sweep.frozen_yaml import freeze_yaml
 from ddp_train.sweep.gather import Gathered, gather
 from ddp_train.sweep.schedule import SweepScheduler
+from ddp_train.sweep.sweeper import BASIC_SWEEPER, plans_all, swept_keys
 from ddp_train.sweep.table import SweepScreen, show
-from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 Check = Callable[[DictConfig, DictConfig], RunConfig]
 
-_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 _FROZEN_YAML = "conf"
 
 
@@ -87,7 +83,7 @@ class Multirun:
             ConfigErrors: with every problem of every job; none has been started.
         """
         is_planned = plans_all(base)
-        self.sweep.keys = self.sweep.keys or _swept_keys(base)
+        self.sweep.keys = self.sweep.keys or swept_keys(base)
         loader: Any = context.config_loader
         if not is_planned and not self._contexts:  # the first launch
             freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
@@ -151,7 +147,7 @@ class Multirun:
             except ConfigError as error:  # its folder is gone, say; the others go on
                 entry.status = Status.FAILED
                 self._screen.say(f"job {entry.number} cannot be run: {error}")
-        if problems := self._check_room([job.config for _, job in jobs]):
+        if problems := placement.problems([job.config for _, job in jobs], self._settings, plans_all=self._plans_all):
             raise config_check.ConfigErrors(problems)
         for entry, job in jobs if is_asked else ():
             if entry.number not in self._gathered.alive:
@@ -163,8 +159,8 @@ class Multirun:
         """Run frozen jobs. Leaves by SystemExit when the sweep is to end here."""
         if not jobs:
             return
-        self._has_engine = _engine_of(jobs[0][1].config) is not None
-        if self._is_left_to_a_queue(jobs[0][1].config):
+        self._has_engine = placement.engine_of(jobs[0][1].config) is not None
+        if placement.is_left_to_a_queue(jobs[0][1].config, plans_all=self._plans_all):
             self._submit([(entry, job) for entry, job in jobs if entry.number not in self._gathered.alive])
             return
         self._wait_for_runs([job for _, job in jobs])
@@ -172,7 +168,7 @@ class Multirun:
             count = self._settings.parallel_jobs
             self._schedule = SweepScheduler(
                 self.sweep,
-                self._make_slots(self.sweep.root, count, make=_engine_slots(jobs[0][1].config.cluster.launcher)),
+                self._make_slots(self.sweep.root, count, make=placement.slots_of(jobs[0][1].config)),
                 self._settings,
                 began=self._began,
                 ended=self._ended,
@@ -207,10 +203,6 @@ class Multirun:
     def exit_code(self) -> int:
         """Return 1 when a job failed, else 0."""
         return int(any(job.status == Status.FAILED for job in self.sweep.jobs))
-
-    def _is_left_to_a_queue(self, config: RunConfig) -> bool:
-        """Tell whether all jobs are submitted at once, and nobody waits for them."""
-        return _engine_of(config) in QUEUES and self._plans_all and not config.cluster.wait
 
     def _submit(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
         """Give jobs to the queue of an engine. Leaves by SystemExit where it does not take them."""
@@ -279,7 +271,7 @@ class Multirun:
             if len(places) < len(composed):
                 others = f" and {len(places) - 1} more" if len(places) > 1 else ""
                 problem.happened += f" (in the job {' '.join(texts(composed[places[0]].hydra.overrides.task))}{others})"
-        found |= {str(problem): (problem, []) for problem in self._check_room(checked)}
+        found |= {str(problem): (problem, []) for problem in placement.problems(checked, self._settings, plans_all=self._plans_all)}
         folders = [job_config.hydra.runtime.output_dir for job_config in composed]
         for folder in dict.fromkeys(folders):
             found |= {str(problem): (problem, []) for problem in check_below(self.sweep.root, Path(folder), key="hydra.sweep.subdir")}
@@ -288,61 +280,6 @@ class Multirun:
         if found:
             raise config_check.ConfigErrors(problem for problem, _ in found.values())
         return checked
-
-    def _check_room(self, configs: Sequence[RunConfig]) -> list[ConfigError]:
-        """Refuse what the place where the jobs run cannot do: more at a time than there are GPUs for."""
-        engines = list(dict.fromkeys(map(_engine_of, configs)))
-        if len(engines) > 1:
-            return [
-                ConfigError(
-                    key="cluster.launcher",
-                    happened=f"is {' and '.join(config.cluster.launcher for config in configs[:2])} in one sweep",
-                    expected="one for all jobs",
-                )
-            ]
-        if engines and engines[0] is not None:
-            return list(self._check_engine(configs[0]))
-        clusters = [each.cluster for each in configs if self._settings.parallel_jobs > 1]
-        sizes = [
-            devices.processes_per_node(cluster.processes_per_node, "cuda")
-            for cluster in clusters
-            if devices.resolve_device(cluster.device) == "cuda"
-        ]
-        wanted = self._settings.parallel_jobs * max(sizes, default=0)
-        if wanted <= len(devices.gpus()):
-            return []
-        return [
-            ConfigError(
-                key="sweep.parallel_jobs",
-                happened=f"{wanted} processes at a time want a GPU each; this machine shows {len(devices.gpus())}",
-                fix="fewer jobs at a time, or a smaller cluster.processes_per_node",
-            )
-        ]
-
-    def _check_engine(self, config: RunConfig) -> Iterator[ConfigError]:
-        """Find what a sweep cannot have where an engine runs its jobs."""
-        launcher, settings = config.cluster.launcher, self._settings
-        if launcher == "slurm" and (job := os.environ.get("SLURM_JOB_ID")):
-            yield ConfigError(
-                key="cluster.launcher",
-                happened=f"is slurm, and this is job {job}: a sweep submits jobs of its own",
-                expected="the login node; or a sweep within this job's machines",
-                fix="-m without cluster=slurm; or srun ddp-train -m cluster=torchrun",
-            )
-        if launcher not in QUEUES and settings.parallel_jobs > 1:
-            yield ConfigError(
-                key="sweep.parallel_jobs",
-                happened=f"is {settings.parallel_jobs}, and with cluster.launcher={launcher} each job takes all hosts",
-                expected="1: the jobs run one after another",
-                fix="sweep.parallel_jobs=1",
-            )
-        if self._is_left_to_a_queue(config) and settings.on_failure != "continue":
-            yield ConfigError(
-                key="sweep.on_failure",
-                happened=f"is {settings.on_failure}, and nobody waits for the jobs to see one fail",
-                expected="continue (a job that fails is started again by its own verdict); or a command that waits",
-                fix="cluster.wait=true",
-            )
 
     def _recall(self, identity: str) -> SweepJob | None:
         """Return the job of an earlier attempt at this sweep that computed the same, once. One that failed has been tried again by now."""
@@ -394,7 +331,7 @@ class Multirun:
         _, job_config = self._contexts[entry.number]
         found = JobReturn(overrides=entry.overrides, cfg=job_config, hydra_cfg=job_config, working_dir=str(self.sweep.root / entry.folder))
         found.status, found.return_value = JobStatus.COMPLETED, entry.metric
-        if entry.metric is None and job_config.hydra.sweeper._target_ != _BASIC_SWEEPER:  # that one reads it only to raise
+        if entry.metric is None and job_config.hydra.sweeper._target_ != BASIC_SWEEPER:  # that one reads it only to raise
             found.status = JobStatus.FAILED
             found.return_value = RuntimeError(f"job {entry.number} of {self.sweep.root} is {entry.status} and has no metric")
         return found
@@ -404,51 +341,13 @@ def _stops_at(job: Job) -> float | None:
     """Return when the sweep has to stop, by the first job's word: the machine is the same for all."""
     started = restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED
     settings = job.config.cluster
-    if _engine_of(job.config) is not None:
+    if placement.engine_of(job.config) is not None:
         settings = replace(settings, walltime=None)  # is each job's own
     return cluster.stops_at(settings, os.environ, started=started, now=time.time())
 
 
-def _engine_of(config: RunConfig) -> str | None:
-    """Return the engine that runs a job; None where this command, or the torchrun that started it, does."""
-    launcher = config.cluster.launcher
-    return launcher if launcher in ENGINES and not is_torchrun_worker() else None
-
-
-def _engine_slots(launcher: str) -> MakeSlots | None:
-    """Return what makes the slots of an engine; None for a launcher that has slots of its own."""
-    return engine_slots if launcher in ENGINES and not is_torchrun_worker() else None
-
-
 def _run_elsewhere(composed: DictConfig) -> None:
     """Stand for the task function in Hydra's callbacks: a job's processes are not this one."""
-
-
-def _swept_keys(base: DictConfig) -> list[str]:
-    """Return the keys for which the command gives several values."""
-    return [override.key_or_group for override in OverridesParser.create().parse_overrides(_given(base)) if override.is_sweep_override()]
-
-
-def _given(base: DictConfig) -> list[str]:
-    """Return what a sweeper starts from: its own parameters, then what was typed."""
-    return [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + texts(base.hydra.overrides.task)
-
-
-def planned_overrides(loader: Any, base: DictConfig) -> list[list[str]] | None:
-    """Return the overrides of each job, as Hydra's own sweeper makes them; None: another sweeper decides as it goes."""
-    if base.hydra.sweeper._target_ != _BASIC_SWEEPER:
-        return None
-    values: dict[str, list[str]] = {}
-    for each in OverridesParser.create(config_loader=loader).parse_overrides(_given(base)):
-        key = each.get_key_element()
-        found = each.sweep_string_iterator() if each.is_sweep_override() else [each.get_value_element_as_str()]
-        values[key] = [f"{key}={value}" for value in found]
-    return [list(overrides) for overrides in itertools.product(*values.values())]
-
-
-def plans_all(base: DictConfig) -> bool:
-    """Tell whether one call of `launch` has all jobs."""
-    return base.hydra.sweeper._target_ == _BASIC_SWEEPER and base.hydra.sweeper.max_batch_size is None
 
 
 def _shared(folder: Path | str) -> ConfigError:

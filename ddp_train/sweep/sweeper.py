@@ -1,0 +1,41 @@
+"""What Hydra's sweeper makes of a command: which keys it sweeps over, and which jobs it will ask for."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from ddp_train.config.tree import texts
+
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+"""Hydra's own: each combination of the values."""
+
+
+def swept_keys(base: DictConfig) -> list[str]:
+    """Return the keys for which the command gives several values."""
+    return [override.key_or_group for override in OverridesParser.create().parse_overrides(_given(base)) if override.is_sweep_override()]
+
+
+def planned_overrides(loader: Any, base: DictConfig) -> list[list[str]] | None:
+    """Return the overrides of each job, as Hydra's own sweeper makes them; None: another sweeper decides as it goes."""
+    if base.hydra.sweeper._target_ != BASIC_SWEEPER:
+        return None
+    values: dict[str, list[str]] = {}
+    for each in OverridesParser.create(config_loader=loader).parse_overrides(_given(base)):
+        key = each.get_key_element()
+        found = each.sweep_string_iterator() if each.is_sweep_override() else [each.get_value_element_as_str()]
+        values[key] = [f"{key}={value}" for value in found]
+    return [list(overrides) for overrides in itertools.product(*values.values())]
+
+
+def plans_all(base: DictConfig) -> bool:
+    """Tell whether one call of `launch` has all jobs."""
+    return base.hydra.sweeper._target_ == BASIC_SWEEPER and base.hydra.sweeper.max_batch_size is None
+
+
+def _given(base: DictConfig) -> list[str]:
+    """Return what a sweeper starts from: its own parameters, then what was typed."""
+    return [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + texts(base.hydra.overrides.task)
