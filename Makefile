@@ -2,13 +2,14 @@
 # make gpu: what only GPUs can show (docs/gpu.md); `make gpu ARGS=--device=cpu` rehearses it without one.
 # make soak: ten minutes of a run undisturbed, and ten under one random fault every 20 seconds; `make soak ARGS='--minutes=2'` is shorter.
 # make clusters: every test on real SLURM, on hosts in network namespaces and over SSH; `make test` runs the short ones of them.
+# make thirdparty: one run for each of many packages of others (timm, transformers, ...), which it installs first.
 # make faults: the long tests, with every fault as often as docs/faults.md counts it (half an hour).
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test gpu clusters faults soak check bench clean
+.PHONY: train test gpu clusters thirdparty faults soak check bench clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
@@ -22,6 +23,9 @@ gpu: $(READY)
 
 clusters: $(READY)
 	$(BIN)/python -m pytest tests/cluster -m "cluster or cluster_long" -rs $(ARGS)
+
+thirdparty: $(VENV)/.thirdparty
+	$(BIN)/python -m pytest tests/thirdparty -m thirdparty -rs $(ARGS)
 
 faults: $(READY)
 	$(BIN)/python -m pytest -m long $(ARGS)
@@ -46,6 +50,11 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once; torch takes a minute or two)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.thirdparty: $(READY)
+	@echo "installing the packages of others into $(VENV) (once; a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[thirdparty]'
 	@touch $@
 
 clean:
