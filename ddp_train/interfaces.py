@@ -5,21 +5,26 @@ strategy and the loss scaler are told, of the run's folder only metric writers. 
 `nn.Module`, an optimizer and a scheduler are torch's; a `Dataset` (loader/dataset_adapter.py), an `IterableDataset` (loader/stream.py) and
 a loss function (objective/loss.py) are adapted to what is here.
 
-Below the seams are what every side of them needs: a look into batches, and the module in which an objective with weights joins its model.
+Below the seams are what every side of them needs: a look into batches, the module in which an objective with weights joins its model, and
+the names of parameters.
 
 Shapes: B samples, C channels, H height, W width, T tokens, V vocabulary, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from ddp_train.errors import ConfigError
 
 Batch = Any
 """Tensors that share the leading dimension B, nested in tuples, lists or dicts; usually `(inputs, targets)`."""
@@ -192,7 +197,8 @@ class MetricWriter(Protocol):
         """Write what is left: the run is over, or it goes back to a checkpoint, from which a new writer begins."""
 
 
-_SHOWN = 8  # parts of a nest
+_SHOWN = 8  # parts of a nest, names of parameters
+_COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module that it wraps
 
 
 def batch_size(batch: Batch) -> int:
@@ -269,3 +275,45 @@ class Joint(nn.Module):
         self.training = mode
         self.model.train(mode)
         return self
+
+
+def named_parameters(trained: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of what is trained, tied ones once, by the names that a user knows.
+
+    These are the model's own, without what `Joint` and torch.compile put before them; an objective's begin with `objective.`.
+    """
+    names = {name: plain_name(name) for name, _ in trained.named_parameters()}
+    if isinstance(trained, Joint):
+        names = {name: plain.removeprefix("model.") for name, plain in names.items()}
+    return {names[name]: parameter for name, parameter in trained.named_parameters()}
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without what torch.compile puts before a module that it has wrapped."""
+    return name.replace(_COMPILED, "")
+
+
+def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> set[str]:
+    """Return the parameters that patterns choose: by their whole name, or by that of a module that they are in.
+
+    `head` and `layers.0` are all in them, `*.bias` every bias (`*` is any text, dots too), `layers.[0-3]` four layers.
+
+    Args:
+        key: the config key that has the patterns, for errors.
+
+    Raises:
+        ConfigError: a pattern matches nothing.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        if not found:
+            modules = {".".join(name.split(".")[:length]) for name in names for length in range(1, name.count(".") + 2)}
+            close = difflib.get_close_matches(pattern, sorted(modules), n=1)
+            raise ConfigError(
+                key=key,
+                happened=f"{pattern!r} matches no parameter" + (f"; did you mean {close[0]}?" if close else ""),
+                expected=f"the name of a parameter or of a module that holds some, with * and ? as in file names: {_few(sorted(names))}",
+            )
+        chosen |= found
+    return chosen

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from ddp_train.interfaces import batch_size
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Joint, batch_size, matching, named_parameters
 
 
 def test_batch_size_is_the_first_dimension_of_the_first_tensor() -> None:
@@ -13,3 +15,38 @@ def test_batch_size_is_the_first_dimension_of_the_first_tensor() -> None:
     assert batch_size(({"temperature": torch.tensor(1.0), "image": [torch.zeros(5, 1)]}, torch.zeros(7))) == 5
     with pytest.raises(TypeError, match="found none in a dict"):
         batch_size({"name": "cat"})
+
+
+NAMES = ["body.0.weight", "body.0.bias", "body.1.weight", "head.weight", "head.bias", "header.weight"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["head"], {"head.weight", "head.bias"}),  # not `header`
+        (["head.bias"], {"head.bias"}),
+        (["*.bias", "body.1"], {"body.0.bias", "head.bias", "body.1.weight"}),
+        (["body.[01]"], {"body.0.weight", "body.0.bias", "body.1.weight"}),
+        (["*"], set(NAMES)),
+    ],
+)
+def test_a_pattern_chooses_by_the_name_of_a_parameter_or_of_a_module_around_it(patterns: list[str], expected: set[str]) -> None:
+    assert matching(NAMES, patterns, key="any") == expected
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.groups.a.match: 'haed' matches no parameter; did you mean head\?"):
+        matching(NAMES, ["body", "haed"], key="optimizer.groups.a.match")
+
+
+def test_parameters_have_the_names_of_the_model_whatever_is_around_it() -> None:
+    class Scaled(nn.Linear):
+        """Stands for an objective with weights."""
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    own = ["0.weight", "0.bias", "1.bias"]
+    assert list(named_parameters(model)) == own
+    assert list(named_parameters(nn.ModuleDict({"_orig_mod": model}))) == own  # as torch.compile(model) has them
+    joint = Joint(model, Scaled(1, 1))  # type: ignore[arg-type]
+    assert list(named_parameters(joint)) == [*own, "objective.weight", "objective.bias"]
