@@ -1,6 +1,6 @@
 """Parts of others without code of ours between: one command in a private folder, on two ranks, that must train. `make thirdparty`.
 
-A test says which packages it needs (`@needs("timm")`), and is skipped where one is missing; nothing is imported to find that out.
+A test says which packages it needs (`@needs("timm")`), and is skipped where one is missing or cannot be imported, with the reason.
 Every test of this folder has the marker `thirdparty`, so that `make test` leaves it out.
 """
 
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,9 +33,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def needs(*packages: str) -> pytest.MarkDecorator:
-    """Skip a test where one of these packages is not installed."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: pip install 'ddp-train[thirdparty]'")
+    """Skip a test where one of these packages cannot be imported."""
+    return pytest.mark.needs(*packages)
+
+
+@pytest.fixture(autouse=True)
+def has_its_packages(request: pytest.FixtureRequest) -> None:
+    """Skip the test of a package that is not here. Where nothing is to be run, nothing is looked for."""
+    for mark in request.node.iter_markers("needs"):
+        for name in mark.args:
+            if why := why_missing(name):
+                pytest.skip(f"{name} {why}")
+
+
+@cache
+def why_missing(package: str) -> str:
+    """Return why a package cannot be used; "" when it can. A process of its own imports it: this one stays as it is."""
+    if importlib.util.find_spec(package) is None:
+        return "is not installed: pip install 'ddp-train[thirdparty]'"
+    done = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"cannot be imported here: {done.stderr.strip().splitlines()[-1]}"
 
 
 @pytest.fixture

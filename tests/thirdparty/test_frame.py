@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import TINY
-from tests.thirdparty.conftest import needs
+from tests.thirdparty.conftest import why_missing
 
 
 def test_a_command_trains_in_a_folder_of_its_own(train: Callable[..., Path]) -> None:
@@ -14,8 +16,10 @@ def test_a_command_trains_in_a_folder_of_its_own(train: Callable[..., Path]) -> 
     assert (run / "result.json").exists()
 
 
-def test_what_is_missing_is_named() -> None:
-    assert needs("pytest").mark.args == (False,)
-    mark = needs("pytest", "a_package_that_nobody_has").mark
-    assert mark.args == (True,)
-    assert mark.kwargs["reason"].startswith("needs a_package_that_nobody_has: ")
+def test_what_cannot_be_imported_is_known_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert why_missing("pytest") == ""
+    assert why_missing("a_package_that_nobody_has").startswith("is not installed")
+    (tmp_path / "built_for_another.py").write_text("raise RuntimeError('operator x does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert why_missing("built_for_another") == "cannot be imported here: RuntimeError: operator x does not exist"
