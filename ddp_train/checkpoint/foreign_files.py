@@ -11,12 +11,13 @@ import stat
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint.inert_pickle import InertPickleError, read_dict
 from ddp_train.errors import UserError
 
 _ENTRIES = 1_000_000  # tensors in a .pt file
@@ -54,7 +55,23 @@ def read_pt(path: Path) -> dict[str, Tensor]:
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, MemoryError) as error:
         _refuse(path, f"holds more than tensors, or is damaged: {_cause(error)}")
     nested = [content.get(name) for name in _NESTED] if isinstance(content, Mapping) else []
-    found = next((each for each in nested if isinstance(each, Mapping)), content)
+    return _only_tensors(path, next((each for each in nested if isinstance(each, Mapping)), content))
+
+
+def read_ckpt(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a checkpoint of Lightning's: the tensors below `state_dict`. What else it names is not imported.
+
+    Raises:
+        UserError: as `read_pt`; not for objects of other classes beside the weights.
+    """
+    _check_archive(path, _regular_size(path))
+    try:
+        return _only_tensors(path, read_dict(path, ("state_dict", "model")))
+    except (InertPickleError, OSError) as error:
+        _refuse(path, str(error))
+
+
+def _only_tensors(path: Path, found: Any) -> dict[str, Tensor]:
     if not isinstance(found, Mapping) or not found:
         _refuse(path, f"holds a {type(found).__name__}")
     if others := [str(name) for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:

@@ -1,6 +1,6 @@
-"""Weights to begin with (`init_from=`): of a safetensors or .pt file, of a checkpoint or a run of ours. Nothing in them is executed.
+"""Weights to begin with (`init_from=`): of a safetensors, .pt or .ckpt file, of a checkpoint or a run of ours. Nothing in them is executed.
 
-init_from=RUN  init_from=RUN/checkpoints/best  init_from=weights.safetensors  init_from=weights.pt  '+init_from_keys={module.:""}'
+init_from=RUN  init_from=RUN/checkpoints/best  init_from=FILE.safetensors  init_from=FILE.ckpt  '+init_from_keys={module.:""}'
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.foreign_files import read_pt, read_safetensors
+from ddp_train.checkpoint.foreign_files import read_ckpt, read_pt, read_safetensors
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
@@ -60,7 +60,8 @@ def _load(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict
             key="init_from",
             happened="\n".join([f"{source} does not fit the model", *listed]),
             expected="the same keys and shapes as the model's",
-            fix="+init_from_keys={OLD_PREFIX:NEW_PREFIX} for renamed keys, or init_from_strict=false to load what fits",
+            fix=_renaming(weights, wanted)
+            or "+init_from_keys={OLD_PREFIX:NEW_PREFIX} for renamed keys, or init_from_strict=false to load what fits",
         )
     for name in fitting:
         wanted[name].copy_(weights[name])
@@ -78,6 +79,8 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
         return str(path), read_safetensors(path)
     if path.suffix in (".pt", ".pth"):
         return str(path), read_pt(path)
+    if path.suffix == ".ckpt" and not path.is_dir():
+        return str(path), read_ckpt(path)
     problem = "there is no such file or folder"
     if catalog.is_checkpoint(path) or (path / "checkpoints").is_dir():
         given = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
@@ -88,7 +91,9 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     if (path / ".metadata").exists():
         problem = "is a folder of torch.distributed.checkpoint, whose pickles run code; save its weights as safetensors where you trust it"
     raise UserError(
-        key="init_from", happened=f"{path}: {problem}", expected="a .safetensors, .pt or .pth file, a run folder, or one of its checkpoints"
+        key="init_from",
+        happened=f"{path}: {problem}",
+        expected="a .safetensors, .pt, .pth or .ckpt file, a run folder, or one of its checkpoints",
     )
 
 
@@ -102,6 +107,16 @@ def _rename(weights: Mapping[str, Tensor], renames: Mapping[str, str], source: s
             raise UserError(key="init_from_keys", happened=f"two tensors of {source} would be called {new}", expected="a name for each")
         renamed[new] = tensor
     return renamed
+
+
+def _renaming(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """Return the override with which the model's keys are found, where one prefix is all that they lack; "" otherwise."""
+    first = next(iter(wanted), "")
+    prefixes = {name.removesuffix(first) for name in weights if name.endswith(f".{first}")}
+    found = [prefix for prefix in sorted(prefixes, key=len) if all(f"{prefix}{name}" in weights for name in wanted)]
+    is_all = bool(found) and all(name.startswith(found[0]) for name in weights)
+    rest = "" if is_all else " init_from_strict=false"  # a metric, say, or a teacher
+    return f"'+init_from_keys={{{found[0]}:\"\"}}'{rest}" if found else ""
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -46,6 +46,19 @@ def test_files_of_weights_are_loaded(tmp_path: Path, name: str) -> None:
     assert same(mine, theirs)
 
 
+def test_a_checkpoint_of_lightnings_is_loaded_and_the_prefix_of_its_module_is_told(tmp_path: Path) -> None:
+    theirs, mine = model(), model()
+    state = {f"net.{name}": value for name, value in theirs.state_dict().items()}
+    torch.save({"state_dict": state, "hyper_parameters": Path("here"), "epoch": 3}, tmp_path / "theirs.ckpt")
+    with pytest.raises(UserError, match=r"""'\+init_from_keys=\{net\.:""\}'$"""):
+        load(tmp_path / "theirs.ckpt", mine)
+    load(tmp_path / "theirs.ckpt", mine, net_="")
+    assert same(mine, theirs)
+    torch.save({"state_dict": {**state, "metric.total": torch.zeros(1)}}, tmp_path / "more.ckpt")
+    with pytest.raises(UserError, match="init_from_strict=false"):
+        load(tmp_path / "more.ckpt", model())
+
+
 @pytest.mark.parametrize("key", ["model", "state_dict"])
 def test_weights_one_level_below_are_found(tmp_path: Path, key: str) -> None:
     theirs, mine = model(), model()
