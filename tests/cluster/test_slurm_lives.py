@@ -33,6 +33,20 @@ def test_a_time_limit_requeues_until_it_is_done_and_the_curve_is_bitwise_the_sam
     assert losses(run_folder) == project.losses_alone(steps=300)
 
 
+def test_a_walltime_of_our_own_stops_and_requeues_it_where_slurm_does_not_warn(project: SlurmProject) -> None:
+    unwarned = {"SBATCH_SIGNAL": "B:23@1"}  # in the place of the script's USR1: URG, which bash does not mind, as late as can be
+    words = project.words(SLOW, "cluster.walltime='00:01:30'", steps=600)  # SLURM's limit is a full minute: two of them
+    job, run_folder = project.submitted(project.type(*words, env=unwarned)), RunFolder(project.folder / "outputs/run")
+    project.restarts(job, 1)
+    log = (run_folder.logs / f"slurm-{job}.out").read_text()
+    assert log.count("again: stopped in good order") == 1 and "TIME LIMIT" not in logs(run_folder.root), logs(run_folder.root)
+    assert "the time is up but for cluster.grace_s=5 s" in logs(run_folder.root)
+    reached = max(run_folder.saved_steps())
+    assert reached > 0
+    assert project.ended(job, "COMPLETED", within_s=900)["Restarts"] >= "1"
+    assert losses(run_folder) == project.losses_alone(steps=600)
+
+
 @pytest.mark.parametrize("delays_s", [(0.0, 1.0, 3.0, 6.0)])
 def test_a_signal_while_it_starts_requeues_it(project: SlurmProject, delays_s: tuple[float, ...]) -> None:
     job, run_folder = project.submit("cluster.setup=['sleep 2']", steps=20)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_train.config.cluster import hosts_of
 from ddp_train.errors import ConfigError
 from ddp_train.launch.spec import Spec
 from ddp_train.system.files import write_json
@@ -99,7 +100,7 @@ def place_under_an_engine(
         launch=launch,
         is_first=is_first,
         is_given=True,
-        names=step.hosts if step is not None else (),
+        names=step.hosts if step is not None else tuple(hosts_of(spec.job.config.cluster)),
         listener=listen("", int(port or 0)) if is_first else None,
         addresses=((host.strip("[]"), int(port)),) if meeting else (),
         notice=None if meeting else spec.job.run_folder.meeting(launch),

@@ -29,7 +29,7 @@ from ddp_train.run_folder.result import Status
 from ddp_train.system.process import STOP_SIGNALS
 
 _LAST_CALL_S = 2.0  # how long an elastic run that has machines enough waits for one more
-_NAMED_AFTER_S, _NAMED_EVERY_S = 5.0, 30.0
+_NAMED_AFTER_S, _NAMED_EVERY_S = 4.0, 30.0  # who is missing: after the start and after each that comes, and then again
 _TELLS_S = 5.0  # how long the others may come to hear what is wrong with the first machine
 _SURVIVORS_S = 4.0  # what the agents of other machines have after a failure, to say what their ranks died of
 _MARGIN_S = 15.0  # beside cluster.grace_s, before agents that were told to stop are killed
@@ -118,9 +118,10 @@ class Rounds:
                 return self._too_few()
             if now > say_at and count < place.least:
                 say_at = now + _NAMED_EVERY_S
-                print(f"waiting: {registry.missing()}", file=sys.stderr, flush=True)
+                registry.say(f"waiting: {registry.missing()}")
             if (event := await self._event()) is not None:
                 self._hear_of_a_stop(event)
+                say_at = min(say_at, time.monotonic() + _NAMED_AFTER_S) if event.kind == "came" else say_at
 
     def _begin(self, machines: list[Machine]) -> _Round:
         """Tell the machines to start their ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ def test_a_step_of_slurm_says_all(spec: Spec) -> None:
 def test_elsewhere_the_engine_says_it(spec: Spec) -> None:
     place = place_under_an_engine(spec, {"NODE_RANK": "1"}, launch="monday", meeting="node0:29400")
     assert (place.index, place.launch, place.registry_addresses()) == (1, "monday", (("node0", 29400),))
+    assert place.names == ()
+    job = replace(spec.job, config=checked("cluster=ssh", "cluster.device=cpu", "cluster.processes_per_node=2", "cluster.hosts=[a,b:2]"))
+    assert place_under_an_engine(replace(spec, job=job), {}, index=1, launch="monday").names == ("a", "b")
     with pytest.raises(ConfigError, match="which machine"):
         place_under_an_engine(spec, {}, launch="monday")
     with pytest.raises(ConfigError, match="machine 2 of 2"):

@@ -159,11 +159,15 @@ def test_clocks_that_differ_are_named_and_no_more(tmp_path: Path, capsys: pytest
 def test_missing_machines_are_named_and_the_end_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def story() -> int:
         async with bed(tmp_path, nodes=(3, 3), join_timeout_s=1, names=("a", "b", "c")) as found:
-            await (await found.comes("node1", index=1)).hears("welcome")
+            await asyncio.sleep(0.4)
             found.registry.machines[0].index = 0
+            other = await found.comes("node1", index=1)
+            await other.hears("say", within_s=0.4)  # soon after it has come, and on its terminal, too
+            assert missing in other.said()
             return await found.code()
 
+    missing = "waiting: of 3 machines machine 2 (c) is missing; here: node0, node1"
     assert asyncio.run(story()) == 78
     said = capsys.readouterr().err
-    assert "waiting: of 3 machines machine 2 (c) is missing; here: node0, node1" in said
+    assert missing in said
     assert "fewer than 3 machines came in 1 s" in said
