@@ -231,8 +231,7 @@ def time(screen: Screen, job: Job, found: Mapping[str, Any] | str, past: Past | 
 def pipeline(screen: Screen, job: Job) -> None:
     """Say what the run waits for, and which weights it begins with."""
     for folder in job.config.runs_before():
-        is_done = after.require_possible(folder)
-        screen.fact("after", f"{as_typed(folder)}   ({'done' if is_done else after.state(folder)})")
+        screen.fact("after", f"{as_typed(folder)}   ({after.state(folder, after.require_possible(folder))})")
     if job.config.init_from is not None:
         screen.fact("weights", f"{job.config.init_from}   (chosen when the run begins)")
 

@@ -21,7 +21,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import steps_taken
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status, status_of
-from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.run_folder.verdict import Settled, Verdict, settle
 from ddp_train.system.folder_lock import is_held
 from ddp_train.system.process import STOP_SIGNALS
 
@@ -108,8 +108,8 @@ def wait(folders: Sequence[Path], *, who: str = "") -> int:
     return DONE
 
 
-def require_possible(folder: Path, *, fix: str = "") -> bool:
-    """Tell whether a run is done.
+def require_possible(folder: Path, *, fix: str = "") -> Settled:
+    """Return the verdict on a run: it is done, or it will be.
 
     Raises:
         EnvironmentRefuses: it never will be.
@@ -122,18 +122,20 @@ def require_possible(folder: Path, *, fix: str = "") -> bool:
             expected="a run that is done, or on its way",
             fix=fix,
         )
-    return settled.verdict == Verdict.DONE
+    return settled
 
 
-def state(folder: Path) -> str:
-    """Return what there is to say of a run that is not done."""
+def state(folder: Path, settled: Settled) -> str:
+    """Return what there is to say of a run on which this was the verdict."""
+    if settled.verdict == Verdict.DONE:
+        return "done"
     run_folder = RunFolder(folder)
     if is_held(folder):
         steps, _ = steps_taken(run_folder)
         return f"running, step {steps}" if steps else "starting, or waiting itself"
     if run_folder.submitted.exists() and run_folder.read_result() is None:
         return "submitted, not running"
-    return f"not running: {settle(run_folder).reason}"
+    return f"not running: {settled.reason}"
 
 
 def _wait_for_one(folder: Path, who: str) -> None:
@@ -141,9 +143,10 @@ def _wait_for_one(folder: Path, who: str) -> None:
     fix = f"when it is done: ddp-train resume {who}" if who else ""
     while True:
         try:
-            if require_possible(folder, fix=fix):
+            settled = require_possible(folder, fix=fix)
+            if settled.verdict == Verdict.DONE:
                 break
-            now, seen_at = state(folder), time.monotonic()
+            now, seen_at = state(folder, settled), time.monotonic()
         except OSError as error:  # it was moved or removed, or its file server is away
             now = f"cannot be looked at: {error.strerror}"
             if time.monotonic() > seen_at + _UNSEEN_FOR_S:

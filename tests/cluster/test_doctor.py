@@ -82,6 +82,7 @@ def test_three_clean_hosts_pass(hosts: Callable[[int], Hosts], place: Path) -> N
     assert list((place / "run").iterdir()) == []
 
 
+@pytest.mark.cluster_long
 def test_of_many_faults_each_is_named_with_its_host_and_with_advice(hosts: Callable[[int], Hosts], place: Path) -> None:
     three = hosts(3)
     for host, commands in {

@@ -93,6 +93,7 @@ def steps_are_whole(run: Path) -> None:
     assert steps == list(range(1, len(steps) + 1))
 
 
+@pytest.mark.cluster_long
 def test_the_machine_of_the_endpoint_is_the_first_and_all_end_with_one_code(together: Callable[..., Together]) -> None:
     run = together(2, "trainer.max_steps=3")
     late, first = run.start(1), run.start(0)

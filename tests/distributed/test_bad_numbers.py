@@ -99,7 +99,14 @@ def test_a_run_goes_back_and_on_past_the_bad_batch(project: Project) -> None:
 
 
 def test_a_weight_that_drifts_on_one_rank_ends_the_run_and_is_named(project: Project) -> None:
-    done = start(project, "drifted", "+model.drifts_at=10", "health.check_replicas_every_steps=8", "checkpoint.every_steps=3")
+    done = start(
+        project,
+        "drifted",
+        "+model.drifts_at=10",
+        "health.check_replicas_every_steps=8",
+        "checkpoint.every_steps=3",
+        "checkpoint.asynchronous=false",
+    )
     assert done.returncode == 1
     # 12 is no multiple of 8: it is found before it can be saved
     assert "a corrupted replica, found after step 12: rank 1 on " in done.output, done.output

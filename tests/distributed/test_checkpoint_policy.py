@@ -28,6 +28,7 @@ def manifests(run: Path) -> dict[int, dict[str, Any]]:
     return {manifest["step"]: manifest["facts"] for manifest in found}
 
 
+@pytest.mark.long
 def test_all_ranks_follow_the_clock_and_the_best_is_kept_and_found_by_name(project: Project) -> None:
     done = project.run(*RUN, *POLICY, "checkpoint.metric=eval/loss", "optimizer.lr=0.02")
     assert done.returncode == 0, done.output

@@ -58,6 +58,7 @@ def test_a_machine_that_cannot_meet_the_others_says_where_and_ends_with_78(proje
     assert json.loads((project.the_run() / "failure.json").read_text())["exit_code"] == 78
 
 
+@pytest.mark.long
 def test_an_elastic_run_survives_a_machine_that_leaves_and_takes_it_back(project: Project, free_port: int) -> None:
     project.write("slow.py", SLOW)
     command = [*TWO, "model._target_=slow.Slow", "cluster.nodes=1:2", "cluster.max_restarts=3", "trainer.global_batch_size=64"]

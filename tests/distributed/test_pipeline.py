@@ -50,6 +50,7 @@ def test_it_waits_is_stopped_waits_again_and_begins_with_the_best_weights(half: 
     assert half.run("resume", "second", "trainer.max_steps=4").returncode == 0
 
 
+@pytest.mark.long
 def test_a_run_that_never_gets_done_ends_what_comes_after_it(half: Project) -> None:
     waiting = half.start(*LATER, "hydra.run.dir=second")
     waits(waiting)

@@ -104,6 +104,7 @@ def test_under_a_users_own_torchrun_rank_0_continues_instead_of_composing_again(
     assert "optimizer: {lr: 0.5}" in (project.folder / "conf/edited/lr.yaml").read_text()
 
 
+@pytest.mark.long
 def test_the_last_failure_alone_has_a_screen_and_without_progress_there_is_a_last_one(project: Project) -> None:
     prepare(project.folder)
     done = project.run(*RUN, *THREE, "+model.deaths=[always]", "cluster.max_restarts=1")
@@ -120,6 +121,7 @@ def test_the_last_failure_alone_has_a_screen_and_without_progress_there_is_a_las
     assert json.loads((run / "result.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.long
 def test_a_restart_begins_with_the_checkpoint_that_was_asked_for(project: Project, undisturbed: Path) -> None:
     prepare(project.folder)
     shutil.copytree(undisturbed, project.folder / "outputs/run")

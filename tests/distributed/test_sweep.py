@@ -124,6 +124,7 @@ def test_nor_does_it_under_torchrun(project: Project) -> None:
     check_faults(project, project.run(*swept, torchrun=TWO_RANKS))
 
 
+@pytest.mark.long
 def test_a_sweep_stops_at_a_failure_or_tries_again_when_told_to(project: Project) -> None:
     project.write("fragile.py", FRAGILE)
     stopped = project.run("-m", *FRAGILE_JOBS, "+model.fault=raise,none", "cluster=cpu", "sweep.on_failure=stop", "hydra.sweep.dir=stopped")
@@ -309,6 +310,7 @@ def test_runs_started_at_once_have_a_folder_and_a_result_each(project: Project) 
     assert all(json.loads((run / "result.json").read_text())["status"] == "completed" for run in project.runs())
 
 
+@pytest.mark.long
 def test_optuna_drives_jobs_and_is_resumed_through_its_storage(project: Project) -> None:
     optuna = pytest.importorskip("optuna", reason="needs the extra `optuna`")
     project.write("mine/optimizer/mine.yaml", "_target_: torch.optim.AdamW\n_partial_: true\nlr: 0.001\n")

@@ -11,6 +11,7 @@ from tests.conftest import TINY, Project, metrics
 pytestmark = pytest.mark.distributed
 
 
+@pytest.mark.long
 def test_a_run_survives_the_faults_that_are_asked_for(project: Project) -> None:
     """The only checkpoint is damaged, and a rank killed."""
     faults = "{kind:bit_flip,step:3},{kind:kill,rank:1,step:3}"

@@ -143,7 +143,7 @@ def test_a_run_that_has_begun_does_not_wait_again() -> None:
 def test_what_was_given_to_an_engine_and_does_not_run_yet_is_said() -> None:
     (run,) = runs("a")
     write_json(run.submitted, {"engine": "slurm", "id": "7"})
-    assert after.state(run.root) == "submitted, not running"
+    assert after.state(run.root, settle(run)) == "submitted, not running"
 
 
 def test_slurm_waits_by_itself_but_not_for_a_job_that_has_its_machines(capsys: pytest.CaptureFixture[str]) -> None:
