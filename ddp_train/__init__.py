@@ -1,8 +1,23 @@
 """ddp_train: compose once with Hydra, train anywhere with torchrun."""
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
 
 FOLDER = Path(__file__).parent
 """Where the package lies."""
+
+_FOR_PYTHON = {"load": "training.finished_run"}
+"""What programs and notebooks use, and where it is defined: imported when it is asked for, so that this package costs nothing."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FOR_PYTHON:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_FOR_PYTHON[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_FOR_PYTHON]

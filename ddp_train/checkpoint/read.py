@@ -6,7 +6,7 @@ What all ranks have is read once, whatever their number: each rank reads some of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -25,11 +25,14 @@ from ddp_train.distributed.world import World, alone
 _ROUND = 64 << 20  # bytes that a rank reads before it gives them to the others
 
 
-def read_shared(checkpoint: Path, world: World | None = None, *, moves: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def read_shared(
+    checkpoint: Path, world: World | None = None, *, only: Collection[str] | None = None, moves: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """Return what all ranks have: model, model_versions, optimizer, scheduler, ... Tensors are on the CPU. Collective.
 
     Args:
         world: whose ranks each read a part of the files; None: this process alone reads all of them.
+        only: the parts to read, those of them that there are; None: all.
         moves: called again and again while this rank reads.
 
     Raises:
@@ -41,6 +44,10 @@ def read_shared(checkpoint: Path, world: World | None = None, *, moves: Callable
         files = {rank: _File(checkpoint, rank, stack) for rank in range(world.rank, size, world.size)}
         plain = world.from_main(files[0].plain(SHARED) if world.is_main else None)
         shares = divide_shared(_leaves(plain), size)
+        if only is not None:
+            plain = {part: value for part, value in plain.items() if part in only}
+            wanted = codec.leaves(plain)
+            shares = [[piece for piece in share if piece.leaf.name in wanted] for share in shares]
         for rank, file in files.items():
             for piece in shares[rank]:
                 file.require(piece)

@@ -28,6 +28,13 @@ def answered_config(folder: Path) -> dict[str, Any]:
     return _read(folder)[0]
 
 
+def answers_of(folder: Path) -> dict[str, Any]:
+    """Return what the `auto`s of a run have come to, by their keys."""
+    saved, answered = _read(folder)
+    values = dict(nodes(saved))
+    return {key: values[key] for key in answered if key in values}
+
+
 def changes(checked: RunConfig, folder: Path) -> list[str]:
     """Name what differs from the config of a run that is to be continued. An `auto` equals what it came to, in either of them."""
     return differences(auto.put(checked.tree, "", answers_before(checked, folder)), answered_config(folder))

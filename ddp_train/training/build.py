@@ -28,7 +28,7 @@ from ddp_train.loader.sampler import sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer import parameter_groups
-from ddp_train.training.components import Components
+from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.instantiate import instantiate, refuse_tools
 from ddp_train.training.seeding import seed_all
 
@@ -59,16 +59,7 @@ def build(config: RunConfig, world: World) -> Components:
     total_steps = _total_steps(config.trainer, train_loader.order.steps_per_epoch)
     answers |= auto.answer({"scheduler": config.scheduler}, {"total_steps": total_steps})
 
-    seed_all(config.seed)  # the same initial weights on every rank, and for every number of ranks
-    with world.device if world.device.type == "meta" else nullcontext():
-        model = instantiate(config.model, key="model", answers=answers)
-        objective = instantiate(config.objective, key="objective", answers=answers)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
-    if isinstance(objective, nn.Module):  # a loss with weights of its own
-        objective = objective.to(world.device)
-    objective = as_objective(objective)
-    trained = Joint(model, objective) if has_state(objective) else model
+    model, objective, trained = _model_and_objective(config, world, answers)
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
     if config.evaluation.save_predictions:
@@ -99,10 +90,66 @@ def build(config: RunConfig, world: World) -> Components:
     )
 
 
-def _source(config: RunConfig, changes: Mapping[str, Any], *, key: str) -> DataSource | Stream:
+def build_evaluated(config: RunConfig, world: World) -> Evaluated:
+    """Build what evaluation needs on this rank, and nothing else: no training data, no optimizer, no strategy. Collective.
+
+    Args:
+        config: of a run that has begun, without `auto`s.
+
+    Raises:
+        UserError: as `build` does; also where the config has no evaluation data.
+    """
+    refuse_tools(config)
+    if config.data["eval"] is None:
+        raise ConfigError(
+            key="data.eval",
+            happened="is null: the run has no evaluation data",
+            expected="the arguments of the data set that differ for it; {} for none",
+            fix="data.eval={}",
+        )
+    seed_all(config.seed)  # for data that is drawn at random
+    with world.main_first():
+        source = _source(config, config.data["eval"], key="data.eval")
+    if config.loader.on_device:
+        _place(source, world)
+    model, objective, trained = _model_and_objective(config, world, {})
+    if config.evaluation.save_predictions:
+        _require_predictions(objective, source)
+    return Evaluated(
+        model=model,
+        trained=trained.to(world.device),
+        objective=objective,
+        amp=instantiate(config.amp, key="amp"),
+        eval_loader=_eval_loader(source, config, world),
+    )
+
+
+def build_model(config: RunConfig, world: World, answers: Mapping[str, Any]) -> nn.Module:
+    """Return the model, with the initial weights that it has on every rank and for every number of ranks; made where the world is meta."""
+    seed_all(config.seed)
+    with world.device if world.device.type == "meta" else nullcontext():
+        model = instantiate(config.model, key="model", answers=answers)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
+    return model
+
+
+def _model_and_objective(config: RunConfig, world: World, answers: Mapping[str, Any]) -> tuple[nn.Module, Objective, nn.Module]:
+    """Return the model, the objective, and both in one module where the objective has a state of its own, else the model again."""
+    model = build_model(config, world, answers)
+    with world.device if world.device.type == "meta" else nullcontext():
+        objective = instantiate(config.objective, key="objective", answers=answers)
+    if isinstance(objective, nn.Module):  # a loss with weights of its own
+        objective = objective.to(world.device)
+    objective = as_objective(objective)
+    return model, objective, Joint(model, objective) if has_state(objective) else model
+
+
+def make_data(config: RunConfig, changes: Mapping[str, Any], *, key: str) -> Any:
+    """Return what the section `data` names, with the arguments that differ."""
     node = {name: value for name, value in config.data.items() if name != "eval"}
     try:
-        made = instantiate({**node, **changes}, key=key)
+        return instantiate({**node, **changes}, key=key)
     except UserError as error:
         name = error.key.removeprefix("data.")
         if name in changes:  # a data set knows its arguments as `data.split` alone
@@ -110,6 +157,10 @@ def _source(config: RunConfig, changes: Mapping[str, Any], *, key: str) -> DataS
             fix = error.fix.replace(f"data.{name}=", f"data.eval.{name}=")
             error.fix = " or ".join(part for part in (fix, "data.eval=null for none") if part)
         raise
+
+
+def _source(config: RunConfig, changes: Mapping[str, Any], *, key: str) -> DataSource | Stream:
+    made = make_data(config, changes, key=key)
     return Stream(made, config.loader.fields) if is_stream(made) else as_source(made, config.loader.fields)
 
 

@@ -20,20 +20,26 @@ from ddp_train.loader.reader import MicroBatch
 
 
 @dataclass(kw_only=True)
-class Components:
+class Evaluated:
+    """What evaluation works with, also where nothing is trained."""
+
+    model: nn.Module  # as the config says
+    trained: nn.Module  # the model, joined with an objective that has a state of its own: what is optimised, saved and compared
+    objective: Objective
+    amp: Amp
+    eval_loader: Evaluation | None
+
+
+@dataclass(kw_only=True)
+class Components(Evaluated):
     """Everything that the loop works with."""
 
-    model: nn.Module  # as the config says; what is evaluated
-    trained: nn.Module  # the model, joined with an objective that has a state of its own: what is optimised, saved and compared
-    module: nn.Module  # the same, as the strategy wraps it
-    objective: Objective
+    module: nn.Module  # what is trained, as the strategy wraps it
     optimizer: Optimizer
     scheduler: LRScheduler
-    amp: Amp
     scaler: torch.amp.GradScaler
     strategy: Strategy
     train_loader: Loader
-    eval_loader: Evaluation | None
     total_steps: int
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
 

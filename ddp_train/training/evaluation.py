@@ -14,14 +14,14 @@ from ddp_train.distributed.world import World
 from ddp_train.interfaces import Predicting
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.loader import EvalLoader
-from ddp_train.training.components import Components
+from ddp_train.training.components import Evaluated
 from ddp_train.training.predictions import PredictionFiles
 from ddp_train.training.sanity_check import NamedBatch, explain
 
 
 @torch.no_grad()
 def evaluate(
-    components: Components,
+    components: Evaluated,
     world: World,
     *,
     predictions: Path | None = None,

@@ -85,7 +85,7 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     if catalog.is_checkpoint(path) or (path / "checkpoints").is_dir():
         given = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
         chosen = catalog.find(given, verify, key="init_from")
-        return str(chosen), read_shared(chosen)["model"]
+        return str(chosen), read_shared(chosen, only=("model",))["model"]
     if path.exists():
         problem = "is no kind of file that can be read safely"
     if (path / ".metadata").exists():

@@ -32,7 +32,7 @@ from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective
 from ddp_train.run_folder import failure
-from ddp_train.training.components import Components
+from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.seeding import random_state, set_random_state
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
         print(*(f"tried    {line}" for line in lines), sep="\n", flush=True)
 
 
-def explain(error: Exception, components: Components, named: NamedBatch) -> None:
+def explain(error: Exception, components: Evaluated, named: NamedBatch) -> None:
     """Raise what says more than `error` about a batch of a run, where the cause is a label out of range; else do nothing.
 
     Where a GPU stumbled over it there is nothing left to ask: its labels are looked at before, as far as the data tells them.

@@ -21,7 +21,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Joint
 from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, regrouped_schedule
-from ddp_train.training.components import Components
+from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import TrainState, WindowSums
 
@@ -51,7 +51,7 @@ def hashes(components: Components, state: TrainState) -> dict[str, str]:
     return found
 
 
-def modules(components: Components) -> dict[str, nn.Module]:
+def modules(components: Evaluated) -> dict[str, nn.Module]:
     """Return the modules that have weights: the model, and an objective of that kind."""
     return dict(components.trained.named_children()) if isinstance(components.trained, Joint) else {"model": components.model}
 
