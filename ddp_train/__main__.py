@@ -37,8 +37,10 @@ def main() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then: agents are forked from here
     with terminal.outlived():
         try:
+            from ddp_train.cli import caller
             from ddp_train.cli import main as cli
 
+            caller.find()
             code = cli.main()
         except Exception:  # told here, where no secret is shown
             sys.excepthook(*sys.exc_info())

@@ -18,6 +18,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.checkpoint.catalog import is_checkpoint
+from ddp_train.cli import caller
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config import hydra_errors
@@ -82,6 +83,7 @@ class _Command:
             examines=_examines(hydra_config),
         )
         record(job.run_folder, job.config)
+        caller.tell(folder=str(job.run_folder.root))
         try:
             self._exit_code = self._launcher.begin(job)
         finally:

@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import __version__
+from ddp_train.cli import caller
 from ddp_train.cli.cancel import USAGE as CANCEL_USAGE
 from ddp_train.cli.cancel import cancel
 from ddp_train.cli.compose import Exit, compose
@@ -132,16 +133,22 @@ def _say(error: Exception, launcher: Launcher) -> int:
     if isinstance(error, ConfigError) or (is_file_error and not launcher.has_begun):
         error = ConfigErrors([error if isinstance(error, ConfigError) else ConfigError(happened=str(error))])
     if isinstance(error, ConfigErrors):
-        print(error.text(has_begun=launcher.has_begun), file=sys.stderr)
+        _show(error.text(has_begun=launcher.has_begun))
         return WRONG_INPUT
     if isinstance(error, UserError):
-        print(error, file=sys.stderr)
+        _show(str(error))
         return error.exit_code
     if not launcher.has_begun:
-        print(hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF), file=sys.stderr)
+        _show(hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF))
         return WRONG_INPUT
     if not is_file_error:
         traceback.print_exception(error)
     folders = ", ".join(RunFolder(folder).shown() for folder in held())
     print(f"\n{folders} cannot go on: {error}\n`ddp-train resume {folders}` continues it when that is mended", file=sys.stderr)
     return FAILED
+
+
+def _show(text: str) -> None:
+    """Show what ended the command; a caller in Python raises it."""
+    if not caller.tell(error=text):
+        print(text, file=sys.stderr)

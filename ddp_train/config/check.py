@@ -30,8 +30,8 @@ from ddp_train.config.tree import changed, leaves, nodes, texts
 from ddp_train.config.unknown_names import targets_in_extra, unknown, unknown_hydra_names, unknown_root_names
 from ddp_train.errors import ConfigError
 
-CONF = next(path for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
-"""The config groups: inside the installed package, or at the top of a checkout."""
+CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
+"""The config groups: inside the installed package (`pkg://ddp_train.conf`, for others); in a checkout that is a link to its top."""
 
 
 _Section = TypeVar("_Section")

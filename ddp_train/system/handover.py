@@ -29,3 +29,6 @@ FRESH_RANK = "DDP_TRAIN_FRESH_RANK"
 
 LOADER_RANK = "DDP_TRAIN_RANK"
 """For the server that loader workers are forked from: its rank's pid."""
+
+CALLER = "DDP_TRAIN_CALLER"
+"""For a `ddp-train` that was started from Python: the pid of that process, and the descriptor of the file in which it hears how it went."""

@@ -112,6 +112,17 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop_with_parent(parent: int) -> None:
+    """Ask the kernel to stop this process, which may save then, when the one that started it is gone.
+
+    Args:
+        parent: its pid.
+    """
+    _at_death_of_parent(signal.SIGTERM)
+    if os.getppid() != parent:  # it died before
+        signal.raise_signal(signal.SIGTERM)
+
+
 def outlive_parent() -> None:
     """Take that back."""
     _at_death_of_parent(0)

@@ -1,0 +1,222 @@
+"""`ddp_train.run`: the typed command, for Python and notebooks.
+
+The run is a process of its own, `python -m ddp_train ...`, as if it were typed: the caller may have threads, use GPUs, be a notebook or a
+Hydra application, and nothing of it changes. Imports neither torch nor Hydra.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, TextIO
+
+from ddp_train.errors import WRONG_INPUT, UserError
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.failure import Failure
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import STOPPED, Status
+from ddp_train.system import handover
+from ddp_train.system.process import STOP_SIGNALS
+from ddp_train.system.torchrun_env import is_torchrun_worker
+
+_CHUNK_BYTES = 1 << 16
+_SHOWN = 500  # characters of an error
+_WHERE_YAML_LIES = ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp")
+"""The options of `ddp-train` with which it starts a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What came of a run."""
+
+    folder: Path
+    status: str  # completed; preempted or interrupted, saved: run(["resume=FOLDER"]) continues; queued, by SLURM
+    step: int | None = None  # steps taken
+    epoch: float | None = None
+    samples: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the newest value of each, as eval/accuracy
+    best: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the best value of each, and its step
+    seconds: float | None = None
+
+
+class RunFailed(Exception):
+    """A run could not begin, or failed.
+
+    Args:
+        message: what is wrong; of a run that failed the rank, the error and the last lines of its traceback.
+        exit_code: of `ddp-train`: 2 where nothing was started, because of the overrides.
+        folder: of the run; None: there is none.
+        failure: what failure.json holds, if there is one.
+    """
+
+    def __init__(self, message: str, *, exit_code: int, folder: Path | None = None, failure: Failure | None = None) -> None:
+        super().__init__(message)
+        self.exit_code, self.folder, self.failure = exit_code, folder, failure
+
+
+def run(overrides: Sequence[str] = ()) -> RunResult:
+    """Train as `ddp-train OVERRIDES` does, to the end, and return what came of it.
+
+    What the run says goes where this process prints: in a notebook, into the output of the cell. A stop signal for this process (Ctrl-C,
+    the stop button of a notebook) lets the run save and end, and then takes its own effect here: KeyboardInterrupt, as a rule. The run
+    ends in the same way when this process is killed.
+
+    Args:
+        overrides: words as they are typed, without the shell's quotes: `["model=mlp", "optimizer.lr=0.01"]`; --config-dir=FOLDER too.
+
+    Raises:
+        RunFailed: the overrides are wrong (then nothing was started), or the run failed.
+    """
+    _check(overrides)
+    with tempfile.TemporaryFile() as told:
+        code = _run([sys.executable, "-m", "ddp_train", *overrides], told)
+        told.seek(0)
+        facts: dict[str, str] = {}
+        for line in told.read().splitlines():
+            facts |= json.loads(line)
+    folder = Path(facts["folder"]) if "folder" in facts else None
+    if "error" in facts:
+        raise RunFailed(facts["error"], exit_code=code, folder=folder)
+    if folder is None:
+        raise RunFailed(f"ddp-train has ended with exit code {code}; what it said above has the reason", exit_code=code)
+    return _result(RunFolder(folder), code)
+
+
+def _check(overrides: Sequence[str]) -> None:
+    """Refuse what starts no single run here."""
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+        happened, fix = f"overrides is {overrides!r}", 'run(["model=mlp", "optimizer.lr=0.01"])'
+        raise RunFailed(str(UserError(happened=happened, expected="a list of words", fix=fix)), exit_code=WRONG_INPUT)
+    words = iter(overrides)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in _WHERE_YAML_LIES:
+            if not equals:
+                next(words, None)  # its value
+        elif word.startswith("-") or not (equals or word.startswith("~")):
+            fix = "run() in a loop instead of -m; `ddp-train ...` in a shell for the rest"
+            problem = UserError(happened=f"{word!r} starts no single run", expected="key=value, group=option, +key=value or ~key", fix=fix)
+            raise RunFailed(str(problem), exit_code=WRONG_INPUT)
+    if is_torchrun_worker():
+        fix = "torchrun ... -m ddp_train; or this program without torchrun"
+        problem = UserError(happened="torchrun has started this process, and run() starts processes itself", fix=fix)
+        raise RunFailed(str(problem), exit_code=WRONG_INPUT)
+
+
+def _result(run_folder: RunFolder, code: int) -> RunResult:
+    """Return what a run has left.
+
+    Raises:
+        RunFailed: it failed, or was ended before there was anything to save.
+    """
+    result, folder = run_folder.read_result(), run_folder.root
+    if code == 0 and result is None:
+        return RunResult(folder=folder, status=Status.QUEUED)
+    if result is None or (code != 0 and code != STOPPED.get(result.status)):
+        raise _failure_of(run_folder, code)
+    return RunResult(
+        folder=folder,
+        status=result.status,
+        step=result.step,
+        epoch=result.epoch,
+        samples=result.samples,
+        metrics=result.last,
+        best=result.metrics.get("best", {}),
+        seconds=result.seconds,
+    )
+
+
+def _failure_of(run_folder: RunFolder, code: int) -> RunFailed:
+    """Return the failure of a run in a few lines; it has shown its screen, with the traceback."""
+    found = failure.load(run_folder.failure)
+    lines = [
+        f"The run failed: {found.who if found else f'exit code {code}'}" + (f", after step {found.step}" if found and found.step else "")
+    ]
+    lines += [found.line(_SHOWN)] if found else []
+    lines += [f"  fix: {found.fix}"] if found and found.fix else []
+    text = "\n".join([*lines, f"  run folder   {run_folder.shown()}"])
+    return RunFailed(text, exit_code=code, folder=run_folder.root, failure=found)
+
+
+def _run(command: list[str], told: IO[bytes]) -> int:
+    """Run a command to its end, show what it says here, and return its exit code. However this process leaves, the command has ended."""
+    outputs = [None if stream in (sys.__stdout__, sys.__stderr__) else stream for stream in (sys.stdout, sys.stderr)]
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # what was printed before comes first
+    with _stop_signals_passed_on() as pass_on_to:
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, handover.CALLER: f"{os.getpid()}:{told.fileno()}"},
+            pass_fds=[told.fileno()],
+            start_new_session=True,  # Ctrl-C on the terminal, and a notebook's stop button, reach this process alone, which tells it once
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if outputs[0] else None,
+            stderr=subprocess.PIPE if outputs[1] else None,
+        )
+        try:
+            pass_on_to(child)
+            _show({pipe: stream for pipe, stream in zip((child.stdout, child.stderr), outputs, strict=True) if pipe and stream})
+            code = child.wait()
+        finally:
+            if child.poll() is None:  # an error of ours, or of whoever takes what we show
+                child.send_signal(signal.SIGTERM)
+            child.communicate()
+    return code if code >= 0 else 128 - code
+
+
+def _show(streams: Mapping[IO[bytes], TextIO]) -> None:
+    """Show what comes out of pipes until they are closed; from this thread, whose output a notebook puts into the right cell."""
+    with selectors.DefaultSelector() as selector:
+        for pipe, stream in streams.items():
+            selector.register(pipe, selectors.EVENT_READ, (stream, codecs.getincrementaldecoder("utf-8")(errors="replace")))
+        while selector.get_map():
+            for key, _ in selector.select():
+                stream, decoder = key.data
+                chunk = os.read(key.fd, _CHUNK_BYTES)
+                stream.write(decoder.decode(chunk, final=not chunk))
+                stream.flush()
+                if not chunk:
+                    selector.unregister(key.fileobj)
+
+
+@contextmanager
+def _stop_signals_passed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Pass stop signals on while the block runs, and give what says to whom; afterwards each that came takes its own effect here, once."""
+    came: list[int] = []
+    waiting: list[int] = []  # for the child
+    children: list[subprocess.Popen[bytes]] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if children:
+            children[0].send_signal(number)
+        else:
+            waiting.append(number)
+
+    def pass_on_to(child: subprocess.Popen[bytes]) -> None:
+        children.append(child)
+        while waiting:
+            child.send_signal(waiting.pop(0))
+
+    is_main = threading.current_thread() is threading.main_thread()  # no other one may, and none other is interrupted
+    heard = [number for number in STOP_SIGNALS if is_main and signal.getsignal(number) != signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, on_signal) for number in heard}
+    try:
+        yield pass_on_to
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(came):
+            signal.raise_signal(number)

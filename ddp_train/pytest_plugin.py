@@ -1,0 +1,27 @@
+"""A fixture for the tests of people's own projects. pytest knows it wherever ddp_train is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_train.cli.from_python import RunResult, run
+
+
+@pytest.fixture
+def ddp_train_run(tmp_path: Path) -> Callable[..., RunResult]:
+    """Give what trains in a folder of the test's own, and returns what came of it: `ddp_train_run("experiment=first", "debug=fast")`.
+
+    Two CPU processes, unless the words say something else. Raises `ddp_train.RunFailed`, as `ddp_train.run` does.
+    """
+    count = 0
+
+    def train(*overrides: str) -> RunResult:
+        nonlocal count
+        count += 1
+        cluster = [] if any(word.startswith(("cluster=", "cluster.device=")) for word in overrides) else ["cluster=cpu"]
+        return run([*cluster, f"hydra.run.dir='{tmp_path}/runs/{count}'", *overrides])
+
+    return train

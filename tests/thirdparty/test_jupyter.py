@@ -1,0 +1,63 @@
+"""Notebooks: a run's output is in its cell, and the stop button lets it save."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ddp_train.run_folder.paths import RunFolder
+from tests.conftest import TINY, Project, wait_for
+
+pytestmark = pytest.mark.needs("nbclient", "ipykernel")
+
+_WORDS = [*TINY, "cluster=cpu", "cluster.processes_per_node=2"]
+_LIMIT_S = 600
+
+
+def notebook(project: Project, *cells: str) -> Any:
+    import nbformat
+    from nbclient import NotebookClient
+
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    return NotebookClient(made, timeout=_LIMIT_S, kernel_name="python3", resources={"metadata": {"path": str(project.folder)}})
+
+
+def printed(cell: Any) -> str:
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
+def test_what_a_run_says_is_in_its_cell_and_its_result_in_the_next(project: Project) -> None:
+    client = notebook(
+        project,
+        f"import ddp_train\nresult = ddp_train.run({[*_WORDS, 'trainer.max_steps=3']!r})",
+        "print(result.status, result.step, sorted(result.metrics)[:2])",
+        "try:\n    ddp_train.run(['modl=mlp'])\nexcept ddp_train.RunFailed as error:\n    print(error)",
+    )
+    client.execute()
+    first, second, third = client.nb.cells
+    assert "ranks    2 on cpu" in printed(first) and "Done: 3 steps" in printed(first)
+    assert printed(second) == "completed 3 ['eval/accuracy', 'eval/accuracy_top5']\n"
+    assert "did you mean model=mlp" in printed(third)
+
+
+def test_the_stop_button_ends_a_cell_with_everything_saved(project: Project) -> None:
+    words = [*_WORDS, "trainer.max_epochs=100000"]
+    client = notebook(project, f"import ddp_train\nddp_train.run({words!r})", "print('the kernel lives')")
+
+    async def press() -> None:
+        async with client.async_setup_kernel():
+            cell = asyncio.ensure_future(client.async_execute_cell(client.nb.cells[0], 0))
+            await asyncio.to_thread(wait_for, lambda: any((run / "metrics.jsonl").exists() for run in project.runs()), _LIMIT_S)
+            await client.km.interrupt_kernel()
+            with pytest.raises(Exception, match="KeyboardInterrupt"):
+                await cell
+            await client.async_execute_cell(client.nb.cells[1], 1)
+
+    asyncio.run(press())
+    stopped, after = client.nb.cells
+    result = (folder := RunFolder(project.the_run())).read_result()
+    assert result is not None and result.status == "interrupted" and folder.saved_steps() == [result.step]
+    assert f"stopped after step {result.step}, saved" in printed(stopped)
+    assert printed(after) == "the kernel lives\n"
