@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import version
+import torch
+from hydra import compose, initialize_config_dir, version
 from hydra.types import RunMode
+from hydra.utils import instantiate
 
 from ddp_train.config.composition import TYPED, Composition, Value, loader_of, parse
 
@@ -84,3 +86,15 @@ def test_folders_and_roots_of_ones_own_have_their_names(tmp_path: Path) -> None:
     assert changed["trainer.max_steps"].source == "mine/base.yaml"
     assert "optimizer.lr" not in changed
     assert next(each for each in composition("--config-dir=mine", "optimizer=slow").choices if each.group == "optimizer").source == TYPED
+
+
+def test_a_users_own_hydra_application_composes_our_groups(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "defaults: [{model: mlp}, {optimizer: sgd}, _self_]\n"
+        "hydra: {searchpath: ['pkg://ddp_train.conf']}\n"
+        "model: {image_shape: [3, 8, 8]}\n"
+    )
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        composed = compose("config", ["model.num_classes=5"])
+    assert instantiate(composed.model)(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
+    assert composed.optimizer._target_ == "torch.optim.SGD"
