@@ -103,13 +103,22 @@ class Composition:
                     by_root.setdefault(group, option)
         found = []
         for group in [*by_root, *(name for name in self._chosen if name not in by_root and not name.startswith("hydra"))]:
-            option, default = str(self._chosen.get(group)), str(by_root.get(group))
+            option, default = self._option(group), str(by_root.get(group))
             source = TYPED if group in typed else by_file.get(group, self._shown(self._root))
             found.append(Choice(group=group, option=option, source=source, instead_of=default if default != option else ""))
         return found
 
+    def _option(self, group: str) -> str:
+        """Return a group's option, or the list of them where it takes several, of which Hydra keeps no record."""
+        if group in self._chosen:
+            return str(self._chosen[group])
+        fixed = self._read(self._root).get("defaults") or ()
+        paths = [path for each in self._defaults if (path := str(each.config_path)).startswith(f"{group}/") and path not in fixed]
+        return f"[{','.join(path.removeprefix(f'{group}/') for path in paths)}]"
+
     def _find_values(self) -> list[Value]:
         """Return the values that do not come from the option of their own group."""
+        groups = {*self._chosen, *(each.group for each in self.choices)}
         history: dict[str, list[tuple[Any, str, bool]]] = {}  # value, source, whether the source is its own group's
         for each in self._defaults:
             shown = self._shown(each.config_path)
@@ -118,7 +127,7 @@ class Composition:
                 is_own = each.config_path in ("config", f"{key.partition('.')[0]}/{each.config_path.partition('/')[2]}")
                 history.setdefault(key, []).append((value, shown, is_own))
         for override in self._typed:
-            if override.key_or_group in self._chosen or override.is_delete():
+            if override.key_or_group in groups or override.is_delete():
                 continue
             value = override.value()
             for key, leaf in leaves({override.key_or_group: value}):

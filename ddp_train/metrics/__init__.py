@@ -1,1 +1,1 @@
-"""Where numbers go: console, JSON lines, TensorBoard. On global rank 0 only."""
+"""Where numbers go: console, JSON lines, TensorBoard, CSV, and trackers (W&B, MLflow, trackio). On global rank 0 only."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,9 @@ FITTING = {  # what an option of one group needs of the others
     "scheduler=warmup_stable_decay": ["trainer.max_steps=5000"],
 }
 
+NEEDS = {f"metrics={name}": name for name in ("wandb", "mlflow", "trackio")}
+"""Options whose package may not be installed here."""
+
 
 def composed(*overrides: str) -> DictConfig:
     with initialize_config_dir(str(app.CONF), version_base="1.3"):
@@ -71,6 +75,10 @@ def command_line(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str)
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes_and_fits_its_class(option: str) -> None:
+    if option in NEEDS and find_spec(NEEDS[option]) is None:
+        (problem,) = problems(option)
+        assert f'pip install "ddp-train[{NEEDS[option]}]"' in str(problem)
+        return
     assert checked(option, *FITTING.get(option, [])).tree["name"] == "default"
 
 

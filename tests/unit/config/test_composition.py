@@ -98,3 +98,10 @@ def test_a_users_own_hydra_application_composes_our_groups(tmp_path: Path) -> No
         composed = compose("config", ["model.num_classes=5"])
     assert instantiate(composed.model)(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
     assert composed.optimizer._target_ == "torch.optim.SGD"
+
+
+def test_a_group_that_takes_several_options_shows_them_as_a_list() -> None:
+    found = {each.group: each for each in composition("metrics=[csv]").choices}["metrics"]
+    assert (found.option, found.source, found.instead_of) == ("[csv]", TYPED, "[]")
+    assert "metrics" not in values("metrics=[csv]")
+    assert {each.group: each.option for each in composition().choices}["metrics"] == "[]"

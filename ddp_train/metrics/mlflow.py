@@ -1,0 +1,105 @@
+"""MLflow. Needs `pip install "ddp-train[mlflow]"`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ddp_train.metrics.tracker import Row, Tracker
+
+if find_spec("mlflow") is None:  # the client itself is imported by the thread: it takes seconds, and training need not wait
+    raise ModuleNotFoundError('the package mlflow is not installed here: pip install "ddp-train[mlflow]"', name="mlflow")
+
+_MOST_METRICS, _MOST_PARAMS = 1000, 100  # in one message: MLflow's own limits
+_LONGEST_PARAM = 500  # characters; servers before MLflow 2.8 take no more
+
+
+class MLflow(Tracker):
+    """Sends the numbers to an MLflow server, or into a local store.
+
+    Args:
+        run_dir: the run folder.
+        config: the run's whole config; its values become parameters.
+        run_name: of a sweep's job, what it has that others have not.
+        step: the step that this attempt begins at.
+        tracking_uri: a server's URL or `sqlite:///FILE`; None: as the environment says (`MLFLOW_TRACKING_URI`), else MLflow's own.
+        experiment: None: the config's `name`.
+        close_timeout_s: how long the end of the run waits for what is not sent.
+    """
+
+    def __init__(
+        self,
+        run_dir: str,
+        config: Mapping[str, Any],
+        run_name: str = "",
+        step: int = 0,
+        tracking_uri: str | None = None,
+        experiment: str | None = None,
+        close_timeout_s: float = 30.0,
+    ) -> None:
+        self._config, self._experiment = config, experiment or config["name"]
+        self._run_name, self._uri = run_name or Path(run_dir).name, tracking_uri
+        self._client: Any = None
+        self._run_id = ""
+        super().__init__("MLflow", "mlflow", run_dir=run_dir, step=step, close_timeout_s=close_timeout_s)
+
+    def connect(self, run_id: str | None) -> int | None:
+        """Open the run; the server gives it its id."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client = MlflowClient(self._uri)
+        if run_id is not None:
+            self._run_id = run_id
+            self._client.update_run(run_id, status="RUNNING")
+            return self._newest_step()
+        run = self._client.create_run(self._experiment_id(), run_name=self._run_name)
+        self._run_id = run.info.run_id
+        self.remember(self._run_id)
+        params = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in _leaves(self._config)]
+        for start in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(self._run_id, params=params[start : start + _MOST_PARAMS])
+        return None
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Send the rows in few messages, none of which splits a row."""
+        from mlflow.entities import Metric
+
+        metrics: list[Any] = []
+        for row in rows:
+            of_row = [Metric(name, float(value), int(1e3 * row.time), row.step) for name, value in row.values.items()]
+            if len(metrics) + len(of_row) > _MOST_METRICS:
+                self._client.log_batch(self._run_id, metrics=metrics)
+                metrics = []
+            metrics += of_row
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def finish(self) -> None:
+        """Mark the run as finished."""
+        self._client.set_terminated(self._run_id)
+
+    def _experiment_id(self) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(self._experiment))
+            except Exception:  # another job of a sweep has just made it
+                found = self._client.get_experiment_by_name(self._experiment)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
+
+    def _newest_step(self) -> int:
+        """Return the newest step that the server has: a kill may have come between its answer and our note."""
+        by_split = {name.partition("/")[0]: name for name in self._client.get_run(self._run_id).data.metrics}
+        return max((each.step for name in by_split.values() for each in self._client.get_metric_history(self._run_id, name)), default=0)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
