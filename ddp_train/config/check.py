@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from ddp_train import FOLDER, redaction
-from ddp_train.config import allowed_targets, auto, limits
+from ddp_train.config import allowed_targets, auto, limits, node_keys
 from ddp_train.config.command_line import whole
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import RunConfig, typed_sections
@@ -90,6 +90,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += auto.check(tree, _MADE)
+    errors += node_keys.check(tree)
     errors += [
         ConfigError(
             key=name,

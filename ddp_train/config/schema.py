@@ -283,6 +283,8 @@ def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
 
 _SUBSECTIONS: dict[str, type] = {"SlurmConfig": SlurmConfig}
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
+NODE_KEYS = {"optimizer": ("groups", "layer_decay")}
+"""Keys of ours in a node that is made by a class of others; a class that has an argument of that name keeps it."""
 OWN_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}
 """Where a key of ours stands that is easily taken for an argument of a data set or of the trainer."""
 ROOT_KEYS = tuple(item.name for item in dataclasses.fields(RootConfig))

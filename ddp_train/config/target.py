@@ -11,11 +11,11 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddp_train.config import allowed_targets
-from ddp_train.config.schema import OWN_KEYS
+from ddp_train.config.schema import NODE_KEYS, OWN_KEYS
 from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
 from ddp_train.errors import ConfigError
 
@@ -106,7 +106,8 @@ def refusal(node: Mapping[str, Any], key: str, target: Any, allowed: Sequence[st
 def _check_arguments(
     node: Mapping[str, Any], key: str, path: str, target: Callable[..., Any], parameters: dict[str, inspect.Parameter]
 ) -> Iterator[ConfigError]:
-    given = {name: value for name, value in node.items() if name not in DIRECTIVES}
+    ours_here = own_keys(node, key, parameters)
+    given = {name: value for name, value in node.items() if name not in DIRECTIVES and name not in ours_here}
     takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
     is_data = key in ("data", "data.eval")
@@ -152,6 +153,18 @@ def _check_arguments(
                 expected=f"a value of type {_spell(hints[name])}",
                 fix=f"""'{key}.{name}="{value}"'""" if wants_text else "",
             )
+
+
+def own_keys(node: Mapping[str, Any], key: str, parameters: Collection[str] | None = None) -> dict[str, Any]:
+    """Return what of a node is ours and not an argument of its class: `optimizer.groups`, `scheduler.every` and the like.
+
+    Args:
+        parameters: the names of its class's arguments; None: they are looked up.
+    """
+    if parameters is None:
+        target = locate(node["_target_"])
+        return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and not accepts(target, name)}
+    return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and name not in parameters}
 
 
 def hints_of(target: Callable[..., Any]) -> dict[str, Any]:

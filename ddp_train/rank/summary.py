@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
 from ddp_train.job import Job
@@ -44,6 +46,7 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
         f"model    {type(components.model).__name__}, {sum(parameters):,} parameters, {frozen}",
         f"steps    {components.total_steps} ({epoch})",
     ]
+    lines += _groups(components.optimizer)
     if order.epoch_size and order.epoch_size < wanted:
         lines.append(
             f"data     its {order.epoch_size:,} samples are fewer than a global batch: each step takes all of them, not {wanted:,}"
@@ -52,6 +55,21 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     if state.step:
         lines.append(f"resumed  after step {state.step}, {state.samples:,} samples")
     return "\n".join(lines)
+
+
+def _groups(optimizer: Optimizer) -> list[str]:
+    """Say which parameters have which rate, where there are groups: what a pattern has matched is seen here."""
+    sizes: dict[str, list[int]] = {}
+    rates: dict[str, set[float]] = {}
+    for group in optimizer.param_groups:
+        if "name" in group:
+            sizes.setdefault(group["name"], []).extend(parameter.numel() for parameter in group["params"])
+            rates.setdefault(group["name"], set()).add(float(group.get("initial_lr", group["lr"])))
+    return [
+        f"group    {name}: {sum(each):,} parameters in {len(each)} tensors,"
+        f" lr {' to '.join(f'{lr:g}' for lr in sorted({min(rates[name]), max(rates[name])}))}"
+        for name, each in sizes.items()
+    ]
 
 
 def closing(job: Job, result: Result) -> str:

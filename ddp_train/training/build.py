@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ddp_train.config import auto
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
-from ddp_train.config.target import accepts, locate
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Amp, DataSource, Joint, Objective, Predicting, Resident, Strategy
@@ -27,9 +25,10 @@ from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.objective.loss import as_objective
-from ddp_train.optimizer import parameter_groups
+from ddp_train.optimizer.groups import freeze
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.instantiate import instantiate, refuse_tools
+from ddp_train.training.optimization import groups_of, make_optimizer
 from ddp_train.training.seeding import seed_all
 
 
@@ -60,13 +59,14 @@ def build(config: RunConfig, world: World) -> Components:
     answers |= auto.answer({"scheduler": config.scheduler}, {"total_steps": total_steps})
 
     model, objective, trained = _model_and_objective(config, world, answers)
+    freeze(trained, groups_of(config.optimizer))
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_source)
     strategy: Strategy = instantiate(config.strategy, key="strategy")
     module = strategy.prepare(trained, world.device, world.size)
-    optimizer = _optimizer(config.optimizer, trained)
+    optimizer = make_optimizer(config.optimizer, trained)
     scheduler = instantiate(config.scheduler, key="scheduler", answers=answers, first=optimizer)
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(key="scheduler._target_", happened="ReduceLROnPlateau follows a metric", expected="a schedule of steps")
@@ -268,13 +268,6 @@ def _require_predictions(objective: Objective, source: DataSource | Stream | Non
             expected="an objective with the method `predict` (ddp_train/interfaces.py, Predicting)",
             fix="evaluation.save_predictions=false",
         )
-
-
-def _optimizer(node: Mapping[str, Any], model: nn.Module) -> Optimizer:
-    """Complete the optimizer with the model, when it asks for one, or with parameter groups as torch's do."""
-    wants_model = accepts(locate(node["_target_"]), "model")
-    first = model if wants_model else parameter_groups(model, node.get("weight_decay"))
-    return cast(Optimizer, instantiate(node, key="optimizer", first=first))
 
 
 def _total_steps(trainer: TrainerConfig, steps_per_epoch: int | None) -> int:

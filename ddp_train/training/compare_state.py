@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.interfaces import describe
+from ddp_train.interfaces import describe, named_parameters
 
 _CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
 _PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums")  # in the state of torch's schedulers
-_LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")  # state that has a parameter's shape
 
 
 def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
@@ -28,8 +27,12 @@ def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def compare_optimizer(optimizer: Optimizer, shared: Mapping[str, Any]) -> list[str]:
-    """Return in what the optimizer is another one."""
+def compare_optimizer(optimizer: Optimizer, shared: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return in what the optimizer is another one.
+
+    Args:
+        names: of its parameters, in the order of its groups (`parameter_names`).
+    """
     if class_of(optimizer) != shared["optimizer_class"]:
         return [f"the optimizer was {shared['optimizer_class']}, and is {class_of(optimizer)}"]
     groups = regrouped(optimizer, shared["optimizer"])
@@ -37,7 +40,15 @@ def compare_optimizer(optimizer: Optimizer, shared: Mapping[str, Any]) -> list[s
     theirs = [len(group["params"]) for group in groups]
     if mine != theirs:
         return [f"the optimizer's groups had {theirs} parameters, and have {mine}"]
-    return [] if _is_in_order(optimizer, groups, shared["optimizer"]["state"]) else ["the optimizer had the parameters in another order"]
+    places = zip(names, shared["optimizer_parameters"], strict=True)
+    other = next(((now, then) for now, then in places if now != then), None)
+    return [f"the optimizer had the parameters in another order: {other[1]} where {other[0]} is now"] if other else []
+
+
+def parameter_names(optimizer: Optimizer, trained: nn.Module) -> list[str]:
+    """Return the names of an optimizer's parameters, in the order of its groups: its state knows them by their places alone."""
+    names = {parameter: name for name, parameter in named_parameters(trained).items()}
+    return [names.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -103,16 +114,6 @@ def _put_in_places(state: Any, places: list[int], size: int) -> Any:
 def _rest(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the two groups of one optimizer have in common."""
     return {key: value for key, value in group.items() if key not in ("params", "weight_decay")}
-
-
-def _is_in_order(optimizer: Optimizer, groups: list[dict[str, Any]], state: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Tell whether the saved state fits the parameters one by one: it knows them by their places alone."""
-    return all(
-        value.shape == parameter.shape
-        for number, parameter in _numbered(optimizer, groups)
-        for key, value in state.get(number, {}).items()
-        if key in _LIKE_PARAMETERS and isinstance(value, Tensor)
-    )
 
 
 def _numbered(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Iterator[tuple[int, Tensor]]:

@@ -20,7 +20,7 @@ from ddp_train.checkpoint.verify import read_manifest
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Joint
-from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, regrouped_schedule
+from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, parameter_names, regrouped_schedule
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import TrainState, WindowSums
@@ -71,6 +71,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         **{f"{name}_versions": getattr(each, "_metadata", {}) for name, each in states.items()},
         "optimizer": components.optimizer.state_dict(),
         "optimizer_class": class_of(components.optimizer),
+        "optimizer_parameters": parameter_names(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in parts(components, state).items()},
     }
     own = {
@@ -117,7 +118,7 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
     problems = compare_model(components.model, shared["model"])
     objective = compare_model(found.get("objective", nn.Module()), shared.get("objective", {}))  # without a state neither has one
     problems += [f"of the objective: {problem}" for problem in objective]
-    problems += compare_optimizer(optimizer, shared)
+    problems += compare_optimizer(optimizer, shared, parameter_names(optimizer, components.trained))
     if not problems:
         try:
             for name, module in found.items():

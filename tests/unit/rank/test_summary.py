@@ -39,3 +39,9 @@ def test_tensorboard_is_tried_next_where_it_was_written() -> None:
     for overrides, is_written in ([], True), (["~metrics.tensorboard"], False):
         job = Job(config=checked(*overrides, base=[]), run_folder=RunFolder(Path("run")), command=[], overrides=overrides)
         assert ("tensorboard --logdir" in summary.closing(job, result)) is is_written
+
+
+def test_what_the_patterns_of_groups_have_matched_is_said() -> None:
+    text = plan("model.depth=2", "+optimizer.groups.bias={match: '*.bias', lr: 0.5}", "optimizer.layer_decay=0.5", "optimizer.lr=0.1")
+    assert "\ngroup    rest: 12,704 parameters in 3 tensors, lr 0.025 to 0.1\ngroup    bias: 42 parameters in 3 tensors, lr 0.5" in text
+    assert "group" not in plan()

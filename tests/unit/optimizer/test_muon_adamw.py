@@ -1,4 +1,4 @@
-"""Parameter groups, and Muon with AdamW behind one interface."""
+"""Muon with AdamW behind one interface."""
 
 from __future__ import annotations
 
@@ -13,30 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from ddp_train.errors import ConfigError
-from ddp_train.optimizer import MuonAdamW, muon, parameter_groups
-
-
-class Tiny(nn.Module):
-    """One of each: convolution, embedding, hidden matrix, norm, and a head tied to the embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 2, 3)
-        self.embedding = nn.Embedding(5, 4)
-        self.hidden = nn.Linear(4, 4)
-        self.norm = nn.LayerNorm(4)
-        self.output = nn.Linear(4, 5)  # tied, so it is no hidden matrix, whatever it is called
-        self.output.weight = self.embedding.weight
-
-    def forward(self, tokens_B: Tensor) -> Tensor:
-        shift = self.conv(torch.ones(1, 1, 3, 3)).sum()
-        logits_BV: Tensor = self.output(self.norm(self.hidden(self.embedding(tokens_B)) + shift))
-        return logits_BV
-
-
-def tiny() -> Tiny:
-    torch.manual_seed(0)
-    return Tiny()
+from ddp_train.optimizer import MuonAdamW, muon
+from tests.unit.optimizer.tiny import names, tiny
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, scaler: torch.amp.GradScaler | None = None) -> list[Tensor]:
@@ -52,46 +30,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, scaler
             scaler.step(optimizer)
             scaler.update()
     return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def names(model: nn.Module, parameters: list[nn.Parameter]) -> set[str]:
-    of = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {of[id(parameter)] for parameter in parameters}
-
-
-def test_matrices_are_decayed_and_biases_and_norms_are_not() -> None:
-    model = tiny()
-    decayed, others = parameter_groups(model, 0.1)
-    assert names(model, decayed["params"]) == {"conv.weight", "embedding.weight", "hidden.weight"}
-    assert names(model, others["params"]) == {"conv.bias", "hidden.bias", "norm.weight", "norm.bias", "output.bias"}
-    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
-
-
-def test_every_trainable_parameter_is_in_exactly_one_group() -> None:
-    model = tiny()
-    model.hidden.requires_grad_(False)
-    groups = parameter_groups(model, 0.1)
-    listed = [id(parameter) for group in groups for parameter in group["params"]]
-    assert len(listed) == len(set(listed))
-    assert set(listed) == {id(parameter) for name, parameter in model.named_parameters() if not name.startswith("hidden")}
-
-
-def test_an_optimizer_without_weight_decay_gets_one_group_without_the_argument() -> None:
-    (group,) = parameter_groups(tiny(), None)
-    assert set(group) == {"params"}
-    assert len(group["params"]) == 8
-
-
-def test_without_decay_all_parameters_share_one_group_and_one_kernel() -> None:
-    (group,) = parameter_groups(tiny(), 0.0)
-    assert (group["weight_decay"], len(group["params"])) == (0.0, 8)
-    assert len(muon(tiny(), adamw_weight_decay=0.0).param_groups) == 2
-
-
-def test_no_group_is_empty() -> None:
-    assert len(parameter_groups(nn.Linear(2, 2, bias=False), 0.1)) == 1
-    with pytest.raises(ConfigError, match="no parameter is to be trained"):
-        parameter_groups(nn.Linear(2, 2).requires_grad_(False), 0.1)
 
 
 def test_muon_gets_the_hidden_matrices_alone() -> None:

@@ -1,4 +1,4 @@
-"""Which parameters are decayed, and Muon. All other optimizers are torch's own, named in conf/optimizer."""
+"""Muon for hidden weight matrices, with AdamW for the rest behind one interface."""
 
 from __future__ import annotations
 
@@ -12,34 +12,9 @@ from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint
+from ddp_train.optimizer.groups import split_by_decay
 
 log = logging.getLogger(__name__)
-
-
-def parameter_groups(model: nn.Module, weight_decay: float | None) -> list[dict[str, Any]]:
-    """Sort a model's parameters into those that are decayed, with two or more dimensions, and the biases and norm weights that are not.
-
-    Frozen parameters are left out; tied ones come once. A group that would be empty is left out, and without decay there is one: a fused
-    optimizer has a kernel for each.
-
-    Args:
-        model: after the strategy has prepared it.
-        weight_decay: of the first group; None: the optimizer has no such argument, and all parameters share one group.
-
-    Returns:
-        Groups for the first argument of a torch optimizer.
-
-    Raises:
-        ConfigError: the model has no parameter to train.
-    """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise ConfigError(
-            key="model", happened="no parameter is to be trained", expected="at least one with requires_grad", fix="unfreeze a layer"
-        )
-    if weight_decay is None:
-        return [{"params": parameters}]
-    return _split_by_decay(parameters, weight_decay)
 
 
 def muon(
@@ -102,7 +77,7 @@ def muon(
         )
     ]
     if others:
-        groups = _split_by_decay(others, adamw_weight_decay)
+        groups = split_by_decay(others, adamw_weight_decay)
         beta1, beta2 = adamw_betas
         parts.append(torch.optim.AdamW(groups, lr=adamw_lr, betas=(beta1, beta2), eps=adamw_eps, fused=adamw_fused))
     return MuonAdamW(*parts)
@@ -163,15 +138,6 @@ class MuonAdamW(torch.optim.Optimizer):
         groups = iter(self.param_groups)
         for part in self._parts:
             part.param_groups, part.state = list(islice(groups, len(part.param_groups))), self.state
-
-
-def _split_by_decay(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
-    others = [parameter for parameter in parameters if parameter.ndim < 2]
-    if weight_decay == 0:
-        return [{"params": decayed + others, "weight_decay": 0.0}]  # in the order of two groups: a checkpoint knows them by their places
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
 
 
 def _size(parameters: Sequence[Tensor]) -> tuple[int, float]:

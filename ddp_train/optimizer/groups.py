@@ -1,0 +1,117 @@
+"""Which parameters get which rate and decay: `optimizer.groups`, `optimizer.layer_decay`, and no decay for biases and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import matching, named_parameters
+from ddp_train.optimizer.layers import rate_factors
+
+REST = "rest"
+"""What the group of all other parameters is called."""
+
+Groups = Mapping[str, Mapping[str, Any]]
+"""Name -> `match` (a pattern or several, `interfaces.matching`), `freeze`, and arguments of the optimizer that are others here."""
+
+
+def freeze(trained: nn.Module, groups: Groups) -> None:
+    """Let the parameters of groups with `freeze: true` be trained no more; before the strategy prepares the model.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or a group is left without parameters.
+    """
+    named = named_parameters(trained)
+    for group, names in _assign(named, groups).items():
+        if groups[group].get("freeze"):
+            for name in names:
+                named[name].requires_grad_(False)
+
+
+def parameter_groups(
+    trained: nn.Module,
+    weight_decay: float | None,
+    *,
+    groups: Groups | None = None,
+    layer_decay: float | None = None,
+    lr: float | None = None,
+) -> list[dict[str, Any]]:
+    """Sort what is trained into an optimizer's groups; every parameter is in exactly one.
+
+    Decayed are parameters with two or more dimensions, and not the biases and norm weights, in each group. Frozen parameters are left out;
+    tied ones come once. A group that would be empty is left out, and without decay there is one where there were two: a fused optimizer has
+    a kernel for each.
+
+    Args:
+        trained: after the strategy has prepared it.
+        weight_decay: of the matrices; None: the optimizer has no such argument, and nothing is told apart by it.
+        groups: parameters that differ. The first group whose pattern fits has a parameter; all others are the `rest`, which comes first.
+        layer_decay: factor of the rate from one layer to the one below it; a group with an `lr` keeps that.
+        lr: of the last layer; needed with `layer_decay`.
+
+    Returns:
+        Groups for the first argument of a torch optimizer; with `groups` or `layer_decay` each has its `name`.
+
+    Raises:
+        ConfigError: nothing is to be trained, a pattern matches nothing, a group is left without parameters, or the model has no layers.
+    """
+    named = named_parameters(trained)
+    if not any(parameter.requires_grad for parameter in named.values()):
+        raise ConfigError(
+            key="model", happened="no parameter is to be trained", expected="at least one with requires_grad", fix="unfreeze a layer"
+        )
+    if not groups and layer_decay is None:
+        return split_by_decay([parameter for parameter in named.values() if parameter.requires_grad], weight_decay)
+    factors = rate_factors(trained, layer_decay) if layer_decay is not None else {}
+    chosen = _assign(named, groups or {})
+    taken = {name for names in chosen.values() for name in names}
+    found: list[dict[str, Any]] = []
+    for group, names in {REST: [name for name in named if name not in taken], **chosen}.items():
+        options = {key: value for key, value in (groups or {}).get(group, {}).items() if key not in ("match", "freeze")}
+        decay = options.pop("weight_decay", weight_decay)
+        trained_names = [name for name in names if named[name].requires_grad]
+        if not trained_names and options:
+            raise ConfigError(key=f"optimizer.groups.{group}", happened="all parameters that it matches are frozen", fix="leave it out")
+        by_factor: dict[float, list[nn.Parameter]] = {}
+        for name in trained_names:
+            by_factor.setdefault(1.0 if "lr" in options else factors.get(name, 1.0), []).append(named[name])
+        for factor in sorted(by_factor, reverse=True):  # the last layer first: its rate is the one that is shown
+            rate = {"lr": factor * lr} if factors and lr is not None and "lr" not in options else {}
+            found += [{**part, **rate, **options, "name": group} for part in split_by_decay(by_factor[factor], decay)]
+    return found
+
+
+def split_by_decay(parameters: list[nn.Parameter], weight_decay: float | None) -> list[dict[str, Any]]:
+    """Return groups of those that are decayed and those that are not; None: the optimizer does not decay."""
+    if weight_decay is None:
+        return [{"params": parameters}]
+    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
+    others = [parameter for parameter in parameters if parameter.ndim < 2]
+    if weight_decay == 0:
+        return [{"params": decayed + others, "weight_decay": 0.0}]  # in the order of two groups: a checkpoint knows them by their places
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _assign(named: Mapping[str, nn.Parameter], groups: Groups) -> dict[str, list[str]]:
+    """Return the names in each group: of the first one that matches."""
+    found: dict[str, list[str]] = {}
+    taken: set[str] = set()
+    for group, options in groups.items():
+        key = f"optimizer.groups.{group}.match"
+        patterns = [options["match"]] if isinstance(options["match"], str) else options["match"]
+        chosen = matching(named, patterns, key=key)
+        if chosen <= taken:
+            first = next(other for other, names in found.items() if chosen & set(names))
+            raise ConfigError(
+                key=key,
+                happened=f"all that it matches is in groups before it ({first})",
+                expected="at least one parameter that no group before it has",
+                fix=f"put {group} before {first}, or a pattern of its own",
+            )
+        found[group] = [name for name in named if name in chosen - taken]
+        taken |= chosen
+    return found
