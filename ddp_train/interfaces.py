@@ -1,9 +1,9 @@
 """The seams: what a component must offer so that the loop can use it.
 
 Components import what is here and not each other. They take plain keyword arguments and know nothing of Hydra. Of ranks only the
-strategy and the loss scaler are told, of the run's folder only metric writers. What has no protocol here is torch's own: a model is an
-`nn.Module`, an optimizer and a scheduler are torch's; a `Dataset` (loader/dataset_adapter.py), an `IterableDataset` (loader/stream.py) and
-a loss function (objective/loss.py) are adapted to what is here.
+strategy and the loss scaler are told, of the run's folder only metric writers; a callback sees both. What has no protocol here is torch's
+own: a model is an `nn.Module`, an optimizer and a scheduler are torch's; a `Dataset` (loader/dataset_adapter.py), an `IterableDataset`
+(loader/stream.py) and a loss function (objective/loss.py) are adapted to what is here.
 
 Below the seams are what every side of them needs: a look into batches, the module in which an objective with weights joins its model, and
 the names of parameters.
@@ -17,12 +17,14 @@ import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 
@@ -195,6 +197,109 @@ class MetricWriter(Protocol):
 
     def close(self) -> None:
         """Write what is left: the run is over, or it goes back to a checkpoint, from which a new writer begins."""
+
+
+@runtime_checkable
+class ImageWriter(Protocol):
+    """A metric writer that takes images, too."""
+
+    def write_image(self, name: str, image: Tensor, step: int) -> None:
+        """Take a picture: [C, H, W] with C 1 or 3, on the CPU; floats in [0, 1], or uint8."""
+
+
+@runtime_checkable
+class TextWriter(Protocol):
+    """A metric writer that takes texts, too."""
+
+    def write_text(self, name: str, text: str, step: int) -> None:
+        """Take a text; it may be Markdown."""
+
+
+class Run(Protocol):
+    """What a callback sees of its run on this rank, and what it may ask for."""
+
+    step: int  # steps taken
+    total_steps: int
+    is_log_step: bool  # in `step`: the record is written next
+    model: nn.Module  # as the config says, without what the strategy has put around it
+    optimizer: Optimizer
+    data: Any  # the training data, as the loader reads it
+    goals: Mapping[str, Goal]  # what is measured, the headline metric first, and which way is better; empty without evaluation data
+    metrics: Mapping[str, float]  # the newest value of every metric, as `split/name`
+    status: str  # in `end`: what result.json will say (completed, preempted, interrupted); before it running
+    rank: int
+    world_size: int
+    device: torch.device
+    folder: Path  # the run's; rank 0 alone writes there
+
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Put a number into the next record, a tensor of one element without waiting for the device.
+
+        The record has the mean over all calls on all ranks since the last one. Not every rank has to call it. In `evaluation` the next
+        record is that of the evaluation, else it is the training's; after the last one, in `save` and `end`, there is none.
+        """
+
+    def log_image(self, name: str, image: Tensor) -> None:
+        """Give rank 0's picture [C, H, W], floats in [0, 1] or uint8, to the metric writers that take one. Waits for the device."""
+
+    def log_text(self, name: str, text: str) -> None:
+        """Give rank 0's text to the metric writers that take one."""
+
+    def stop(self, reason: str) -> None:
+        """Let all ranks end the run in good order, as after its last step: evaluated, saved, completed.
+
+        One rank is enough. All agree on it at the end of this event in `start` and `evaluation`, else at the next log step or evaluation.
+        """
+
+    def set_trained(self, names: Collection[str], is_trained: bool) -> None:
+        """Let parameters be trained from the next step on, or keep their values. In `start` and `step`, by every rank.
+
+        Not by `requires_grad_`, which the strategy would not know of: ranks would drift apart, or wait for each other.
+
+        Args:
+            names: as `named_parameters` below has them.
+
+        Raises:
+            ValueError: one is not the model's, or is to be trained and the optimizer does not have it.
+        """
+
+    def evaluation_batch(self) -> Batch | None:
+        """Return this rank's first batch of the evaluation data, on the device; None: there is none, or it cannot be read twice."""
+
+
+class Callback(Protocol):
+    """The user's own code at five places of a run. A class has the methods that it needs, and no base class.
+
+    Every rank makes the callback and calls all its events, in the order of the configuration, so each may use collectives if every rank
+    does; in `step` only where `run.is_log_step`, for nothing there is to wait for other ranks. What rank 0 alone should do stands under
+    `if run.rank == 0`. An exception ends the run and names the callback.
+
+    With `state_dict` and `load_state_dict` a callback has a state in every checkpoint: containers, numbers, text and tensors, the same on
+    every rank. It comes back before `start`, and over a rewind.
+    """
+
+    def start(self, run: Run) -> None:
+        """The run begins or continues after `run.step`; again after a rewind."""
+
+    def step(self, run: Run) -> None:
+        """The optimizer has stepped. Called for every step, so nothing here may wait for the device (`.item()`)."""
+
+    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+        """All was evaluated, before the record is written. The model is as it was evaluated: in its mode, without gradients."""
+
+    def save(self, run: Run) -> None:
+        """A checkpoint is about to be taken; `state_dict` comes next."""
+
+    def end(self, run: Run) -> None:
+        """Everything is saved, and result.json comes next. Not after a failure."""
+
+
+@runtime_checkable
+class Averaging(Protocol):
+    """A callback that has other weights for evaluation; one of a run at most."""
+
+    def weights(self) -> Mapping[str, Tensor] | None:
+        """Return tensors by the names that the model has for them, which stand in for its own in every evaluation; None: its own."""
 
 
 _SHOWN = 8  # parts of a nest, names of parameters

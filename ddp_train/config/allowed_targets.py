@@ -20,7 +20,10 @@ from ddp_train.errors import ConfigError
 from ddp_train.system.module_names import module_name
 
 INSTALLED = (
-    *(module_name(f"ddp_train.{name}") for name in ("amp", "data", "metrics", "model", "objective", "optimizer", "scheduler", "strategy")),
+    *(
+        module_name(f"ddp_train.{name}")
+        for name in ("amp", "callbacks", "data", "metrics", "model", "objective", "optimizer", "scheduler", "strategy")
+    ),
     *("torch.nn", "torch.optim", "torch.utils.data", "torch.distributions", "torch.ao.nn"),
     *("torch._C._nn", "torch._VariableFunctionsClass", "torch.device", "torch.dtype", "torch._C.Generator"),
     *("torchvision", "torchaudio", "torchtext", "torchdata", "torchmetrics", "torch_optimizer", "torch_geometric"),

@@ -23,7 +23,7 @@ from ddp_train.config import allowed_targets, auto, limits, node_keys
 from ddp_train.config.command_line import whole
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import RunConfig, typed_sections
-from ddp_train.config.schema import ROOT_KEYS, SECTIONS, TARGETS, DebugConfig, FaultConfig, RootConfig, keys_of, subsection, typed
+from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, DebugConfig, FaultConfig, RootConfig, keys_of, subsection, typed
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.target import check_target
 from ddp_train.config.tree import changed, leaves, nodes, texts
@@ -74,7 +74,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     if hydra is not None:
         errors += unknown_hydra_names(hydra)
     with _secrets_sealed():
-        tree = {"metrics": {}, **changed(_resolve(config, "", errors), "", _unmarked)}
+        tree = {**{name: {} for name in NAMED}, **changed(_resolve(config, "", errors), "", _unmarked)}
     errors += unknown_root_names(tree, hydra)
     errors += targets_in_extra(tree)
     errors += [_spelled_out(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
@@ -143,7 +143,7 @@ def section(composed: DictConfig, schema: type[_Section]) -> _Section:
     return typed(schema, values)
 
 
-_MADE = (*TARGETS, "metrics")
+_MADE = (*TARGETS, *NAMED)
 OWN = [key for name, schema in SECTIONS.items() for key in keys_of(schema, f"{name}.")]
 """The keys of our own sections."""
 
@@ -291,7 +291,7 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
             node = {key: value for key, value in node.items() if key != "eval"}
             if changes and isinstance(changes, dict) and "_target_" in node:
                 yield {**node, **changes}, "data.eval"
-        made = {f"metrics.{key}": writer for key, writer in node.items()} if name == "metrics" else {name: node}
+        made = {f"{name}.{key}": each for key, each in node.items()} if name in NAMED else {name: node}
         for key, inner in made.items():
             if isinstance(inner, dict) and "_target_" not in inner:
                 yield inner, key

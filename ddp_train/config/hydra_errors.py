@@ -33,7 +33,7 @@ from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError
 
 _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra
-_OPEN = ("metrics", "cluster.env", "init_from_keys", "extra")  # sections that take any name
+_OPEN = ("metrics", "callbacks", "cluster.env", "init_from_keys", "extra")  # sections that take any name
 
 
 def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> str:

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.schema import (
+    NAMED,
     ROOT_KEYS,
     SECTIONS,
     TARGETS,
@@ -53,6 +54,7 @@ class RunConfig(RootConfig):
     amp: dict[str, Any]
     strategy: dict[str, Any]
     metrics: dict[str, dict[str, Any] | None]
+    callbacks: dict[str, dict[str, Any] | None]
 
     tree: dict[str, Any]  # all of it as it is written to config.yaml, hashed and compared
     batch: BatchSizes
@@ -61,7 +63,7 @@ class RunConfig(RootConfig):
     def of(cls, tree: dict[str, Any], batch: BatchSizes) -> RunConfig:
         """Return the typed form of a tree that was checked."""
         root = {key: tree[key] for key in ROOT_KEYS}
-        parts = {name: tree[name] for name in (*TARGETS, "metrics")}
+        parts = {name: tree[name] for name in (*TARGETS, *NAMED)}
         return cls(**root, **typed_sections({name: tree[name] for name in SECTIONS}), **parts, tree=tree, batch=batch)
 
     def runs_before(self) -> list[Path]:

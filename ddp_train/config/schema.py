@@ -282,6 +282,12 @@ def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
 
 
 _SUBSECTIONS: dict[str, type] = {"SlurmConfig": SlurmConfig}
+EVENTS = ("start", "step", "evaluation", "save", "end")
+"""Of callbacks (interfaces.py)."""
+
+NAMED = {"metrics": "writer", "callbacks": "callback"}
+"""Sections that hold one component for each name, and what they hold."""
+
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
 NODE_KEYS = {"optimizer": ("groups", "layer_decay")}
 """Keys of ours in a node that is made by a class of others; a class that has an argument of that name keeps it."""

@@ -13,7 +13,7 @@ from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
 from omegaconf import DictConfig, OmegaConf
 
 from ddp_train import redaction
-from ddp_train.config.schema import ROOT_KEYS, SECTIONS, TARGETS
+from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS
 from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.config.tree import leaves, nodes, texts
 from ddp_train.errors import ConfigError
@@ -33,7 +33,7 @@ def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
 
 def unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Iterator[ConfigError]:
     """Find what stands at the top and nobody reads. A YAML adds such names without Hydra's asking."""
-    known = [*SECTIONS, *TARGETS, "metrics", *ROOT_KEYS]
+    known = [*SECTIONS, *TARGETS, *NAMED, *ROOT_KEYS]
     valid = [*known, *dict(nodes({name: tree[name] for name in known if name in tree}))]
     typed = texts(hydra.overrides.task) if hydra is not None else []
     options: dict[str, Any] = dict(hydra.runtime.choices) if hydra is not None else {}
@@ -50,7 +50,7 @@ def unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Ite
         if name in CALLED_HERE:
             expected, advice = CALLED_HERE[name], [f"leave it out: {removal(name, value)}"]
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
-            expected = f"a part of a run: {', '.join(TARGETS)} or metrics.NAME; nobody makes another one"
+            expected = f"a part of a run: {', '.join([*TARGETS, *(f'{section}.NAME' for section in NAMED)])}; nobody makes another one"
             close = nearest(name, known)
             advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]
         else:
@@ -95,7 +95,7 @@ def targets_in_extra(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
             yield ConfigError(
                 key=key,
                 happened="has a _target_, and nothing below extra is made",
-                expected=f"values; what is made stands below {', '.join(TARGETS)} or metrics",
+                expected=f"values; what is made stands below {', '.join([*TARGETS, *NAMED])}",
                 fix=removal(key, node),
             )
 

@@ -8,8 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
+
+from ddp_train.metrics.png import as_png
 
 _LONGEST_NAME = 200  # bytes; a file name may have 255
 _AXES = ("split", "step", "epoch", "samples", "time")
@@ -55,6 +59,18 @@ class TensorBoard:
         except OSError as error:  # of an earlier record: a thread of its own writes
             self._has_given_up = True
             print(f"TensorBoard's files cannot be written ({error.strerror}) and end here; metrics.jsonl has everything", flush=True)
+
+    def write_image(self, name: str, image: Tensor, step: int) -> None:
+        """Write a picture [C, H, W], floats in [0, 1] or uint8."""
+        if not self._has_given_up:
+            channels, height, width = image.shape
+            content = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=as_png(image))
+            self._writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=content)]), step)
+
+    def write_text(self, name: str, text: str, step: int) -> None:
+        """Write a text, which TensorBoard shows as Markdown."""
+        if not self._has_given_up:
+            self._writer.add_text(name, text, step)
 
     def close(self) -> None:
         """Write the hyper-parameters with the last values (SummaryWriter.add_hparams would open a second run), and close."""

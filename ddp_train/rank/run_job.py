@@ -56,11 +56,12 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
     _resume(job, components, state, world, tracker)
-    if state.step >= components.total_steps and world.from_main(run_folder.is_completed()):
+    is_over = state.step >= components.total_steps or state.stopped is not None
+    if is_over and world.from_main(run_folder.is_completed()):
         _make_up_for_predictions(job, components, state, world, tracker)
         if world.is_main:
             end(run_folder)
-            print("all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue", flush=True)
+            print(summary.over(job, state), flush=True)
         return DONE
     if world.is_main:
         probe(run_folder, components, keep, world)  # the other ranks wait for it where `Checkpoints` are made
@@ -93,12 +94,13 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     tracker.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
     status = Status.COMPLETED if is_done else status_of(stop.cause())
+    trainer.callbacks.end(status)
     if world.is_main:
         records.close()
         result = _result(status, trainer, seconds=time.monotonic() - started)
         result.write(run_folder.result)
         end(run_folder, is_saved=not unsaved)
-        _tell(job, result, stop, is_saved=not unsaved)
+        _tell(job, state, result, stop, is_saved=not unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)
 
@@ -119,7 +121,10 @@ def _build(job: Job, world: World) -> Components:
 def _resume(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:
     """Go to where the run continues, or take the weights that it begins with, and say how long it is. Collective."""
     config = job.config
-    if not resume(job, components, state, world, moves=tracker.move) and config.init_from is not None:
+    has_resumed = resume(job, components, state, world, moves=tracker.move)
+    if state.stopped is not None and not state.stopped.holds(config.callbacks):
+        state.stopped = None  # asked of a callback that is not there any more, or not as it was
+    if not has_resumed and config.init_from is not None:
         lines = initial_weights.load(
             Path(config.init_from), components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict
         )
@@ -187,6 +192,9 @@ def _trainer(job: Job, components: Components, state: TrainState, world: World, 
         stops_after=stop.comes_after,
         is_stopping=stop.is_asked,
         rewind=checkpoints.rewind,
+        folder=run_folder.root,
+        show=records.show,
+        settings=config.callbacks,
         tracker=checkpoints.tracker,
         monitor=LossMonitor(
             on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, tell=records.tell
@@ -204,10 +212,10 @@ def _trainer(job: Job, components: Components, state: TrainState, world: World, 
     )
 
 
-def _tell(job: Job, result: Result, stop: Stop, *, is_saved: bool) -> None:
+def _tell(job: Job, state: TrainState, result: Result, stop: Stop, *, is_saved: bool) -> None:
     """Say how the run ended (rank 0)."""
     if result.status == Status.COMPLETED:
-        print(summary.closing(job, result), flush=True)
+        print(summary.closing(job, state, result), flush=True)
         return
     if stop.cause() is WALLTIME:
         print(f"the time is up but for cluster.grace_s={job.config.cluster.grace_s} s", flush=True)
@@ -225,4 +233,5 @@ def _result(status: Status, trainer: Trainer, *, seconds: float) -> Result:
         metrics={"last": trainer.last, "best": state.best},
         headline=asdict(ranking_of(trainer.components)),
         seconds=round(seconds, 3),
+        stopped=str(state.stopped) if state.stopped is not None and status == Status.COMPLETED else None,
     )

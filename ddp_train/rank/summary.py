@@ -72,25 +72,40 @@ def _groups(optimizer: Optimizer) -> list[str]:
     ]
 
 
-def closing(job: Job, result: Result) -> str:
+def closing(job: Job, state: TrainState, result: Result) -> str:
     """Say what was reached, where it lies, and what to try next."""
     shown = {name: value for name, value in result.last.items() if name == "train/loss" or name.startswith("eval/")}
     folder, command, tools = job.run_folder.shown(), _command("ddp-train"), _command("tensorboard")
     trainer = job.config.trainer
     longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
+    onward = f"{command} resume {shlex.quote(folder)} trainer.{longer}={2 * (limit or 1)}"
+    if state.stopped is not None:
+        onward = _without(job, state.stopped.by)
     return "\n".join(
         [
             "",
             f"Done: {result.step} steps, {result.samples:,} samples in {result.seconds:.1f} s",
+            *([f"  stopped by {state.stopped}"] if state.stopped is not None else []),
             *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
             f"  run folder           {folder}",
             "",
             "Try next:",
             *([f"  {tools} --logdir {_outputs(folder)}"] if job.config.metrics.get("tensorboard") else []),
-            f"  {command} resume {shlex.quote(folder)} trainer.{longer}={2 * (limit or 1)}",
+            f"  {onward}",
             f"  {command} -m {printable(shlex.join(_sweep(job)))}",
         ]
     )
+
+
+def over(job: Job, state: TrainState) -> str:
+    """Say that a run is completed, and what would continue it."""
+    if state.stopped is None:
+        return "all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue"
+    return f"the run was stopped after step {state.step} by {state.stopped}\n`{_without(job, state.stopped.by)}` would continue"
+
+
+def _without(job: Job, callback: str) -> str:
+    return f"{_command('ddp-train')} resume {shlex.quote(job.run_folder.shown())} ~callbacks.{callback}"
 
 
 def _sweep(job: Job) -> list[str]:

@@ -34,6 +34,9 @@ def status_of(number: int) -> Status:
     return Status.INTERRUPTED if number == signal.SIGINT else Status.PREEMPTED
 
 
+_OPTIONAL = ("headline", "error", "stopped")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What result.json holds. None: not known, or the run did not come so far."""
@@ -46,6 +49,7 @@ class Result:
     headline: Mapping[str, str] | None = None  # the metric to compare runs by, and its goal (min or max)
     seconds: float | None = None
     error: str | None = None
+    stopped: str | None = None  # completed before its last step: by which callback, and why
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -53,8 +57,8 @@ class Result:
         return (self.metrics or {}).get("last", {})
 
     def write(self, path: Path) -> None:
-        """Write result.json. `headline` and `error` are there only when they are known."""
-        write_json(path, {name: value for name, value in vars(self).items() if value is not None or name not in ("headline", "error")})
+        """Write result.json. `headline`, `error` and `stopped` are there only when they are known."""
+        write_json(path, {name: value for name, value in vars(self).items() if value is not None or name not in _OPTIONAL})
 
     @classmethod
     def read(cls, path: Path) -> Result | None:

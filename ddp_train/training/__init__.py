@@ -10,7 +10,8 @@
     checkpoints     when one is due, and the way back           restore         continuing when a run begins
     saved_state     what a checkpoint holds                     compare_state   whether it fits
     state_size      how large it will be                        predictions     per-sample outputs of an evaluation
-    device_queue    how far the host runs ahead
+    device_queue    how far the host runs ahead                 callbacks       their events, and what they see of the run
+    logged          what they and the model log
 
 The loop asks and tells plain callables; `ddp_train/rank/run_job.py` puts it all together.
 """

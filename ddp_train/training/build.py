@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ddp_train.config import auto
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import LoaderConfig, TrainerConfig
+from ddp_train.config.schema import EVENTS, LoaderConfig, TrainerConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import Amp, DataSource, Joint, Objective, Predicting, Resident, Strategy
+from ddp_train.interfaces import Amp, Averaging, DataSource, Joint, Objective, Predicting, Resident, Strategy
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.loader.order import SampleOrder
@@ -86,6 +86,7 @@ def build(config: RunConfig, world: World) -> Components:
         train_loader=train_loader,
         eval_loader=eval_loader,
         total_steps=total_steps,
+        callbacks=_callbacks(config.callbacks),
         answers=answers,
     )
 
@@ -268,6 +269,27 @@ def _require_predictions(objective: Objective, source: DataSource | Stream | Non
             expected="an objective with the method `predict` (ddp_train/interfaces.py, Predicting)",
             fix="evaluation.save_predictions=false",
         )
+
+
+def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the callbacks, in the order of the configuration."""
+    made = {name: instantiate(node, key=f"callbacks.{name}") for name, node in nodes.items() if node}
+    for name, each in made.items():
+        if not any(callable(getattr(each, event, None)) for event in EVENTS):
+            raise ConfigError(
+                key=f"callbacks.{name}._target_",
+                happened=f"gave a {type(each).__name__}, which has none of the methods {', '.join(EVENTS)}",
+                expected="a callback (ddp_train/interfaces.py, Callback), with at least one of them",
+            )
+    averaging = [name for name, each in made.items() if isinstance(each, Averaging)]
+    if len(averaging) > 1:
+        raise ConfigError(
+            key=f"callbacks.{averaging[1]}",
+            happened=f"has weights for evaluation, and callbacks.{averaging[0]} has, too",
+            expected="one of them",
+            fix=f"~callbacks.{averaging[1]}",
+        )
+    return made
 
 
 def _total_steps(trainer: TrainerConfig, steps_per_epoch: int | None) -> int:

@@ -28,6 +28,7 @@ class Evaluated:
     objective: Objective
     amp: Amp
     eval_loader: Evaluation | None
+    callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
 
 
 @dataclass(kw_only=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from ddp_train import model_log
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Predicting
+from ddp_train.interfaces import Averaging, Predicting
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.training.components import Evaluated
@@ -19,7 +21,6 @@ from ddp_train.training.predictions import PredictionFiles
 from ddp_train.training.sanity_check import NamedBatch, explain
 
 
-@torch.no_grad()
 def evaluate(
     components: Evaluated,
     world: World,
@@ -43,6 +44,27 @@ def evaluate(
     Raises:
         OSError: on every rank when one could not write its predictions.
     """
+    with as_evaluated(components):
+        return _measure(components, world, predictions=predictions, begins_batch=begins_batch, is_stopping=is_stopping)
+
+
+@contextmanager
+def as_evaluated(components: Evaluated) -> Iterator[None]:
+    """Let the model be as it is evaluated: its mode, no gradients, the weights that a callback brings. It may be entered twice."""
+    parts = [part for part in (components.model, components.objective) if isinstance(part, nn.Module)]
+    with torch.no_grad(), model_log.taken_by(None), _averaged(components), _evaluating(parts):
+        yield
+
+
+def _measure(
+    components: Evaluated,
+    world: World,
+    *,
+    predictions: Path | None,
+    begins_batch: Callable[[], None],
+    is_stopping: Callable[[], bool],
+) -> dict[str, float] | None:
+    """Run the model as it is now over the evaluation data. Collective."""
     model, objective, loader = components.model, components.objective, components.eval_loader
     assert loader is not None
     parts = [part for part in (model, objective) if isinstance(part, nn.Module)]
@@ -84,6 +106,25 @@ def evaluate(
     if files is not None:
         files.close(keep=not gave_up)
     return None if gave_up else objective.metrics(sums) | ({"skipped_samples": skipped} if loader.skips else {})
+
+
+@contextmanager
+def _averaged(components: Evaluated) -> Iterator[None]:
+    """Let the model have the weights that a callback brings for evaluation, if any, and then its own again. An error ends the run.
+
+    Tensors change places and are not copied where the types are the same: so averages of buffers become rank 0's, too.
+    """
+    weights = next((each.weights() for each in components.callbacks.values() if isinstance(each, Averaging)), None)
+    if weights is None:
+        yield
+        return
+    own = dict(chain(components.model.named_parameters(), components.model.named_buffers()))
+    kept = {name: own[name].data for name in weights}
+    for name, weight in weights.items():
+        own[name].data = weight.to(own[name].device, own[name].dtype)
+    yield
+    for name, tensor in kept.items():
+        own[name].data = tensor
 
 
 @contextmanager

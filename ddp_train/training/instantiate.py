@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 
 from ddp_train.config import auto
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import TARGETS
+from ddp_train.config.schema import NAMED, TARGETS
 from ddp_train.config.spelling import removal
 from ddp_train.config.target import locate, refusal
 from ddp_train.config.tree import nodes
@@ -68,7 +68,7 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
 
 def refuse_tools(config: RunConfig) -> None:
     """Check once more what will be called: this process may find other modules under the same names than the one that composed."""
-    for key, node in nodes({name: getattr(config, name) for name in (*TARGETS, "metrics")}):
+    for key, node in nodes({name: getattr(config, name) for name in (*TARGETS, *NAMED)}):
         if isinstance(node, Mapping) and isinstance(node.get("_target_"), str):
             for problem in refusal(node, key, locate(node["_target_"]), config.allowed_targets):
                 raise problem

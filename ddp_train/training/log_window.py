@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
+from ddp_train.training.logged import Logged
 from ddp_train.training.state import WindowSums
 
 _STEPS_AT_FIRST = 64  # room for so many; it doubles when it is full
@@ -24,6 +25,7 @@ class Reading:
     norms: list[float]  # of the gradient, of the steps not looked at yet; only where a step depends on it
     grad_norm: float | None = None  # of the newest step
     skipped: int = 0  # samples, over all ranks
+    logged: list[float] = field(default_factory=list)  # over all ranks, as `Logged` has given them; only for a record
 
 
 class LogWindow:
@@ -70,19 +72,23 @@ class LogWindow:
         """This rank's share of the loss of each step, not divided by anything, shape [steps], float64."""
         return self._losses[: len(self._weights)]
 
-    def read(self, world: World, grad_norm: Tensor | None = None) -> Reading:
+    def read(self, world: World, grad_norm: Tensor | None = None, logged: Logged | None = None) -> Reading:
         """Reduce once what is this rank's alone, and read the device once. Collective.
 
         Args:
             grad_norm: of the newest step; None: not known.
+            logged: what was logged since the last record, which this read is for; None: for none.
         """
-        skipped = torch.full((1,), self.skipped, dtype=torch.float64, device=self._losses.device)
+        device = self._losses.device
+        host = [float(self.skipped), *(logged.numbers() if logged else ())]
+        own = [self.losses, torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True)]
+        own += logged.sums(device=device) if logged else []
         on_device = [weight for weight in self._weights if isinstance(weight, Tensor)]
         norms = [*self.norms, *([] if grad_norm is None else [grad_norm])]
-        parts = [world.sum(torch.cat([self.losses, skipped])), *(torch.stack(each).double() for each in (on_device, norms) if each)]
+        parts = [world.sum(torch.cat(own)), *(torch.stack(each).double() for each in (on_device, norms) if each)]
         values = iter(torch.cat(parts).tolist())
         totals = [next(values) for _ in self._weights]
-        num_skipped = int(next(values))
+        num_skipped, *rest = [next(values) for _ in range(sum(map(len, own)) - len(totals))]
         weights = [next(values) if isinstance(weight, Tensor) else float(weight) for weight in self._weights]
         self._weights = [*weights]
         return Reading(
@@ -90,7 +96,8 @@ class LogWindow:
             weights=weights,
             norms=[next(values) for _ in self.norms],
             grad_norm=next(values, None),
-            skipped=num_skipped,
+            skipped=int(num_skipped),
+            logged=rest,
         )
 
     def leave_out_steps(self, places: Sequence[int]) -> None:
@@ -99,9 +106,10 @@ class LogWindow:
             self._losses[place] = 0.0
             self._weights[place] = 0.0
 
-    def sums(self) -> WindowSums:
+    def sums(self, logged: Logged | None = None) -> WindowSums:
         """Read from the device what a checkpoint needs. The weights are known since `read`."""
-        return WindowSums(self.losses.tolist(), [float(weight) for weight in self._weights], self.skipped, self.skipped_steps)
+        weights = [float(weight) for weight in self._weights]
+        return WindowSums(self.losses.tolist(), weights, self.skipped, self.skipped_steps, **(logged.state() if logged else {}))
 
     def leave_out(self, since: float) -> None:
         """Take the time since `since` (an evaluation, a save) out of the time per step."""

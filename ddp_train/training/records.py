@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import MetricWriter
-from ddp_train.redaction import redact_all
+from ddp_train.redaction import redact, redact_all
 from ddp_train.run_folder.paths import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ class Records:
     def __init__(self, run_folder: RunFolder, world: World, open_writers: Callable[[], list[MetricWriter]]) -> None:
         self._run_folder, self._world, self._open_writers = run_folder, world, open_writers
         self._writers = open_writers()
+        self._missing: set[str] = set()  # kinds that no writer takes, and that was said
         self._listeners: list[Callable[[Record], None]] = []
 
     def listen(self, listener: Callable[[Record], None]) -> None:
@@ -45,6 +48,16 @@ class Records:
         for writer in self._writers:
             writer.write(record)
         logger.info("%s", record)
+
+    def show(self, name: str, shown: Tensor | str, step: int) -> None:
+        """Give an image or a text to the writers that take one (rank 0)."""
+        kind, method = ("texts", "write_text") if isinstance(shown, str) else ("images", "write_image")
+        takers = [writer for writer in self._writers if hasattr(writer, method)]
+        for writer in takers:
+            getattr(writer, method)(redact(name), redact(shown) if isinstance(shown, str) else shown, step)
+        if not takers and kind not in self._missing:
+            self._missing.add(kind)
+            print(f"{name} and other {kind} go nowhere: no metric writer takes {kind}; metrics.tensorboard does", flush=True)
 
     def tell(self, event: Event, line: str) -> None:
         """Take one line of events.jsonl, and the line for people; "": there is none."""

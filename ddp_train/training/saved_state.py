@@ -20,6 +20,7 @@ from ddp_train.checkpoint.verify import read_manifest
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Joint
+from ddp_train.training import callbacks
 from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, parameter_names, regrouped_schedule
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.seeding import random_state, set_random_state
@@ -73,6 +74,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         "optimizer_class": class_of(components.optimizer),
         "optimizer_parameters": parameter_names(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in parts(components, state).items()},
+        "callbacks": callbacks.states(components.callbacks, world),
     }
     own = {
         "random": random_state(world.device),
@@ -129,6 +131,7 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
             differences = load_optimizer(optimizer, shared["optimizer"])
             for name, part in parts(components, state).items():
                 part.load_state_dict(schedule if name == "scheduler" else shared[name])
+            differences += callbacks.load_states(components.callbacks, shared["callbacks"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             problems = [f"{type(error).__name__}: {error}"]
     if problems:

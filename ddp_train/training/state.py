@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 
@@ -15,13 +17,22 @@ class WindowSums:
     weights: list[float] = field(default_factory=list)  # of each step, over all ranks
     skipped: int = 0  # samples on one rank
     skipped_steps: int = 0
+    logged: dict[str, list[float]] = field(default_factory=dict)  # by callbacks and the model on one rank: name -> sum, how often
+    asked: dict[str, str] | None = None  # a `Stopped`: one rank's callback has asked for it, and the ranks have not agreed yet
 
     @staticmethod
     def shared_out(windows: Sequence[WindowSums], *, is_main: bool) -> WindowSums:
         """Return what one rank carries on of the windows of another number of ranks: rank 0 has what all of them had."""
         first = windows[0]
         losses = [sum(parts) if is_main else 0.0 for parts in zip(*(window.losses for window in windows), strict=True)]
-        return WindowSums(losses, first.weights, sum(window.skipped for window in windows) if is_main else 0, first.skipped_steps)
+        if not is_main:
+            return WindowSums(losses, first.weights, 0, first.skipped_steps)
+        logged: dict[str, list[float]] = {}
+        for name, (value, count) in chain.from_iterable(window.logged.items() for window in windows):
+            before = logged.get(name, [0.0, 0.0])
+            logged[name] = [before[0] + value, before[1] + count]
+        asked = next((window.asked for window in windows if window.asked), None)
+        return WindowSums(losses, first.weights, sum(window.skipped for window in windows), first.skipped_steps, logged, asked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +42,31 @@ class Jump:
     from_step: int
     to_step: int
     samples: tuple[int, int]  # the positions [start, stop) that no weights remember
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """The end of a run before its last step, on which all ranks have agreed."""
+
+    by: str  # the callback's name
+    reason: str
+    settings: str  # the callback's config, as JSON: with another one the run may go on
+
+    @classmethod
+    def at(cls, by: str, reason: str, nodes: Mapping[str, Any]) -> Stopped:
+        """Return a stop that the callback `by` asks for; `nodes` are those of the config."""
+        return cls(by=by, reason=reason, settings=_settings(by, nodes))
+
+    def holds(self, nodes: Mapping[str, Any]) -> bool:
+        """Tell whether the callback is as it was: with other settings, or without it, the run goes on."""
+        return self.by in nodes and self.settings == _settings(self.by, nodes)
+
+    def __str__(self) -> str:
+        return f"callbacks.{self.by}: {self.reason}"
+
+
+def _settings(name: str, nodes: Mapping[str, Any]) -> str:
+    return json.dumps(nodes.get(name), sort_keys=True, default=str)
 
 
 @dataclass
@@ -44,6 +80,8 @@ class TrainState:
     losses: list[float] = field(default_factory=list)  # of the last steps, the oldest first; only where spikes are looked for
     skipped_in_a_row: int = 0  # steps, up to the last one that was looked at
     jumps: list[Jump] = field(default_factory=list)  # every rewind so far
+    stopped: Stopped | None = None  # by a callback: there is nothing left to do
+    logged_names: list[str] = field(default_factory=list)  # what callbacks and the model log, as all ranks have agreed
     window: WindowSums | None = None  # of the checkpoint that was resumed from; differs between ranks
 
     @property
@@ -58,4 +96,6 @@ class TrainState:
         self.step, self.samples, self.best = state["step"], state["samples"], state["best"]
         self.owes_evaluation = state["owes_evaluation"]
         self.losses, self.skipped_in_a_row = list(state["losses"]), state["skipped_in_a_row"]
+        self.stopped = Stopped(**state["stopped"]) if state["stopped"] else None
+        self.logged_names = list(state["logged_names"])
         self.jumps = [Jump(**{**jump, "samples": tuple(jump["samples"])}) for jump in state["jumps"]]

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ddp_train import model_log
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Objective, batch_size
@@ -27,9 +29,11 @@ from ddp_train.loader.order import GlobalBatch, epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.training import evaluation
+from ddp_train.training.callbacks import Callbacks, RunView, Show
 from ddp_train.training.components import Components
 from ddp_train.training.device_queue import device_queue
 from ddp_train.training.log_window import LogWindow, Reading
+from ddp_train.training.logged import Logged
 from ddp_train.training.loss_monitor import LossMonitor, Rewind
 from ddp_train.training.records import Record
 from ddp_train.training.replica_check import ReplicaCheck
@@ -46,10 +50,11 @@ class Trainer:
 
         data      this rank's micro-batches of the next global batch, each when it is asked for; the loader reads ahead
         step      forward and backward of each, the gradients' all-reduce in the last backward, clipping, optimizer, schedule
+        callbacks their event of each of these, where there are some: after the step, in the evaluation, before the save
         log       every `log_every_steps`: one reduction, one read from the device, the losses are judged, one record
         evaluate  at the end of a period: every sample of the evaluation data once, one record
         save      when it is due: after the evaluation, which may be one of the best, and after the losses were judged
-        stop      if it was asked for, with everything saved that continuing needs
+        stop      if it was asked for, with everything saved that continuing needs; a callback's is the end of the run
 
     Who watches is called: `monitor` judges the losses of a window, `guard` decides whether the optimizer steps, `replicas` compares the
     ranks' weights. Where nobody wants it, `guard` takes every step and `replicas` compares nothing. A `Rewind` that the monitor raises
@@ -82,11 +87,30 @@ class Trainer:
     guard: StepGuard = field(default_factory=StepGuard)
     replicas: ReplicaCheck = field(default_factory=ReplicaCheck)
 
+    # What callbacks see of the run and ask for, beside all that.
+    folder: Path = Path()
+    show: Show = lambda name, shown, step: None  # rank 0's images and texts
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the callbacks' nodes of the config
+    callbacks: Callbacks = field(init=False)
+    logged: Logged = field(init=False)  # by them and by the model
+
     window: LogWindow = field(init=False)  # the steps since the last record
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
     def __post_init__(self) -> None:
         self.window = LogWindow(self.world.device, self.state.window)
+        self.logged = Logged(self.state)
+        view = RunView(
+            self.components,
+            self.state,
+            self.world,
+            logged=self.logged,
+            metrics=self.last,
+            folder=self.folder,
+            show=self.show,
+            settings=self.settings,
+        )
+        self.callbacks = Callbacks(self.components.callbacks, view)
 
     def train(self) -> bool:
         """Train from the state to the last step, or until a stop. Collective.
@@ -101,7 +125,8 @@ class Trainer:
         stream = self._begin()
         while True:
             try:
-                return self._train(stream)
+                with model_log.taken_by(self.logged.add):
+                    return self._train(stream)
             except Rewind as found:  # the data goes on where it is
                 if self.rewind is None:
                     raise
@@ -127,15 +152,20 @@ class Trainer:
 
     def _train(self, stream: Iterator[MicroBatch]) -> bool:
         """Train from the state to the last step, or until a stop or a rewind."""
-        components, state, tracker = self.components, self.state, self.tracker
+        components, state, tracker, callbacks = self.components, self.state, self.tracker, self.callbacks
         order = components.train_loader.order
         components.module.train()
         self.window, queue = LogWindow(self.world.device, state.window), device_queue(self.world.device, tracker)
-        if state.owes_evaluation or state.step >= components.total_steps:  # or killed between its last step and its result
+        self.logged.go_on_from(state.window)
+        was_stopped = state.stopped is not None
+        callbacks.start()
+        if state.owes_evaluation or self._is_over():  # or killed between its last step and its result
             if not self.evaluate():
                 return False  # the checkpoint that we come from owes it, too
             state.owes_evaluation = False
-        while state.step < components.total_steps:
+        if state.stopped is not None and not was_stopped:
+            self._save()
+        while not self._is_over():
             batch = order.batch_at(state.samples)
             is_last = state.step + 1 == components.total_steps
             is_log_step = is_last or (state.step + 1) % self.log_every_steps == 0
@@ -144,8 +174,11 @@ class Trainer:
             state.samples += batch.size
             queue.after_step(state.step)
             self.replicas.after(state.step)
+            if callbacks.has_steps:
+                callbacks.step(is_log_step=is_log_step)
             if is_log_step:
                 self._log(grad_norm)
+                is_last = self._is_over()  # a callback's stop is agreed on in the log
 
             stops = self.stops_after(state.steps_taken)
             if is_last or self._ends_period(batch):
@@ -154,17 +187,26 @@ class Trainer:
                 state.owes_evaluation = stops
                 self.window.leave_out(started)
             saves = self.saves_after(state.step)  # after the evaluation: it may be one of the best
-            if is_last or stops or saves:
-                started = time.perf_counter()
-                tracker.enter(Phase.SAVE, state.step)
+            if stops or saves or self._is_over():
                 if not is_log_step:  # else it is known: weights that are lost must not replace good ones
                     self._judge(self.window.read(self.world))
-                self.replicas.before_save(state.step)
-                self.save(self.window.sums())
-                self.window.leave_out(started)
+                self._save()
             if stops:
                 return False
         return True
+
+    def _is_over(self) -> bool:
+        """Tell whether there is no step left to take."""
+        return self.state.step >= self.components.total_steps or self.state.stopped is not None
+
+    def _save(self) -> None:
+        """Save a checkpoint. Collective."""
+        started = time.perf_counter()
+        self.tracker.enter(Phase.SAVE, self.state.step)
+        self.callbacks.save()
+        self.replicas.before_save(self.state.step)
+        self.save(self.window.sums(self.logged))
+        self.window.leave_out(started)
 
     def _micro_batches(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
@@ -248,7 +290,7 @@ class Trainer:
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
         components, window = self.components, self.window
-        reading = window.read(self.world, grad_norm)
+        reading = window.read(self.world, grad_norm, self.logged)
         assert reading.grad_norm is not None
         loss = self._judge(reading)
         elapsed = time.perf_counter() - window.started
@@ -264,7 +306,7 @@ class Trainer:
             values["skipped_samples"] = reading.skipped
         if self.guard.needs_norm:
             values["skipped_steps"] = window.skipped_steps
-        self._write("train", values)
+        self._write("train", values | self.logged.settle(reading.logged, self.world))
         self.window = LogWindow(self.world.device)
 
     def _judge(self, reading: Reading) -> float:
@@ -292,6 +334,7 @@ class Trainer:
         )
         if metrics is None:
             return False
+        metrics |= self.callbacks.evaluation(metrics)
         for name, goal in components.objective.goals.items():
             if name in metrics and math.isfinite(metrics[name]):
                 best = state.best.get(f"eval/{name}")

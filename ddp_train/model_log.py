@@ -1,0 +1,36 @@
+"""`ddp_train.log`: a number from anywhere in a model's forward or loss reaches the record of the training step. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Sink = Callable[[str, Any], None]
+"""Takes a name, and a number or a tensor of one element."""
+
+_sink: Sink | None = None
+
+
+def log(name: str, value: Any) -> None:
+    """Put a number, or a tensor of one element without waiting for the device, into the next training record.
+
+    The record has the mean over all calls on all ranks since the last one. Not every rank has to call it. Outside of a training step
+    (in evaluation, in a script, in a test of the model) it does nothing.
+
+    Raises:
+        ValueError: it is not one number, or the record has another value of this name.
+    """
+    if _sink is not None:
+        _sink(name, value)
+
+
+@contextmanager
+def taken_by(sink: Sink | None) -> Iterator[None]:
+    """Give what is logged inside the block to `sink`; None: to nobody."""
+    global _sink
+    before, _sink = _sink, sink
+    try:
+        yield
+    finally:
+        _sink = before

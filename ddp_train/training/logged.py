@@ -1,0 +1,107 @@
+"""What callbacks and the model log between two records: sums that stay on the device until the log step reads them.
+
+Ranks need not log the same names. Each read has, in the reduction that it makes anyway, one number for names that are not agreed on yet.
+Only where there are some, ranks tell each other, and these names' sums take a reduction of their own, that once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_train.distributed.world import World
+from ddp_train.training.state import Stopped, TrainState, WindowSums
+
+_OURS = ("loss", "lr", "grad_norm", "samples_per_s", "step_ms", "data_wait_ms", "skipped_samples", "skipped_steps")
+_AXES = ("split", "step", "epoch", "samples", "time")
+
+
+class Logged:
+    """The sums of one rank.
+
+    Args:
+        state: has the names that all ranks agree on, and learns of a stop.
+    """
+
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self._sums: dict[str, float | Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self.asked: Stopped | None = None  # to stop, by a callback of this rank
+
+    def add(self, name: str, value: float | Tensor) -> None:
+        """Count one value. On the hot path: nothing is read from the device."""
+        check(name, value, taken=_OURS)
+        number: float | Tensor = value.detach().reshape(()).to(torch.float64, copy=True) if isinstance(value, Tensor) else float(value)
+        self._sums[name] = self._sums[name] + number if name in self._sums else number
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def numbers(self) -> list[float]:
+        """Return what this rank's host knows of the next reduction; as many numbers on every rank."""
+        names = self._state.logged_names
+        return [float(len(self._new())), float(self.asked is not None), *(float(self._counts.get(name, 0)) for name in names)]
+
+    def sums(self, names: Sequence[str] | None = None, *, device: torch.device) -> list[Tensor]:
+        """Return the sums of these names, each of shape [1], float64; None: of those that all agree on."""
+        found = [self._sums.get(name, 0.0) for name in (self._state.logged_names if names is None else names)]
+        return [torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True).reshape(1) for value in found]
+
+    def settle(self, values: list[float], world: World) -> dict[str, float]:
+        """Return the means, note a stop that was asked for anywhere, and begin anew. Collective.
+
+        Args:
+            values: what `numbers` and `sums` came to over all ranks.
+        """
+        names = self._state.logged_names
+        num_new, num_asked, *rest = values
+        counts, sums = rest[: len(names)], rest[len(names) :]
+        if num_new:
+            new = sorted(set(chain.from_iterable(world.gather(self._new()))))
+            parts = [torch.cat(self.sums(new, device=world.device)), torch.tensor([float(self._counts.get(name, 0)) for name in new])]
+            more = world.sum(torch.cat([part.to(world.device, torch.float64) for part in parts])).tolist()
+            names, sums, counts = [*names, *new], sums + more[: len(new)], counts + more[len(new) :]
+            self._state.logged_names = names
+        if num_asked:
+            self.agree(world)
+        self._sums, self._counts = {}, {}
+        return {name: value / count for name, value, count in zip(names, sums, counts, strict=True) if count}
+
+    def agree(self, world: World) -> None:
+        """Let the run be stopped if a callback of any rank asked for it: the first rank's reason counts. Collective."""
+        found = next((asked for asked in world.gather(self.asked) if asked is not None), None)
+        self._state.stopped, self.asked = self._state.stopped or found, None
+
+    def go_on_from(self, sums: WindowSums | None) -> None:
+        """Begin with what a checkpoint held."""
+        logged = sums.logged if sums else {}
+        self._sums = {name: value for name, (value, _) in logged.items()}
+        self._counts = {name: int(count) for name, (_, count) in logged.items()}
+        self.asked = Stopped(**sums.asked) if sums and sums.asked else None
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs of it. Reads the device."""
+        return {
+            "logged": {name: [float(value), float(self._counts[name])] for name, value in self._sums.items()},
+            "asked": vars(self.asked) if self.asked else None,
+        }
+
+    def _new(self) -> list[str]:
+        return [name for name in self._sums if name not in self._state.logged_names]
+
+
+def check(name: str, value: float | Tensor, *, taken: Sequence[str]) -> None:
+    """Refuse what is no number with a name of its own.
+
+    Raises:
+        ValueError: saying what was given.
+    """
+    if name in taken or name in _AXES:
+        raise ValueError(f"log({name!r}, ...): the record has a {name!r} already; another name, as my/{name}")
+    if value.numel() != 1 if isinstance(value, Tensor) else not isinstance(value, Real):
+        shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ValueError(f"log({name!r}, ...) takes one number, and got {shown}")
