@@ -4,12 +4,13 @@
 # make clusters: every test on real SLURM, on hosts in network namespaces and over SSH; `make test` runs the short ones of them.
 # make thirdparty: one run for each of many packages of others (timm, transformers, ...), which it installs first.
 # make faults: the long tests, with every fault as often as docs/faults.md counts it (half an hour).
+# make reference: docs/reference.md anew, from conf/ and the schema.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test gpu clusters thirdparty faults soak check bench clean
+.PHONY: train test gpu clusters thirdparty faults soak check reference bench clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
@@ -38,6 +39,9 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+reference: $(READY)
+	$(BIN)/python -m tests.docs.reference
 
 bench: $(READY)
 	$(BIN)/python tests/benchmark/loop_overhead.py $(ARGS)

@@ -22,6 +22,8 @@ from ddp_train.cli.cancel import cancel
 from ddp_train.cli.compose import Exit, compose
 from ddp_train.cli.doctor import USAGE as DOCTOR_USAGE
 from ddp_train.cli.doctor import examine
+from ddp_train.cli.help import USAGE as HELP_USAGE
+from ddp_train.cli.help import explain
 from ddp_train.cli.logs import USAGE as LOGS_USAGE
 from ddp_train.cli.logs import show_logs
 from ddp_train.cli.node import USAGE as NODE_USAGE
@@ -103,6 +105,7 @@ _COMMANDS: Mapping[str, tuple[str, _Command]] = {
     "cancel": (CANCEL_USAGE, cancel),
     "settle": (SETTLE_USAGE, settle_run),
     "doctor": (DOCTOR_USAGE, examine),
+    "help": (HELP_USAGE, explain),
     "node": (NODE_USAGE, node),
     "prepare": ("", _prepare),
 }

@@ -22,6 +22,7 @@ _COMMAND_FIRST = {
     "cancel": "the command first",
     "settle": "the command first, and nothing but a run folder",
     "doctor": "the command first, then what the run would be given",
+    "help": "the command first, and one key, group or group=option",
     "node": "the command first, and nothing but a spec.json",
     "prepare": "the command first",
 }
@@ -92,8 +93,8 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
         expected = "a run evaluates as it trains (evaluation.every_steps) and at its end; result.json has the numbers"
         folder = path if len(bare) > 1 else Path("RUN")
         return ConfigError(happened=happened, expected=expected, fix=shlex.join(["cat", str(folder / "result.json")]))
-    if first in ("help", "version"):
-        return ConfigError(happened=happened, expected="an option", fix=f"ddp-train --{first}")
+    if first == "version":
+        return ConfigError(happened=happened, expected="an option", fix="ddp-train --version")
     if is_run and len(bare) == 1:
         happened = f"{first} is the folder of a {'sweep' if (path / 'sweep.json').exists() else 'run'}, and nothing says what to do with it"
         fix = shlex.join(["ddp-train", "resume", first, *_taken("resume", others, keys)])

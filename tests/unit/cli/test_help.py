@@ -1,0 +1,57 @@
+"""`ddp-train help`: a key, a group and an option, as the configuration files explain them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_train.cli.help import explain
+from ddp_train.config.check import CONF
+from ddp_train.errors import ConfigError
+from ddp_train.launch.launcher import Launcher
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert explain([*words], Launcher(run=lambda job: 0, slots=lambda folder, count: [])) == 0
+    return capsys.readouterr().out
+
+
+def test_a_key_has_its_type_its_meaning_and_the_lines_where_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "optimizer.lr")
+    line = next(n for n, text in enumerate((CONF / "optimizer/adamw.yaml").read_text().splitlines(), 1) if text.startswith("lr:"))
+    assert text.startswith("optimizer.lr=1.0e-3    float")
+    assert "peak learning rate" in text
+    assert f"stands in conf/optimizer/adamw.yaml:{line}" in text
+    assert "optimizer=sgd has 0.1" in text
+
+
+def test_a_key_of_our_own_sections_has_its_range(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "int or null, at least 1" in shown(capsys, "trainer.max_steps")
+    assert "one of stop, skip, rewind" in shown(capsys, "health.on_nonfinite")
+    assert shown(capsys, "loader.num_workers").startswith("loader.num_workers=0 ")  # not what an option of data makes of it
+
+
+def test_a_group_has_its_options_and_an_option_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "optimizer=adamw (what a run has if nothing is said)" in shown(capsys, "optimizer")
+    assert "model.width=256\n    units in each hidden layer" in shown(capsys, "model=mlp")
+    assert "trainer.max_epochs=6" in shown(capsys, "trainer")
+
+
+def test_ones_own_folder_is_explained_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine.yaml").write_text("# Of my own.\n_target_: my.Model\ndepth: 3  # layers\n")
+    assert "model.depth=3\n    layers" in shown(capsys, "model=mine", f"--config-dir={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "fix"),
+    [
+        ("trainer.max_stepz", "ddp-train help trainer.max_steps"),
+        ("model=convet", "ddp-train help model=convnet"),
+        ("optimiser", "optimizer"),
+    ],
+)
+def test_what_is_not_there_gets_the_nearest_name(asked: str, fix: str) -> None:
+    with pytest.raises(ConfigError, match=fix):
+        explain([asked], Launcher(run=lambda job: 0, slots=lambda folder, count: []))
