@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from ddp_train import FOLDER, redaction
-from ddp_train.config import allowed_targets, auto, limits, node_keys
+from ddp_train.config import auto, limits, node_keys
 from ddp_train.config.command_line import whole
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import RunConfig, typed_sections
@@ -81,11 +81,9 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     sections = {name: _typed(schema, tree[name], name, errors) for name, schema in SECTIONS.items() if name in tree}
     root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(tree["name"]) if "name" in tree else []
-    allowed = (root or {}).get("allowed_targets") or []
-    errors += allowed_targets.check_allowed(allowed)
     data = tree["data"] if isinstance(tree.get("data"), dict) else {}
     for node, key in _target_nodes(tree):
-        found = check_target(node, key, allowed=allowed)
+        found = check_target(node, key)
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))

@@ -16,7 +16,7 @@ import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf
 
-from ddp_train.config import allowed_targets
+from ddp_train.config import refused_targets
 from ddp_train.config.target import locate
 from ddp_train.errors import ConfigError
 from ddp_train.system.module_names import module_name
@@ -128,7 +128,7 @@ def check_hydra(composed: DictConfig) -> None:
 
 def _refusal(path: str, allowed: Sequence[str]) -> str:
     try:
-        return allowed_targets.refuse(path, locate(path), allowed)
+        return refused_targets.refuse(path, locate(path), allowed)
     except ImportError:
         return ""  # Hydra says so
 

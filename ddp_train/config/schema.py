@@ -94,7 +94,6 @@ class RootConfig:
     init_from: str | None
     init_from_keys: dict[str, str]
     init_from_strict: bool
-    allowed_targets: list[str]
     extra: dict[str, Any]
     sanity_check: bool
 

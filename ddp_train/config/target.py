@@ -11,10 +11,10 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from ddp_train.config import allowed_targets
+from ddp_train.config import refused_targets
 from ddp_train.config.schema import NODE_KEYS, OWN_KEYS
 from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
 from ddp_train.errors import ConfigError
@@ -63,13 +63,10 @@ def locate(path: str) -> Any:
     raise ImportError(f"there is no module {parts[0]!r} here (looked in the current folder and in the installed packages)")
 
 
-def check_target(node: Mapping[str, Any], key: str, *, allowed: Sequence[str] = ()) -> list[ConfigError]:
+def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     """Return what is wrong with one node (not with the nodes inside it).
 
     Arguments that are filled at run time count as given: those that are `auto`, and what completes a `_partial_` node.
-
-    Args:
-        allowed: prefixes of installed packages that the user allows (`allowed_targets`).
     """
     path = node.get("_target_")
     if not isinstance(path, str) or not path:
@@ -78,7 +75,7 @@ def check_target(node: Mapping[str, Any], key: str, *, allowed: Sequence[str] = 
         target = locate(path)
     except Exception as error:  # a user's module may raise anything while it is imported
         return [ConfigError(key=f"{key}._target_", happened=f"cannot import {path}: {type(error).__name__}: {error}")]
-    if problem := refusal(node, key, target, allowed):
+    if problem := refusal(node, key, target):
         return problem
     if not callable(target):
         return [ConfigError(key=f"{key}._target_", happened=f"{path} is not a class or function")]
@@ -89,13 +86,10 @@ def check_target(node: Mapping[str, Any], key: str, *, allowed: Sequence[str] = 
     return list(_check_arguments(node, key, path, target, parameters))
 
 
-def refusal(node: Mapping[str, Any], key: str, target: Any, allowed: Sequence[str]) -> list[ConfigError]:
-    """Return why a node must not be instantiated (allowed_targets.py); [] when it may."""
-    if reason := allowed_targets.refuse(node["_target_"], target, allowed):
-        root = node["_target_"].partition(".")[0]
+def refusal(node: Mapping[str, Any], key: str, target: Any) -> list[ConfigError]:
+    """Return why a node must not be instantiated (refused_targets.py); [] when it may."""
+    if reason := refused_targets.refuse(node["_target_"], target):
         fix = "a function of your own, in a file in your folder"
-        if "not known" in reason:
-            fix = f"'allowed_targets=[{root}]' if you trust it to"
         return [ConfigError(key=f"{key}._target_", happened=f"{node['_target_']} {reason}", expected="a component", fix=fix)]
     if node.get("trust_remote_code") in (True, "true", "True"):  # which makes a component of a known package run code from elsewhere
         happened = "is true: code from a hub would run here, unseen"

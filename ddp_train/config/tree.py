@@ -21,7 +21,6 @@ _WITHOUT_EFFECT_ON_RESULTS = (
         "name",
         "resume",
         "after",
-        "allowed_targets",
         "sanity_check",
         "extra",
         "cluster",

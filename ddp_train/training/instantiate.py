@@ -70,7 +70,7 @@ def refuse_tools(config: RunConfig) -> None:
     """Check once more what will be called: this process may find other modules under the same names than the one that composed."""
     for key, node in nodes({name: getattr(config, name) for name in (*TARGETS, *NAMED)}):
         if isinstance(node, Mapping) and isinstance(node.get("_target_"), str):
-            for problem in refusal(node, key, locate(node["_target_"]), config.allowed_targets):
+            for problem in refusal(node, key, locate(node["_target_"])):
                 raise problem
 
 

@@ -38,7 +38,7 @@ class Model(MLP):
         with Path("counts.txt").open("a") as file:
             print(socket.gethostname(), os.environ["RANK"], *told, file=file)
 """
-OWN = ["data._target_=mine.Data", "+data.root=data", "model._target_=mine.Model", "allowed_targets=[mine]"]
+OWN = ["data._target_=mine.Data", "+data.root=data", "model._target_=mine.Model"]
 SHAPE = ["cluster=slurm", "cluster.device=cpu", "cluster.nodes=3", "cluster.processes_per_node=1", "hydra.run.dir=outputs/run"]
 NAMED_S = 5.0
 START_S = 90.0  # from the start of a program to its arrival: torch's import, on a machine that does other things too

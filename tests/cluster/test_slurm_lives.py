@@ -78,7 +78,7 @@ def test_a_mistake_that_a_person_has_to_mend_is_never_tried_again(project: Slurm
         "from ddp_train.errors import ConfigError\n\n\ndef picky(**given):\n    raise ConfigError(key='model.width', happened='is odd')\n"
     )
     (project.folder / "mine.py").write_text(source)
-    job, run_folder = project.submit("model._target_=mine.picky", "allowed_targets=[mine]")
+    job, run_folder = project.submit("model._target_=mine.picky")
     end = project.ended(job, "FAILED")
     assert (end["Restarts"], end["ExitCode"]) == ("0", "2:0"), logs(run_folder.root)
     status = project.type("status", "outputs/run").stdout
@@ -135,7 +135,7 @@ def test_what_is_edited_while_it_is_queued_has_no_effect_and_a_changed_snapshot_
     module = project.folder / "mine.py"
     source = "from ddp_train.model.mlp import MLP\n\n\nclass Mine(MLP):\n    pass\n"
     module.write_text(source)
-    own = ["model._target_=mine.Mine", "allowed_targets=[mine]", "+cluster.slurm.options.hold=true"]
+    own = ["model._target_=mine.Mine", "+cluster.slurm.options.hold=true"]
     job, run_folder = project.submit(*own, steps=20)
     module.write_text("raise RuntimeError('edited while it was queued')\n")
     (run_folder.config).write_text("name: edited\n")

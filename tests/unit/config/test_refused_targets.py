@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.config.allowed_targets import check_allowed, refuse
-from ddp_train.config.target import check_target, locate
+from ddp_train.config.refused_targets import refuse
+from ddp_train.config.target import locate
 
 TOOLS = """
 os.system posix.system logging.os.system subprocess.Popen builtins.eval builtins.exec builtins.open builtins.getattr timeit.timeit
@@ -21,18 +21,19 @@ ddp_train.data.tokens.token_writer.TokenWriter ddp_train.loader.worker_pool.Work
 """
 COMPONENTS = """
 torch.nn.Linear torch.nn.functional.gelu torch.nn.MSELoss torch.optim.AdamW torch.optim.lr_scheduler.StepLR torch.tanh
-torch.utils.data.TensorDataset ddp_train.model.mlp.MLP ddp_train.metrics.console.Console collections.OrderedDict builtins.dict pathlib.Path
+torch.utils.data.TensorDataset numpy.linspace torch.utils.data.WeightedRandomSampler torch.float32 torch.device
+ddp_train.model.mlp.MLP ddp_train.metrics.console.Console collections.OrderedDict builtins.dict pathlib.Path
 """
 
 
 @pytest.mark.parametrize("path", TOOLS.split())
 def test_tools_are_refused(path: str) -> None:
-    assert refuse(path, locate(path), ())
+    assert refuse(path, locate(path))
 
 
 @pytest.mark.parametrize("path", COMPONENTS.split())
 def test_components_are_not(path: str) -> None:
-    assert not refuse(path, locate(path), ())
+    assert not refuse(path, locate(path))
 
 
 def test_the_users_own_code_is_theirs_but_no_door_to_the_standard_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,9 +49,36 @@ def test_the_users_own_code_is_theirs_but_no_door_to_the_standard_library(tmp_pa
         del sys.modules["own_parts"]
 
 
-def test_installed_packages_are_allowed_in_one_place() -> None:
-    node = {"_target_": "numpy.linspace", "_partial_": True}
-    (problem,) = check_target(node, "data.grid")
-    assert problem.key == "data.grid._target_" and "allowed_targets=[numpy]" in problem.fix
-    assert check_target(node, "data.grid", allowed=["numpy"]) == []
-    assert [error.key for error in check_allowed(["os", "numpy", "not a name"])] == ["allowed_targets"] * 2
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Install a package `installed_parts` that nobody has heard of."""
+    site = folder / "site-packages"
+    site.mkdir()
+    (site / "installed_parts.py").write_text(text)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "installed_parts", raising=False)
+
+
+INSTALLED = """
+import subprocess, torch
+from os import system as alias
+class Layer(torch.nn.Module): ...
+class SaveAtRandom(torch.utils.data.Dataset): ...
+class Warmup(torch.optim.lr_scheduler.LRScheduler): ...
+class Transform:
+    def __call__(self, x): return x
+    def save_pretrained(self, x): ...
+class Runner(subprocess.Popen): ...
+def create(x): ...
+def download(x): ...
+def weights_from_url(x): ...
+def load(x): ...
+"""
+
+
+def test_a_package_that_is_installed_needs_no_listing_and_its_tools_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package(tmp_path, monkeypatch, INSTALLED)
+    for name in ("Layer", "SaveAtRandom", "Warmup", "Transform", "create"):
+        assert not refuse(f"installed_parts.{name}", locate(f"installed_parts.{name}"))
+    for name in ("alias", "Runner", "download", "weights_from_url", "load", "Transform.save_pretrained", "subprocess.run"):
+        assert refuse(f"installed_parts.{name}", locate(f"installed_parts.{name}")), name
+    del sys.modules["installed_parts"]
