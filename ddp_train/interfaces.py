@@ -175,6 +175,20 @@ class Strategy(Protocol):
         """Return a context in which backward keeps gradients local (all micro-batches of a step but the last)."""
 
 
+class Scheduler(Protocol):
+    """What sets the learning rates: torch's `LRScheduler`, or ours around one that moves at other times (ddp_train/scheduler)."""
+
+    def step(self) -> None:
+        """Say that an optimizer step was taken."""
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        """Return the rates of the next step, one for each parameter group."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
 class Amp(Protocol):
     """Automatic mixed precision: in which type forward computes, and whether the loss is scaled."""
 

@@ -31,7 +31,7 @@ _SLACK, _TEXTS = 64, 1 << 16
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts of the process, as torch registers its own
 
-_ALIKE = tuple(f"{SHARED}.{part}." for part in ("model", "objective", "optimizer"))
+_ALIKE = tuple(f"{SHARED}.{part}." for part in ("model", "objective", "optimizer", "parameters_in_training"))
 """Whose tensors are the same on all ranks: the strategy keeps the weights so, and with them the optimizer; the buffers are rank 0's."""
 
 

@@ -20,7 +20,11 @@ from ddp_train.errors import ConfigError
 BY_DATA = ("model", "objective")
 BY_RUN = {name: FACTS[name] for name in ("scheduler", "metrics")}
 
-_ALSO_CALLED = {"num_labels": "num_classes"}  # by transformers
+_ALSO_CALLED = {
+    "num_labels": "num_classes",  # by transformers
+    "num_training_steps": "total_steps",
+    **dict.fromkeys(("T_max", "total_iters"), "total_steps"),  # by torch
+}
 _TEXT = ("vocab_size", "context_length")
 _SHOWN = 200  # characters of a fact
 _NOT_KNOWN = object()
@@ -37,7 +41,7 @@ def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[Config
             if section in BY_DATA and name:
                 continue
             default, has_meaning = _argument(owner, name)
-            if has_meaning or name in BY_RUN.get(section, ()) or (default is None and section in BY_RUN):
+            if has_meaning or _ALSO_CALLED.get(name, name) in BY_RUN.get(section, ()) or (default is None and section in BY_RUN):
                 continue
             own = f" ({', '.join(BY_RUN[section])})" if section in BY_RUN else ""
             expected = f"a value; auto takes facts of the data in model and objective, of the run in scheduler and metrics{own}"

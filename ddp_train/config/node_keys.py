@@ -1,4 +1,4 @@
-"""Keys of ours inside the optimizer's node: parameter groups and layer-wise rates.
+"""Keys of ours inside the nodes of optimizer and scheduler: parameter groups, layer-wise rates, and when a scheduler moves on.
 
 These keys are no arguments of the nodes' classes (`schema.NODE_KEYS`); what they must be is checked here. Imports no torch.
 """
@@ -16,7 +16,7 @@ from ddp_train.errors import ConfigError
 
 def check(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     """Yield what is wrong with our keys in these nodes. What is wrong with the nodes themselves is told elsewhere."""
-    for name, look in {"optimizer": _optimizer}.items():
+    for name, look in {"optimizer": _optimizer, "scheduler": _scheduler}.items():
         node = tree.get(name)
         if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
             continue
@@ -25,6 +25,11 @@ def check(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
         except Exception:  # told where targets are checked
             continue
         yield from look(target, own_keys(node, name), tree)
+
+
+def follows_a_metric(target: Any) -> bool:
+    """Tell whether a scheduler is torch's ReduceLROnPlateau, or a class made of it."""
+    return inspect.isclass(target) and any(base.__name__ == "ReduceLROnPlateau" for base in target.__mro__)
 
 
 def _optimizer(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
@@ -104,3 +109,33 @@ def _arguments(target: Any) -> list[str]:
         return list(inspect.signature(target).parameters)[1:]
     except (TypeError, ValueError):
         return []
+
+
+def _scheduler(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+    every, metric, follows = ours.get("every"), ours.get("metric"), follows_a_metric(target)
+    data = tree.get("data")
+    if every not in (None, "step", "epoch"):
+        yield ConfigError(key="scheduler.every", happened=f"is {every!r}", expected="step or epoch")
+    elif every == "epoch" and follows:
+        yield ConfigError(
+            key="scheduler.every",
+            happened="is epoch, and ReduceLROnPlateau moves on after each evaluation",
+            expected="evaluation.every_steps, which says how often; null there is the end of every epoch",
+            fix=f"remove it: {removal('scheduler.every', every)}",
+        )
+    if metric is not None and not follows:
+        yield ConfigError(
+            key="scheduler.metric",
+            happened=f"is given, and {tree['scheduler']['_target_']} follows none",
+            expected="null",
+            fix="scheduler.metric=null, or scheduler=plateau",
+        )
+    elif not isinstance(metric, str | None):
+        yield ConfigError(key="scheduler.metric", happened=f"is {metric!r}", expected="the name of a metric of the evaluation, or null")
+    if follows and isinstance(data, Mapping) and data.get("eval") is None:
+        yield ConfigError(
+            key="scheduler",
+            happened="follows a metric of the evaluation, and data.eval is null: nothing is evaluated",
+            expected="an evaluation split, or a scheduler of steps",
+            fix="scheduler=warmup_cosine",
+        )

@@ -288,7 +288,7 @@ NAMED = {"metrics": "writer", "callbacks": "callback"}
 """Sections that hold one component for each name, and what they hold."""
 
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
-NODE_KEYS = {"optimizer": ("groups", "layer_decay")}
+NODE_KEYS = {"optimizer": ("groups", "layer_decay"), "scheduler": ("every", "metric")}
 """Keys of ours in a node that is made by a class of others; a class that has an argument of that name keeps it."""
 OWN_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}
 """Where a key of ours stands that is easily taken for an argument of a data set or of the trainer."""

@@ -26,7 +26,7 @@ _OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")
 FACTS = {
     "model": _OF_DATA,
     "objective": (*_OF_DATA, "ignore_index", "bytes_per_token"),
-    "scheduler": ("total_steps",),
+    "scheduler": ("total_steps", "steps_per_epoch"),
     "metrics": ("run_dir", "config", "hyper_parameters", "run_name", "step", "total_steps", "tracker", "epoch", "steps_per_epoch"),
 }
 """What an `auto` can take, by section. A data set may have more facts than these."""

@@ -30,6 +30,7 @@ from ddp_train.training.build import build
 from ddp_train.training.checkpoints import Checkpoints, probe, ranking_of, retention
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import evaluate
+from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loss_monitor import LossMonitor
 from ddp_train.training.records import Records
@@ -144,7 +145,8 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
     is_there = world.from_main(folder.exists())
     if components.eval_loader is None or not job.config.evaluation.save_predictions or is_there:
         return
-    metrics = evaluate(components, world, predictions=folder, begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step))
+    with evaluation_mode(components.optimizer):
+        metrics = evaluate(components, world, predictions=folder, begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step))
     assert metrics is not None  # a stop before the first step ends the process
     if world.is_main:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

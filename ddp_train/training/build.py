@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ddp_train.config import auto
 from ddp_train.config.run_config import RunConfig
@@ -28,7 +27,7 @@ from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.instantiate import instantiate, refuse_tools
-from ddp_train.training.optimization import groups_of, make_optimizer
+from ddp_train.training.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.seeding import seed_all
 
 
@@ -56,7 +55,7 @@ def build(config: RunConfig, world: World) -> Components:
     train_loader = _train_loader(train_source, config, world)
     eval_loader = _eval_loader(eval_source, config, world) if eval_source is not None else None
     total_steps = _total_steps(config.trainer, train_loader.order.steps_per_epoch)
-    answers |= auto.answer({"scheduler": config.scheduler}, {"total_steps": total_steps})
+    answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
 
     model, objective, trained = _model_and_objective(config, world, answers)
     freeze(trained, groups_of(config.optimizer))
@@ -67,9 +66,7 @@ def build(config: RunConfig, world: World) -> Components:
     strategy: Strategy = instantiate(config.strategy, key="strategy")
     module = strategy.prepare(trained, world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained)
-    scheduler = instantiate(config.scheduler, key="scheduler", answers=answers, first=optimizer)
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigError(key="scheduler._target_", happened="ReduceLROnPlateau follows a metric", expected="a schedule of steps")
+    scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=objective.goals)
     amp: Amp = instantiate(config.amp, key="amp")
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 

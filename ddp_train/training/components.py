@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Amp, Batch, Joint, Objective, Strategy
+from ddp_train.interfaces import Amp, Batch, Joint, Objective, Scheduler, Strategy
 from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
@@ -37,7 +36,7 @@ class Components(Evaluated):
 
     module: nn.Module  # what is trained, as the strategy wraps it
     optimizer: Optimizer
-    scheduler: LRScheduler
+    scheduler: Scheduler
     scaler: torch.amp.GradScaler
     strategy: Strategy
     train_loader: Loader

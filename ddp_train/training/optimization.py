@@ -9,9 +9,15 @@ from typing import Any, cast
 from torch import nn
 from torch.optim import Optimizer
 
+from ddp_train.config.node_keys import follows_a_metric
 from ddp_train.config.target import accepts, locate, own_keys
 from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Goal, Scheduler
+from ddp_train.loader.order import BatchOrder
 from ddp_train.optimizer.groups import Groups, parameter_groups
+from ddp_train.scheduler.every_epoch import EveryEpoch
+from ddp_train.scheduler.plateau import Plateau
+from ddp_train.training.evaluation_mode import training_mode
 from ddp_train.training.instantiate import instantiate
 
 
@@ -34,7 +40,59 @@ def make_optimizer(node: Mapping[str, Any], trained: nn.Module) -> Optimizer:
     if layer_decay is not None and lr is None:
         raise ConfigError(key="optimizer.lr", happened="is not given", expected="the rate of the last layer, for optimizer.layer_decay")
     groups = parameter_groups(trained, theirs.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
-    return cast(Optimizer, instantiate(theirs, key="optimizer", first=groups))
+    optimizer = cast(Optimizer, instantiate(theirs, key="optimizer", first=groups))
+    training_mode(optimizer)
+    return optimizer
+
+
+def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder) -> dict[str, int]:
+    """Return what the arguments of a scheduler that are `auto` can take: how often it moves on in the run, and the steps of an epoch.
+
+    Raises:
+        ConfigError: it counts epochs, and the data has none.
+    """
+    facts = {} if order.steps_per_epoch is None else {"steps_per_epoch": order.steps_per_epoch}
+    if own_keys(node, "scheduler").get("every") != "epoch":
+        return {"total_steps": total_steps, **facts}
+    if order.steps_per_epoch is None:
+        raise ConfigError(
+            key="scheduler.every",
+            happened="is epoch, and the data does not say how many samples it has: there are no epochs",
+            expected="a scheduler that counts steps",
+            fix="scheduler.every=step",
+        )
+    return {"total_steps": -(-total_steps // order.steps_per_epoch), **facts}
+
+
+def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]) -> Scheduler:
+    """Complete the scheduler with the optimizer; one that counts epochs or follows a metric moves on at its own times.
+
+    Args:
+        answers: what its `auto`s have come to.
+        goals: the metrics of the evaluation, and which way is better.
+
+    Raises:
+        ConfigError: the metric to follow is not measured, or is better the other way.
+    """
+    ours = own_keys(node, "scheduler")
+    theirs = {name: value for name, value in node.items() if name not in ours}
+    if not follows_a_metric(locate(node["_target_"])):
+        scheduler = instantiate(theirs, key="scheduler", answers=answers, first=optimizer)
+        return EveryEpoch(scheduler) if ours.get("every") == "epoch" else cast(Scheduler, scheduler)
+    metric = ours.get("metric") or next(iter(goals), "")
+    if metric not in goals:
+        raise ConfigError(
+            key="scheduler.metric",
+            happened=f"is {metric!r}, which the objective does not measure",
+            expected=f"one of {', '.join(goals) or 'its metrics: it has none'}",
+        )
+    mode = theirs.get("mode", goals[metric])
+    if mode != goals[metric]:
+        better = "larger" if goals[metric] == "max" else "smaller"
+        raise ConfigError(
+            key="scheduler.mode", happened=f"is {mode}, and a {better} {metric} is better", fix=f"scheduler.mode={goals[metric]}"
+        )
+    return Plateau(instantiate({**theirs, "mode": mode}, key="scheduler", answers=answers, first=optimizer), metric)
 
 
 def _rate(node: Mapping[str, Any], target: Any) -> float | None:

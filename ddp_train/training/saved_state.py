@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import xxhash
-from torch import nn
+from torch import Tensor, nn
 
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.read import read_own, read_shared
@@ -23,6 +23,7 @@ from ddp_train.interfaces import Joint
 from ddp_train.training import callbacks
 from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, parameter_names, regrouped_schedule
 from ddp_train.training.components import Components, Evaluated
+from ddp_train.training.evaluation_mode import training_mode
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import TrainState, WindowSums
 
@@ -57,11 +58,14 @@ def modules(components: Evaluated) -> dict[str, nn.Module]:
     return dict(components.trained.named_children()) if isinstance(components.trained, Joint) else {"model": components.model}
 
 
-def content(components: Components, state: TrainState, window: WindowSums, world: World) -> Content:
+def content(components: Components, state: TrainState, window: WindowSums, world: World, *, trained: Sequence[Tensor] = ()) -> Content:
     """Return what a checkpoint of this moment holds. Collective.
 
     All ranks take rank 0's buffers first: each has its own BatchNorm averages, of which every rank would write a share. So a rank goes on
     with what the checkpoint holds. Under DDP nothing else would come of it: its next step begins with rank 0's buffers anyway.
+
+    Args:
+        trained: what `evaluation_mode` yields: the parameters to go on with, where those of the model are others.
     """
     world.copy_from_main(components.trained.buffers())
     found = modules(components).items()
@@ -75,6 +79,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         "optimizer_parameters": parameter_names(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in parts(components, state).items()},
         "callbacks": callbacks.states(components.callbacks, world),
+        **({"parameters_in_training": list(trained)} if trained else {}),
     }
     own = {
         "random": random_state(world.device),
@@ -129,6 +134,7 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
                 module.load_state_dict(tensors)
             schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
             differences = load_optimizer(optimizer, shared["optimizer"])
+            training_mode(optimizer, shared.get("parameters_in_training", ()))
             for name, part in parts(components, state).items():
                 part.load_state_dict(schedule if name == "scheduler" else shared[name])
             differences += callbacks.load_states(components.callbacks, shared["callbacks"])

@@ -14,6 +14,7 @@ from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.errors import ConfigError
 from ddp_train.training.components import Components
+from ddp_train.training.evaluation_mode import has_modes
 from ddp_train.training.saved_state import modules
 
 _BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
@@ -47,7 +48,10 @@ def estimate(components: Components, *, num_ranks: int) -> int:
             fix="layers or experts that are alike in one parameter, [EXPERTS, ...]; or more ranks, of which each writes a share",
         ) from None
     weights = {tensor.untyped_storage()._cdata: tensor.nbytes for tensor in model.values()}  # tied ones once; on meta no memory tells them
-    return sum(weights.values()) + sum(tensor.nbytes for tensor in optimizer.values()) + num_ranks * _BYTES_PER_RANK
+    twice = (
+        sum(parameter.nbytes for parameter, _ in parameters) if has_modes(components.optimizer) else 0
+    )  # evaluated ones and trained ones
+    return sum(weights.values()) + twice + sum(tensor.nbytes for tensor in optimizer.values()) + num_ranks * _BYTES_PER_RANK
 
 
 def _kept(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Tensor]:

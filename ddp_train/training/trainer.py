@@ -28,10 +28,13 @@ from ddp_train.loader.device_copy import copied_ahead, to_device
 from ddp_train.loader.order import GlobalBatch, epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.scheduler.every_epoch import EveryEpoch
+from ddp_train.scheduler.plateau import Plateau
 from ddp_train.training import evaluation
 from ddp_train.training.callbacks import Callbacks, RunView, Show
 from ddp_train.training.components import Components
 from ddp_train.training.device_queue import device_queue
+from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.log_window import LogWindow, Reading
 from ddp_train.training.logged import Logged
 from ddp_train.training.loss_monitor import LossMonitor, Rewind
@@ -155,6 +158,7 @@ class Trainer:
         components, state, tracker, callbacks = self.components, self.state, self.tracker, self.callbacks
         order = components.train_loader.order
         components.module.train()
+        counts_epochs = self._reach_epoch()
         self.window, queue = LogWindow(self.world.device, state.window), device_queue(self.world.device, tracker)
         self.logged.go_on_from(state.window)
         was_stopped = state.stopped is not None
@@ -172,6 +176,8 @@ class Trainer:
             grad_norm = self.train_step(self._micro_batches(stream), global_batch_size=batch.size, measures_norm=is_log_step)
             state.step += 1
             state.samples += batch.size
+            if counts_epochs:
+                self._reach_epoch()
             queue.after_step(state.step)
             self.replicas.after(state.step)
             if callbacks.has_steps:
@@ -207,6 +213,15 @@ class Trainer:
         self.replicas.before_save(self.state.step)
         self.save(self.window.sums(self.logged))
         self.window.leave_out(started)
+
+    def _reach_epoch(self) -> bool:
+        """Let a scheduler that counts epochs have the rate of the one that the data is in; tell whether there is such a scheduler."""
+        scheduler, epoch_size = self.components.scheduler, self.components.train_loader.order.epoch_size
+        if not isinstance(scheduler, EveryEpoch):
+            return False
+        assert epoch_size is not None  # build has seen to it
+        scheduler.reach(self.state.samples // epoch_size)
+        return True
 
     def _micro_batches(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
@@ -325,16 +340,19 @@ class Trainer:
         components, state = self.components, self.state
         if components.eval_loader is None:
             return True
-        metrics = evaluation.evaluate(
-            components,
-            self.world,
-            predictions=self.predictions_of(state.step) if self.predictions_of else None,
-            begins_batch=lambda: self.tracker.enter(Phase.EVALUATION, state.step),
-            is_stopping=self.is_stopping,
-        )
+        with evaluation_mode(components.optimizer):
+            metrics = evaluation.evaluate(
+                components,
+                self.world,
+                predictions=self.predictions_of(state.step) if self.predictions_of else None,
+                begins_batch=lambda: self.tracker.enter(Phase.EVALUATION, state.step),
+                is_stopping=self.is_stopping,
+            )
         if metrics is None:
             return False
         metrics |= self.callbacks.evaluation(metrics)
+        if isinstance(components.scheduler, Plateau):
+            components.scheduler.follow(self.world.from_main(metrics))  # a float that differs in its last bit would part the ranks' rates
         for name, goal in components.objective.goals.items():
             if name in metrics and math.isfinite(metrics[name]):
                 best = state.best.get(f"eval/{name}")

@@ -143,7 +143,7 @@ def test_a_class_may_have_a_meaning_of_its_own_for_auto(section: str, giver: str
         (
             "scheduler.warmup_steps=auto",
             "scheduler.warmup_steps",
-            "of the run in scheduler and metrics (total_steps)",
+            "of the run in scheduler and metrics (total_steps, steps_per_epoch)",
             "scheduler.warmup_steps=0",
         ),
         ("data.image_size=auto", "data.image_size", "facts of the data in model and objective", "data.image_size=16"),

@@ -31,10 +31,17 @@ class Grouping:
         (["optimizer=muon", "+optimizer.groups.head={match: head, lr: 0.1}"], r"groups\.head\.lr: is given, and .*muon takes the model"),
         (["optimizer.layer_decay=1.5"], r"optimizer\.layer_decay: is 1\.5"),
         (["optimizer=muon", "+optimizer.layer_decay=0.5"], r"optimizer\.layer_decay: is given, and .*muon takes the model"),
+        (["scheduler.every=week"], r"scheduler\.every: is 'week'"),
+        (
+            ["scheduler=plateau", "+scheduler.every=epoch"],
+            r"scheduler\.every: is epoch, and ReduceLROnPlateau moves on after each evaluation",
+        ),
+        (["+scheduler.metric=loss"], r"scheduler\.metric: is given, and .*warmup_cosine follows none"),
+        (["scheduler=plateau", "data.eval=null"], r"scheduler: follows a metric of the evaluation, and data\.eval is null"),
         (["optimizer.groups=head"], r"optimizer\.groups: is 'head'"),
     ],
 )
-def test_groups_that_cannot_be_meant_are_refused(overrides: list[str], says: str) -> None:
+def test_what_cannot_be_meant_is_refused(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigErrors, match=says):
         checked(*overrides)
 

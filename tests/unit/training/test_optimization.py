@@ -72,3 +72,50 @@ def test_groups_change_nothing_where_they_say_the_same() -> None:
     for parts in (plain, grouped):
         trainer(parts).train()
     torch.testing.assert_close(list(grouped.model.parameters()), list(plain.model.parameters()), rtol=0, atol=0)
+
+
+PLATEAU = ["scheduler=plateau", "evaluation.every_steps=1", "scheduler.patience=0", "scheduler.threshold=10.0", "trainer.max_steps=4"]
+
+
+def evaluated(*overrides: str) -> list[float]:
+    """Return the rate after each of the run's steps."""
+    parts = components(*PLATEAU, "optimizer.lr=0.01", *overrides)
+    rates: list[float] = []
+    trainer(parts, evaluate_every_steps=1, saves_after=lambda step: bool(rates.append(float(parts.scheduler.get_last_lr()[0])))).train()
+    return rates
+
+
+def test_plateau_follows_the_evaluation() -> None:
+    """No value is ten times better, so that every evaluation but the first cuts the rate."""
+    assert evaluated() == pytest.approx([1e-2, 1e-3, 1e-4, 1e-5])
+    assert evaluated("scheduler.metric=loss", "scheduler.threshold=-1000.0") == [0.01] * 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["scheduler.metric=bleu"], r"scheduler\.metric: is 'bleu', which the objective does not measure(.|\n)*accuracy"),
+        (["+scheduler.mode=min", "scheduler.metric=accuracy"], r"scheduler\.mode: is min, and a larger accuracy is better"),
+    ],
+)
+def test_a_metric_that_cannot_be_followed_is_refused(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        components(*PLATEAU, *overrides)
+
+
+def test_a_scheduler_of_epochs_counts_them_and_auto_is_their_number() -> None:
+    cosine = ["scheduler=step", "scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingLR", "+scheduler.T_max=auto"]
+    cosine += ["~scheduler.step_size", "~scheduler.gamma", "scheduler.every=epoch"]
+    parts = components(*cosine, "trainer.max_steps=null", "trainer.max_epochs=2", "optimizer.lr=1.0", "trainer.global_batch_size=160")
+    assert parts.scheduler.scheduler.T_max == 2  # type: ignore[attr-defined]
+    rates: list[float] = []
+    trainer(parts, saves_after=lambda step: bool(rates.append(float(parts.scheduler.get_last_lr()[0])))).train()
+    assert rates == pytest.approx([1.0] * 3 + [0.5] * 4 + [0.0])
+
+
+def test_the_steps_of_the_run_and_of_an_epoch_answer_auto() -> None:
+    cycle = ["scheduler=step", "scheduler._target_=torch.optim.lr_scheduler.OneCycleLR", "~scheduler.step_size", "~scheduler.gamma"]
+    cycle += ["+scheduler.max_lr=0.1", "+scheduler.steps_per_epoch=auto", "+scheduler.epochs=2", "+scheduler.total_steps=null"]
+    parts = components(*cycle, "trainer.max_steps=7", "trainer.global_batch_size=160")
+    assert parts.scheduler.total_steps == 8  # type: ignore[attr-defined]
+    assert parts.answers["scheduler.steps_per_epoch"] == 4
