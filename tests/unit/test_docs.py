@@ -82,7 +82,7 @@ def test_every_fault_is_told() -> None:
         ("security.md", r"refreshed every ([\d.]+) s", folder_lock.REFRESH_S),
         ("security.md", r"until it is ([\d.]+) s old", folder_lock._STALE_AFTER * folder_lock.REFRESH_S),
         ("multinode.md", r"silent for (\w+) seconds", wire.SILENT_S),
-        ("multinode.md", r"after (\w+) seconds the first one says", rounds._NAMED_AFTER_S),
+        ("multinode.md", r"on all terminals, (\w+) seconds after each", rounds._NAMED_AFTER_S),
     ],
 )
 def test_seconds_and_counts_are_those_of_the_code(doc: str, says: str, is_so: float) -> None:
