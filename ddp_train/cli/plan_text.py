@@ -159,6 +159,8 @@ def sizes(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
         return
     trained = "all trained" if found["trained"] == found["parameters"] else f"{found['trained']:,} of them trained"
     screen.fact("model", f"{found['model']}, {found['parameters']:,} parameters, {trained}")
+    if found["layers"]:
+        screen.fact("layers", *found["layers"])
     screen.fact("memory", f"{in_units(found['rank_bytes'])} on each rank for weights, gradients and the optimizer; activations come on top")
     epoch = f"{found['steps_per_epoch']} per epoch of {found['epoch_size']:,} samples" if found["epoch_size"] else "the data has no epochs"
     screen.fact("steps", f"{found['steps']:,} ({epoch})")

@@ -246,7 +246,7 @@ def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -
     found: Any = OmegaConf.to_container(merged)
     if schema is DebugConfig:
         faults = [_typed(FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(found["faults"])]
-        return {"faults": [fault for fault in faults if fault is not None]}
+        return {**found, "faults": [fault for fault in faults if fault is not None]}
     return dict(found)
 
 

@@ -56,6 +56,8 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
     if cluster:
         errors += _check_device(cluster, tree.get("amp"))
         errors += _check_machines(cluster)
+    if debug:
+        errors += _check_debug(debug)
     if debug and loader:
         errors += _check_faults(debug, loader, batch)
     return batch, errors
@@ -137,6 +139,17 @@ def _check_evaluation(evaluation: EvaluationConfig, *, is_evaluated: bool) -> It
             happened="is true, but data.eval is null: nothing is evaluated",
             expected="an evaluation split",
             fix="evaluation.save_predictions=false, or data.eval with the arguments that differ for the evaluation split",
+        )
+
+
+def _check_debug(debug: DebugConfig) -> Iterator[ConfigError]:
+    """Refuse to resume where nothing is left to be trained."""
+    if debug.resume_after_steps is not None and (debug.max_steps is None or debug.resume_after_steps >= debug.max_steps):
+        yield ConfigError(
+            key="debug.resume_after_steps",
+            happened=f"is {debug.resume_after_steps}, and debug.max_steps is {'null' if debug.max_steps is None else debug.max_steps}",
+            expected="fewer steps than debug.max_steps",
+            fix=f"debug.max_steps={2 * debug.resume_after_steps}",
         )
 
 

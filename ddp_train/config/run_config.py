@@ -110,4 +110,6 @@ def typed_sections(sections: Mapping[str, dict[str, Any] | None]) -> dict[str, A
         name: typed(SECTIONS[name], values) for name, values in sections.items() if values is not None and name != "debug"
     }
     debug = sections.get("debug")
-    return made if debug is None else {**made, "debug": DebugConfig(faults=[FaultConfig(**fault) for fault in debug["faults"]])}
+    if debug is not None:
+        made["debug"] = DebugConfig(**{**debug, "faults": [FaultConfig(**fault) for fault in debug["faults"]]})
+    return made

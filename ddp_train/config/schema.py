@@ -96,6 +96,7 @@ class RootConfig:
     init_from_strict: bool
     extra: dict[str, Any]
     sanity_check: bool
+    summary: int = field(metadata={"min": 0})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,7 @@ class EvaluationConfig:
 
     every_steps: int | None = field(metadata={"min": 1})
     batch_size: int = field(metadata={"min": 1})
+    max_batches: int | None = field(metadata={"min": 1})
     save_predictions: bool
 
 
@@ -247,6 +249,10 @@ class DebugConfig:
     """The section `debug`."""
 
     faults: list[Any]  # FaultConfig, each
+    max_steps: int | None = field(metadata={"min": 1})
+    resume_after_steps: int | None = field(metadata={"min": 1})
+    max_batches: int | None = field(metadata={"min": 1})
+    overfit: bool
 
 
 SECTIONS: dict[str, type] = {

@@ -22,16 +22,17 @@ _WITHOUT_EFFECT_ON_RESULTS = (
         "resume",
         "after",
         "sanity_check",
+        "summary",
         "extra",
         "cluster",
         "sweep",
         "metrics",
         "checkpoint",
         "evaluation",
-        "debug",
     ),
     *("trainer.grad_accum_steps", "trainer.log_every_steps", "health.check_replicas_every_steps"),
     *("loader.micro_batch_size", "loader.num_workers"),
+    *("debug.faults", "debug.max_steps", "debug.resume_after_steps", "debug.max_batches"),
 )
 
 

@@ -136,6 +136,7 @@ class EvalLoader:
     """The evaluation data of one rank: every sample once over all ranks, no padding, unequal shares.
 
     Args: as for `TrainLoader`; samples that are skipped are left out.
+        most: only so many samples are taken, the first ones; None: all.
     """
 
     def __init__(
@@ -148,9 +149,10 @@ class EvalLoader:
         num_workers: int = 0,
         pin_memory: bool = False,
         skips: bool = False,
+        most: int | None = None,
     ) -> None:
         self.source = source
-        self.num_samples = len(source)
+        self.num_samples = len(source) if most is None else min(most, len(source))
         self.skips = skips
         self.first, self._stop = share(0, self.num_samples, rank, world_size)  # this rank's samples
         self._batch_size = batch_size

@@ -216,14 +216,17 @@ class StreamEvalLoader:
         rank: this rank.
         world_size: ranks that share the pass.
         batch_size: samples of one forward.
+        most: at most so many samples are taken, over all ranks; None: all.
     """
 
-    def __init__(self, stream: Stream, *, rank: int, world_size: int, batch_size: int) -> None:
+    def __init__(self, stream: Stream, *, rank: int, world_size: int, batch_size: int, most: int | None = None) -> None:
         self.skips = False
         self._stream, self._rank, self._world_size, self._batch_size = stream, rank, world_size, batch_size
+        low, high = share(0, most or 0, rank, world_size)
+        self._most = None if most is None else high - low
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        samples = self._samples(self._rank)
+        samples = islice(self._samples(self._rank), self._most)
         is_empty = True
         while batch := list(islice(samples, self._batch_size)):
             is_empty = False

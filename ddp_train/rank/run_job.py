@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +46,8 @@ from ddp_train.training.trainer import Trainer
 def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
     """Run one job to its end or to a stop; result.json has what came of it. Collective.
 
+    With `debug.resume_after_steps` in two parts: the second begins as after a stop, with everything built anew.
+
     Args:
         state: advanced in place, so that a caller can say how far a failed run got.
         tracker: is told what this rank is at.
@@ -80,18 +83,26 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         tracker=tracker,
         agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
     )
-    trainer = _trainer(job, components, state, world, stop, checkpoints)
+    halfway = _Halfway(job.config.debug.resume_after_steps, stop, state)
+    trainer = _trainer(job, components, state, world, stop, checkpoints, stops_after=halfway.stops_after)
     inject(job.config.debug.faults, tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
     is_done = trainer.train()
     unsaved = checkpoints.finish()
-    if unsaved and is_done:
+    if unsaved and (is_done or halfway.is_reached):
         raise RunError(
             key="checkpoint",
-            happened=f"all steps are done, but the last one was not saved. {unsaved}",
+            happened=f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}",
             expected="the state of the last step on disk",
             fix="make room, and `ddp-train resume` the run: it continues from the checkpoint before",
         )
+    if halfway.is_reached and not is_done:
+        trainer.callbacks.end(Status.PREEMPTED)
+        records.close()
+        tracker.enter(Phase.START, state.step)
+        del components, keep, checkpoints, trainer, records  # their memory is wanted for those that are built anew
+        vars(state).update(vars(TrainState()))
+        return run_job(replace(job, checkpoint=None), world, state, stop, tracker)
     tracker.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
     status = Status.COMPLETED if is_done else status_of(stop.cause())
@@ -104,6 +115,21 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         _tell(job, state, result, stop, is_saved=not unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)
+
+
+class _Halfway:
+    """Lets a run stop by itself after so many steps, once: what is resumed has taken them."""
+
+    def __init__(self, after: int | None, stop: Stop, state: TrainState) -> None:
+        self._after, self._stop, self._state = after, stop, state
+        self.is_reached = False
+
+    def stops_after(self, taken: int) -> bool:
+        """Tell whether this step is the last for now; the same on all ranks."""
+        if self._stop.comes_after(taken):
+            return True
+        self.is_reached = self._state.step == self._after
+        return self.is_reached
 
 
 def _build(job: Job, world: World) -> Components:
@@ -175,23 +201,33 @@ def _writers(job: Job, components: Components, state: TrainState, world: World, 
     )
 
 
-def _trainer(job: Job, components: Components, state: TrainState, world: World, stop: Stop, checkpoints: Checkpoints) -> Trainer:
+def _trainer(
+    job: Job,
+    components: Components,
+    state: TrainState,
+    world: World,
+    stop: Stop,
+    checkpoints: Checkpoints,
+    *,
+    stops_after: Callable[[int], bool],
+) -> Trainer:
     """Return what trains the run as its config says."""
     config, run_folder, records = job.config, job.run_folder, checkpoints.records
+    log_every, cut_off = config.trainer.log_every_steps, config.debug.max_steps
     health, every = config.health, config.health.check_replicas_every_steps
     return Trainer(
         components=components,
         state=state,
         world=world,
-        log_every_steps=config.trainer.log_every_steps,
-        evaluate_every_steps=config.evaluation.every_steps,
+        log_every_steps=log_every if cut_off is None else min(log_every, -(-cut_off // 20)),
+        evaluate_every_steps=config.debug.resume_after_steps or config.evaluation.every_steps,
         clip_grad_norm=config.trainer.clip_grad_norm,
         sanity_check=config.sanity_check,
         predictions_of=run_folder.predictions_of if config.evaluation.save_predictions else None,
         write=records.write,
         save=checkpoints.save,
         saves_after=checkpoints.are_due,
-        stops_after=stop.comes_after,
+        stops_after=stops_after,
         is_stopping=stop.is_asked,
         rewind=checkpoints.rewind,
         folder=run_folder.root,

@@ -18,6 +18,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result
 from ddp_train.system import devices
 from ddp_train.training.components import Components
+from ddp_train.training.layers import layer_table
 from ddp_train.training.state import TrainState
 
 
@@ -46,6 +47,12 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
         f"model    {type(components.model).__name__}, {sum(parameters):,} parameters, {frozen}",
         f"steps    {components.total_steps} ({epoch})",
     ]
+    lines[1:1] = [f"         {line}" for line in layer_table(components.model, depth=job.config.summary)] if job.config.summary else []
+    debug = job.config.debug
+    if debug.max_steps is not None:
+        lines.append(
+            f"debug    the run is cut off there, its schedules are not{_halfway(debug.resume_after_steps, components.total_steps)}"
+        )
     lines += _groups(components.optimizer)
     if order.epoch_size and order.epoch_size < wanted:
         lines.append(
@@ -55,6 +62,10 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     if state.step:
         lines.append(f"resumed  after step {state.step}, {state.samples:,} samples")
     return "\n".join(lines)
+
+
+def _halfway(after: int | None, total_steps: int) -> str:
+    return f"; after step {after} it is built anew and resumed" if after is not None and after < total_steps else ""
 
 
 def _groups(optimizer: Optimizer) -> list[str]:
@@ -75,12 +86,7 @@ def _groups(optimizer: Optimizer) -> list[str]:
 def closing(job: Job, state: TrainState, result: Result) -> str:
     """Say what was reached, where it lies, and what to try next."""
     shown = {name: value for name, value in result.last.items() if name == "train/loss" or name.startswith("eval/")}
-    folder, command, tools = job.run_folder.shown(), _command("ddp-train"), _command("tensorboard")
-    trainer = job.config.trainer
-    longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
-    onward = f"{command} resume {shlex.quote(folder)} trainer.{longer}={2 * (limit or 1)}"
-    if state.stopped is not None:
-        onward = _without(job, state.stopped.by)
+    folder, tools = job.run_folder.shown(), _command("tensorboard")
     return "\n".join(
         [
             "",
@@ -91,8 +97,7 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
             "",
             "Try next:",
             *([f"  {tools} --logdir {_outputs(folder)}"] if job.config.metrics.get("tensorboard") else []),
-            f"  {onward}",
-            f"  {command} -m {printable(shlex.join(_sweep(job)))}",
+            *(f"  {words}" for words in _next(job, state, result)),
         ]
     )
 
@@ -108,9 +113,32 @@ def _without(job: Job, callback: str) -> str:
     return f"{_command('ddp-train')} resume {shlex.quote(job.run_folder.shown())} ~callbacks.{callback}"
 
 
+def _next(job: Job, state: TrainState, result: Result) -> list[str]:
+    """Return commands that may come next: the whole of a run that was cut off; else one that goes on, and a sweep around it."""
+    command, trainer = _command("ddp-train"), job.config.trainer
+    if job.config.debug.max_steps is not None:
+        whole = [text for key, text in _typed(job).items() if key != "debug" and not key.startswith("debug.")]
+        return [f"{command} {printable(shlex.join([*job.options, *whole]))}"]
+    longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
+    onward = f"{command} resume {shlex.quote(job.run_folder.shown())} trainer.{longer}={2 * (limit or 1)}"
+    if state.stopped is not None:
+        onward = _without(job, state.stopped.by)
+    return [onward, f"{command} -m {printable(shlex.join(_sweep(job)))}"]
+
+
 def _sweep(job: Job) -> list[str]:
     """Return the words of a sweep around this run: everything that was typed for it, each key once, and two values for one of them."""
-    config, typed = job.config, dict[str, str]()
+    config, typed = job.config, _typed(job)
+    rate: Any = config.optimizer.get("lr")
+    is_rate = isinstance(rate, (int, float)) and rate > 0
+    key, values = ("optimizer.lr", f"{rate * 2:g},{rate / 2:g}") if is_rate else ("seed", f"{config.seed + 1},{config.seed + 2}")
+    plus = _plus(typed.pop(key, ""))
+    return [*job.options, *typed.values(), f"{plus}{key}={values}"]
+
+
+def _typed(job: Job) -> dict[str, str]:
+    """Return what was typed for a run, by its keys, each once."""
+    typed = dict[str, str]()
     for text in job.overrides:
         key = text.lstrip("+~").partition("=")[0]
         if text.startswith("~"):
@@ -118,11 +146,7 @@ def _sweep(job: Job) -> list[str]:
         elif not key.startswith("hydra") and key != "resume":  # that names one run
             before = typed.pop(key, "")  # the last one counts; what was added needs its + again
             typed[key] = f"{_plus(before) or _plus(text)}{text.lstrip('+')}"
-    rate: Any = config.optimizer.get("lr")
-    is_rate = isinstance(rate, (int, float)) and rate > 0
-    key, values = ("optimizer.lr", f"{rate * 2:g},{rate / 2:g}") if is_rate else ("seed", f"{config.seed + 1},{config.seed + 2}")
-    plus = _plus(typed.pop(key, ""))
-    return [*job.options, *typed.values(), f"{plus}{key}={values}"]
+    return typed
 
 
 def _plus(text: str) -> str:

@@ -20,6 +20,7 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Amp, Averaging, DataSource, Joint, Objective, Predicting, Resident, Strategy
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
+from ddp_train.loader.one_batch import OneBatch
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
@@ -53,6 +54,8 @@ def build(config: RunConfig, world: World) -> Components:
         if eval_source is not None:
             _place(eval_source, world)
     train_loader = _train_loader(train_source, config, world)
+    if config.debug.overfit:
+        train_loader = OneBatch(train_loader)
     eval_loader = _eval_loader(eval_source, config, world) if eval_source is not None else None
     total_steps = _total_steps(config.trainer, train_loader.order.steps_per_epoch)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
@@ -82,7 +85,7 @@ def build(config: RunConfig, world: World) -> Components:
         strategy=strategy,
         train_loader=train_loader,
         eval_loader=eval_loader,
-        total_steps=total_steps,
+        total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
         callbacks=_callbacks(config.callbacks),
         answers=answers,
     )
@@ -164,11 +167,12 @@ def _source(config: RunConfig, changes: Mapping[str, Any], *, key: str) -> DataS
 
 def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:
     loader, batch = config.loader, config.batch
+    drop_last = loader.drop_last or config.debug.overfit
     reading: dict[str, Any] = {**_reading(loader, world), "grad_accum_steps": batch.grad_accum_steps}
     if isinstance(source, Stream):
         _require_plain(loader)
         _require_steps(config, source)
-        batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=loader.drop_last)
+        batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
         return StreamLoader(source, batches, **reading)
     require_samples(source, key="data", at_least=batch.global_batch_size if loader.drop_last else 1)
     sampler = sampler_from(
@@ -180,17 +184,19 @@ def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) 
         sample_weights=loader.sample_weights,
         bucket_batches=loader.bucket_batches,
     )
-    order = SampleOrder(sampler, global_batch_size=min(batch.global_batch_size, sampler.length), drop_last=loader.drop_last)
+    order = SampleOrder(sampler, global_batch_size=min(batch.global_batch_size, sampler.length), drop_last=drop_last)
     return TrainLoader(source, order, **reading, skips=loader.on_bad_sample == "skip")
 
 
 def _eval_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Evaluation:
     loader, batch_size = config.loader, config.evaluation.batch_size
+    limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
+    most = min(limits, default=None)
     if isinstance(source, Stream):
         _require_plain(loader)
-        return StreamEvalLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size)
+        return StreamEvalLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, most=most)
     require_samples(source, key="data.eval")
-    return EvalLoader(source, batch_size=batch_size, **_reading(loader, world), skips=loader.on_bad_sample == "skip")
+    return EvalLoader(source, batch_size=batch_size, **_reading(loader, world), skips=loader.on_bad_sample == "skip", most=most)
 
 
 def _reading(loader: LoaderConfig, world: World) -> dict[str, Any]:

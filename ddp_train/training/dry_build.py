@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import alone
 from ddp_train.training.build import build
+from ddp_train.training.layers import layer_table
 from ddp_train.training.state_size import estimate
 
 
@@ -18,6 +19,7 @@ class Sizes:
     """What a run will have; travels between processes as JSON."""
 
     model: str  # the class
+    layers: list[str]  # lines of a table (`summary`)
     parameters: int
     trained: int  # of them
     steps: int
@@ -42,6 +44,7 @@ def measure(config: RunConfig) -> Sizes:
     order = components.train_loader.order
     return Sizes(
         model=type(components.model).__name__,
+        layers=layer_table(components.model, depth=config.summary) if config.summary else [],
         parameters=sum(parameter.numel() for parameter in parameters),
         trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         steps=components.total_steps,

@@ -110,3 +110,12 @@ def test_evaluation_leaves_bad_samples_out(workers: int, world_size: int) -> Non
             found += micro_batch.batch.tolist() if micro_batch.counts else []
             skipped += [bad.sample for bad in micro_batch.skipped]
     assert (found, skipped) == ([3, 4, 5, 6, 8, 9], [0, 1, 2, 7])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 9])
+@pytest.mark.parametrize(("most", "taken"), [(7, 7), (100, 20), (None, 20)])
+def test_an_evaluation_takes_the_first_samples_alone_on_any_number_of_ranks(world_size: int, most: int | None, taken: int) -> None:
+    loaders = [EvalLoader(Numbers(20), rank=rank, world_size=world_size, batch_size=3, most=most) for rank in range(world_size)]
+    found = [int(value) for loader in loaders for each in loader if each.counts for value in each.batch]
+    assert sorted(found) == list(range(taken))
+    assert {loader.num_samples for loader in loaders} == {taken}

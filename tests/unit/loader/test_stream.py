@@ -160,3 +160,10 @@ def test_epochs_are_those_of_a_length_in_whole_batches(tmp_path: Path) -> None:
     assert StreamOrder(100, global_batch_size=32).epoch_size == 128
     assert StreamOrder(100, global_batch_size=32, drop_last=True).epoch_size == 96
     assert (StreamOrder(None, global_batch_size=32).epoch_size, StreamOrder(100, global_batch_size=32).batch_at(128).epoch) == (None, 1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_an_evaluation_takes_as_many_samples_as_it_is_told_to_over_all_ranks(world_size: int) -> None:
+    stream = Stream(Counting(20), None)
+    loaders = [StreamEvalLoader(stream, rank=rank, world_size=world_size, batch_size=3, most=7) for rank in range(world_size)]
+    assert sum(len(each.batch) for loader in loaders for each in loader if each.counts) == 7

@@ -34,6 +34,19 @@ def test_all_parameters_are_counted_and_those_that_are_trained() -> None:
     assert "model    MLP, 13,018 parameters, 730 of them trained\n" in plan(frozen=True)
 
 
+def test_a_run_that_is_cut_off_says_so_and_names_the_whole_one_next() -> None:
+    assert "\nsteps    4 (" in plan("debug=fast") and "after step 2 it is built anew and resumed" in plan("debug=fast")
+    assert "resumed" not in plan("debug=fast", "trainer.max_steps=2") and "debug" not in plan()
+    words = ["model=mlp", "debug=fast", "+model.bias=true", "debug.max_steps=8"]
+    job = Job(config=checked("debug=fast"), run_folder=RunFolder(Path("run")), command=[], overrides=words, options=["--config-dir=mine"])
+    result = Result(status=Status.COMPLETED, step=4, samples=4, seconds=1.0, metrics={"last": {}, "best": {}})
+    assert summary.closing(job, TrainState(), result).endswith("ddp-train --config-dir=mine model=mlp +model.bias=true")
+
+
+def test_layers_are_listed_where_they_are_asked_for() -> None:
+    assert "Linear" not in plan() and "\n           0     Linear" in plan("summary=2")
+
+
 def test_tensorboard_is_tried_next_where_it_was_written() -> None:
     result = Result(status=Status.COMPLETED, step=4, samples=4, seconds=1.0, metrics={"last": {}, "best": {}})
     for overrides, is_written in ([], True), (["~metrics.tensorboard"], False):

@@ -34,6 +34,7 @@ def test_they_are_those_of_the_run_itself(overrides: tuple[str, ...]) -> None:
     parameters = [parameter.numel() for parameter in parts.model.parameters()]
     assert sizes == Sizes(
         model=type(parts.model).__name__,
+        layers=[],
         parameters=sum(parameters),
         trained=sum(parameters),
         steps=parts.total_steps,
