@@ -51,7 +51,7 @@ def test_tensorboard_is_tried_next_where_it_was_written() -> None:
     result = Result(status=Status.COMPLETED, step=4, samples=4, seconds=1.0, metrics={"last": {}, "best": {}})
     for overrides, is_written in ([], True), (["~metrics.tensorboard"], False):
         job = Job(config=checked(*overrides, base=[]), run_folder=RunFolder(Path("run")), command=[], overrides=overrides)
-        assert ("tensorboard --logdir" in summary.closing(job, result)) is is_written
+        assert ("tensorboard --logdir" in summary.closing(job, TrainState(), result)) is is_written
 
 
 def test_what_the_patterns_of_groups_have_matched_is_said() -> None:
