@@ -142,10 +142,10 @@ class Objective(Protocol):
         """
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what evaluation adds up over all samples: floats for sums, int64 for counts, each of shape []."""
+        """Return what evaluation adds up over all samples: floats for sums, int64 for counts; of shape [], or [K] for one per class."""
 
-    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Turn the sums over the whole evaluation set into metrics."""
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+        """Turn the sums over the whole evaluation set into metrics: numbers, and lists of them for what has shape [K]."""
 
 
 @runtime_checkable
@@ -157,6 +157,33 @@ class Predicting(Protocol):
 
         Each name becomes a file NAME.npy with one row for each evaluation sample, in the data set's order.
         """
+
+
+@runtime_checkable
+class Comparing(Protocol):
+    """An objective that can also say what its metrics compare: for `evaluation.metrics`."""
+
+    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]:
+        """Return what `score` returns, and from the same forward the rows of `predict` ({} without) and predictions with their targets.
+
+        Predictions are what torchmetrics takes (probabilities, not logits), one row for each sample; targets have a length.
+        """
+
+
+@runtime_checkable
+class Borrowing(Protocol):
+    """An objective that begins with weights of others: a teacher. It is an `nn.Module`."""
+
+    borrows: Mapping[str, str]
+    """Name of a part of the objective -> its weights, as `init_from` takes them."""
+
+
+@runtime_checkable
+class Meeting(Protocol):
+    """An objective that has to know the model before the first batch."""
+
+    def meet(self, model: nn.Module) -> None:
+        """Look at the model, before anything wraps it."""
 
 
 @runtime_checkable

@@ -63,7 +63,7 @@ def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool)
     Raises:
         ConfigError: there is no such metric, or nobody knows which way it is better.
     """
-    valid = {f"eval/{name}": goal for name, goal in goals.items()} if is_evaluated else {"train/loss": "min"}
+    valid = {f"eval/{name}": goal for name, goal in goals.items()} if is_evaluated and goals else {"train/loss": "min"}
     metric = metric or next(iter(valid))
     if metric not in valid:
         close = difflib.get_close_matches(metric, valid, n=1, cutoff=0.4) or list(valid)[:1]

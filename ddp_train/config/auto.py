@@ -1,8 +1,8 @@
 """Arguments that are `auto`: who answers them, and what they came to. Imports no torch; docs/decisions/0005-auto.md says why it is so.
 
-An `auto` takes the fact of its argument's name, also in nodes inside a node: of the data in model and objective, of the run in scheduler
-and metrics. One without a fact is null where that is the argument's own default (the class can do without), stays where the class has a
-meaning of its own for it (its default, or annotated as text), and is else an error.
+An `auto` takes the fact of its argument's name, also in nodes inside a node: of the data in model, objective and evaluation.metrics, of
+the run in scheduler and metrics. One without a fact is null where that is the argument's own default (the class can do without), stays
+where the class has a meaning of its own for it (its default, or annotated as text), and is else an error.
 Answers are kept by their dotted keys, `model.num_classes`.
 """
 
@@ -12,12 +12,13 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.config.spelling import nearest, override, text_of
 from ddp_train.config.target import AUTO, DIRECTIVES, FACTS, admits_text, hints_of, locate
-from ddp_train.config.tree import changed
+from ddp_train.config.tree import at, changed
 from ddp_train.errors import ConfigError
 
-BY_DATA = ("model", "objective")
+BY_DATA = ("model", "objective", EVALUATION_METRICS)
 BY_RUN = {name: FACTS[name] for name in ("scheduler", "metrics")}
 
 _ALSO_CALLED = {
@@ -37,7 +38,7 @@ def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[Config
         sections: those whose nodes are made.
     """
     for section in sections:
-        for key, name, owner in _autos(tree.get(section), section, "", None):
+        for key, name, owner in _autos(at(tree, section), section, "", None):
             if section in BY_DATA and name:
                 continue
             default, has_meaning = _argument(owner, name)
@@ -76,17 +77,17 @@ def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def put(value: Any, key: str, answers: Mapping[str, Any]) -> Any:
     """Return a part of a configuration with answers in the place of its `auto`s."""
-    return changed(value, key, lambda at, found: answers.get(at, found) if _is_auto(found) else found)
+    return changed(value, key, lambda place, found: answers.get(place, found) if _is_auto(found) else found)
 
 
 def take(value: Any, key: str, keys: list[str]) -> Any:
     """Return a part of a configuration with `auto` in the place of answers."""
-    return changed(value, key, lambda at, found: AUTO if at in keys else found)
+    return changed(value, key, lambda place, found: AUTO if place in keys else found)
 
 
 def keys(tree: Mapping[str, Any]) -> list[str]:
     """Return the keys of every `auto` whose answer belongs to the experiment; the metrics' are of one attempt."""
-    return [key for section in (*BY_DATA, "scheduler") for key, _, _ in _autos(tree.get(section), section, "", None)]
+    return [key for section in (*BY_DATA, "scheduler") for key, _, _ in _autos(at(tree, section), section, "", None)]
 
 
 def plain(value: Any) -> Any:
@@ -107,7 +108,7 @@ def refuse_changed(answers: Mapping[str, Any], before: Mapping[str, Any]) -> Non
         ConfigError: naming the first one.
     """
     for key, value in answers.items():
-        if key.split(".")[0] in BY_DATA and key in before and before[key] != value:
+        if key.startswith(BY_DATA) and key in before and before[key] != value:
             raise ConfigError(
                 key=key,
                 happened=f"is auto: the data said {_shown(before[key])} when the run began, and says {_shown(value)} now",

@@ -23,10 +23,23 @@ from ddp_train.config import auto, limits, node_keys
 from ddp_train.config.command_line import whole
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import RunConfig, typed_sections
-from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, DebugConfig, FaultConfig, RootConfig, keys_of, subsection, typed
+from ddp_train.config.schema import (
+    MADE,
+    NAMED,
+    NODES,
+    ROOT_KEYS,
+    SECTIONS,
+    TARGETS,
+    DebugConfig,
+    FaultConfig,
+    RootConfig,
+    keys_of,
+    subsection,
+    typed,
+)
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.target import check_target
-from ddp_train.config.tree import changed, leaves, nodes, texts
+from ddp_train.config.tree import at, changed, leaves, nodes, texts
 from ddp_train.config.unknown_names import targets_in_extra, unknown, unknown_hydra_names, unknown_root_names
 from ddp_train.errors import ConfigError
 
@@ -87,7 +100,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
-    errors += auto.check(tree, _MADE)
+    errors += auto.check(tree, MADE)
     errors += node_keys.check(tree)
     errors += [
         ConfigError(
@@ -141,7 +154,6 @@ def section(composed: DictConfig, schema: type[_Section]) -> _Section:
     return typed(schema, values)
 
 
-_MADE = (*TARGETS, *NAMED)
 OWN = [key for name, schema in SECTIONS.items() for key in keys_of(schema, f"{name}.")]
 """The keys of our own sections."""
 
@@ -280,8 +292,8 @@ def _check_name(name: Any) -> list[ConfigError]:
 
 def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield every node that is instantiated, with its key; the data's evaluation split as the second node that it is."""
-    for name in _MADE:
-        node = tree.get(name)
+    for name in MADE:
+        node = at(tree, name)
         if not isinstance(node, dict):
             continue
         if name == "data":
@@ -289,7 +301,7 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
             node = {key: value for key, value in node.items() if key != "eval"}
             if changes and isinstance(changes, dict) and "_target_" in node:
                 yield {**node, **changes}, "data.eval"
-        made = {f"{name}.{key}": each for key, each in node.items()} if name in NAMED else {name: node}
+        made = {f"{name}.{key}": each for key, each in node.items()} if name in NODES else {name: node}
         for key, inner in made.items():
             if isinstance(inner, dict) and "_target_" not in inner:
                 yield inner, key

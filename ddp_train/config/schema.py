@@ -119,6 +119,7 @@ class EvaluationConfig:
     batch_size: int = field(metadata={"min": 1})
     max_batches: int | None = field(metadata={"min": 1})
     save_predictions: bool
+    metrics: dict[str, Any]  # nodes with a _target_, by the names that their values get; None: left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +294,12 @@ EVENTS = ("start", "step", "evaluation", "save", "end")
 NAMED = {"metrics": "writer", "callbacks": "callback"}
 """Sections that hold one component for each name, and what they hold."""
 
+EVALUATION_METRICS = "evaluation.metrics"
+NODES = (*NAMED, EVALUATION_METRICS)
+"""Where components stand by names: those sections, and the metrics of the evaluation."""
+
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
+MADE = (*TARGETS, *NODES)
 NODE_KEYS = {"optimizer": ("groups", "layer_decay"), "scheduler": ("every", "metric")}
 """Keys of ours in a node that is made by a class of others; a class that has an argument of that name keeps it."""
 OWN_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ddp_train.config import refused_targets
-from ddp_train.config.schema import NODE_KEYS, OWN_KEYS
+from ddp_train.config.schema import EVALUATION_METRICS, NODE_KEYS, OWN_KEYS
 from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
 from ddp_train.errors import ConfigError
 
@@ -26,6 +26,7 @@ _OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")
 FACTS = {
     "model": _OF_DATA,
     "objective": (*_OF_DATA, "ignore_index", "bytes_per_token"),
+    "evaluation": (*_OF_DATA, "ignore_index"),
     "scheduler": ("total_steps", "steps_per_epoch"),
     "metrics": ("run_dir", "config", "hyper_parameters", "run_name", "step", "total_steps", "tracker", "epoch", "steps_per_epoch"),
 }
@@ -123,7 +124,7 @@ def _check_arguments(
             )
     positional = len(node.get("_args_") or ())
     missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in given]
-    if missing and not node.get("_partial_") and (key in COMPLETED or (key == "objective" and not inspect.isclass(target))):
+    if missing and not node.get("_partial_") and (key in COMPLETED or (_is_completed(key) and not inspect.isclass(target))):
         yield ConfigError(
             key=f"{key}._partial_",
             happened=f"is missing, and {path} needs {', '.join(missing)}, of which the run has to give the first",
@@ -159,6 +160,11 @@ def own_keys(node: Mapping[str, Any], key: str, parameters: Collection[str] | No
         target = locate(node["_target_"])
         return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and not accepts(target, name)}
     return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and name not in parameters}
+
+
+def _is_completed(key: str) -> bool:
+    """Tell whether the run calls a function of this node: a loss, a metric."""
+    return key == "objective" or (key.startswith(f"{EVALUATION_METRICS}.") and key.count(".") == 2)
 
 
 def hints_of(target: Callable[..., Any]) -> dict[str, Any]:

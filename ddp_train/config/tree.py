@@ -62,6 +62,14 @@ def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from nodes(value, f"{prefix}{key}.")
 
 
+def at(tree: Mapping[str, Any], key: str) -> Any:
+    """Return what stands at a dotted name; None where nothing does."""
+    found: Any = tree
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
 def changed(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
     """Return a part of a tree with whatever `change` returns in the place of its values, given their dotted names."""
     found = change(key, value)

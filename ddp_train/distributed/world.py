@@ -93,6 +93,14 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
+    def gather_to_main(self, value: Any) -> list[Any]:
+        """Return every rank's value, by rank, on rank 0; [] on the others, which need no room for them. Pickles. Collective."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size if self.is_main else []
+        dist.gather_object(value, values if self.is_main else None)
+        return values
+
     def from_main(self, value: Any) -> Any:
         """Return rank 0's value on every rank. Pickles: not for the hot path. Collective."""
         if self.size == 1:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ddp_train.interfaces import Batch, Goal, Objective, batch_size
+from ddp_train.objective.model_call import call, give, split, unwrap
+from ddp_train.objective.supervised import count
 
 
 class LossObjective(nn.Module):
-    """Adapt a third-party loss to the objective's protocol. A batch is `(inputs, targets)`; every sample weighs the same.
+    """Adapt a third-party loss to the objective's protocol. Every sample weighs the same; the batch's forms are those of model_call.py.
 
     A module, so that the parameters of a loss that has some (learned centres, a temperature) are found.
 
     Args:
         loss_fn: `loss_fn(outputs, targets)` returns the mean over the batch's samples, shape [] (`reduction="mean"`). A loss that divides
-            by anything but B (class weights, ignored targets) is then not exactly independent of how the global batch is split.
+            by anything but B (class weights, ignored targets) is then not exactly independent of how the global batch is split. It gets
+            what the model gives: of a dict (transformers' ModelOutput) the logits, a tuple as it is.
     """
 
     def __init__(self, loss_fn: Callable[[Any, Any], Tensor]) -> None:
@@ -41,26 +43,38 @@ class LossObjective(nn.Module):
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return `loss` (sum, float64) and the count `samples`; each of shape []."""
-        totals, _ = self.predict(model, batch)
-        return totals
+        return self.compare(model, batch)[0]
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return what `score` returns, and the model's `output` for each sample; only the function knows the loss of one sample."""
+        totals, rows, _ = self.compare(model, batch)
+        return totals, rows
+
+    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]:
+        """Return what `predict` returns, and the model's output with the targets: logits, where the function takes logits."""
         loss, outputs = self._loss(model, batch)
-        totals = {"loss": loss.double(), "samples": torch.full((), batch_size(batch), dtype=torch.int64, device=loss.device)}
-        return totals, {"output": outputs}
+        totals = {"loss": loss.double(), "samples": count(batch_size(batch), loss)}
+        return totals, {"output": outputs}, (outputs, split(batch)[1])
+
+    def infer(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
+        """Return the model's `output` for each sample, of inputs without targets."""
+        return {"output": _bare(give(model, inputs))}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Return `loss`, the mean over all samples."""
         return {"loss": totals["loss"] / totals["samples"]}
 
     def _loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        inputs, targets = batch
-        outputs = model(inputs)
+        given, targets = call(model, batch)
+        outputs = _bare(given)
         mean = self.loss_fn(outputs, targets)
         if mean.ndim != 0:
             raise ValueError(f"a loss function must return one number, the batch's mean (reduction='mean'); got shape {list(mean.shape)}")
         return mean * batch_size(batch), outputs
+
+
+def _bare(outputs: Any) -> Any:
+    return unwrap(outputs)[0] if isinstance(outputs, Mapping) else outputs
 
 
 def as_objective(candidate: object) -> Objective:

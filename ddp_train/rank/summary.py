@@ -59,6 +59,8 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
             f"data     its {order.epoch_size:,} samples are fewer than a global batch: each step takes all of them, not {wanted:,}"
         )
     lines += [f"data     {caveat}" for caveat in components.train_loader.caveats(state.samples)]
+    if gathered := [name for name, metric in components.metrics.items() if metric.is_gathered]:
+        lines.append(f"metrics  rank 0 gathers what {', '.join(gathered)} needs, which grows with the evaluation set")
     if state.step:
         lines.append(f"resumed  after step {state.step}, {state.samples:,} samples")
     return "\n".join(lines)

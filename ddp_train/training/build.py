@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from ddp_train.config import auto
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import EVENTS, LoaderConfig, TrainerConfig
+from ddp_train.config.tree import at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import Amp, Averaging, DataSource, Joint, Objective, Predicting, Resident, Strategy
+from ddp_train.interfaces import Amp, Averaging, Borrowing, DataSource, Joint, Meeting, Objective, Predicting, Resident, Strategy
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.loader.one_batch import OneBatch
@@ -26,8 +28,10 @@ from ddp_train.loader.sampler import sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer.groups import freeze
+from ddp_train.training import initial_weights
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.instantiate import instantiate, refuse_tools
+from ddp_train.training.metric import build_metrics, goals_of
 from ddp_train.training.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.seeding import seed_all
 
@@ -48,7 +52,7 @@ def build(config: RunConfig, world: World) -> Components:
     facts = train_source.facts
     if eval_source is not None:
         _require_same_facts(facts, eval_source.facts)
-    answers = auto.answer({name: getattr(config, name) for name in auto.BY_DATA}, facts)
+    answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)
     if config.loader.on_device:
         _place(train_source, world)
         if eval_source is not None:
@@ -69,7 +73,8 @@ def build(config: RunConfig, world: World) -> Components:
     strategy: Strategy = instantiate(config.strategy, key="strategy")
     module = strategy.prepare(trained, world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained)
-    scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=objective.goals)
+    metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
+    scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics))
     amp: Amp = instantiate(config.amp, key="amp")
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
@@ -87,6 +92,7 @@ def build(config: RunConfig, world: World) -> Components:
         eval_loader=eval_loader,
         total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
         callbacks=_callbacks(config.callbacks),
+        metrics=metrics,
         answers=answers,
     )
 
@@ -122,6 +128,7 @@ def build_evaluated(config: RunConfig, world: World) -> Evaluated:
         objective=objective,
         amp=instantiate(config.amp, key="amp"),
         eval_loader=_eval_loader(source, config, world),
+        metrics=build_metrics(config.evaluation.metrics, objective, world, {}),
     )
 
 
@@ -143,6 +150,10 @@ def _model_and_objective(config: RunConfig, world: World, answers: Mapping[str, 
     if isinstance(objective, nn.Module):  # a loss with weights of its own
         objective = objective.to(world.device)
     objective = as_objective(objective)
+    if isinstance(objective, Meeting):
+        objective.meet(model)
+    if isinstance(objective, Borrowing):
+        _borrow(objective, world)
     return model, objective, Joint(model, objective) if has_state(objective) else model
 
 
@@ -295,6 +306,14 @@ def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def _borrow(objective: Borrowing, world: World) -> None:
+    """Load the weights of others that an objective begins with. Collective; on the device `meta` there is nothing to load into."""
+    for part, source in objective.borrows.items() if world.device.type != "meta" else ():
+        lines = initial_weights.load(Path(source), getattr(objective, part), world, renames={}, is_strict=True)
+        if world.is_main:
+            print(*lines, sep="\n", flush=True)
+
+
 def _total_steps(trainer: TrainerConfig, steps_per_epoch: int | None) -> int:
     """Return the run's length in optimizer steps: max_steps or, where there are epochs, max_epochs, whichever ends first."""
     by_epochs = trainer.max_epochs * steps_per_epoch if trainer.max_epochs is not None and steps_per_epoch is not None else None
@@ -303,13 +322,14 @@ def _total_steps(trainer: TrainerConfig, steps_per_epoch: int | None) -> int:
 
 
 def has_state(objective: Objective) -> bool:
-    """Tell whether an objective has something to train, to share or to save.
+    """Tell whether an objective has something to train, to share or to save. A part that evaluates keeps its buffers as they are.
 
     Raises:
         ConfigError: it has parameters to train where nobody finds them.
     """
     if isinstance(objective, nn.Module):
-        return any(parameter.requires_grad for parameter in objective.parameters()) or any(True for _ in objective.buffers())
+        changing = (buffer for part in objective.modules() if part.training for buffer in part.buffers(recurse=False))
+        return any(parameter.requires_grad for parameter in objective.parameters()) or any(True for _ in changing)
     for name, value in getattr(objective, "__dict__", {}).items():
         held = value.parameters() if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
         if any(tensor.requires_grad for tensor in held):

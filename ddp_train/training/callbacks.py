@@ -75,7 +75,7 @@ class RunView:
 
     @property
     def goals(self) -> Mapping[str, Goal]:
-        return {} if self.components.eval_loader is None else self.components.objective.goals
+        return {} if self.components.eval_loader is None else self.components.goals
 
     @property
     def rank(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Amp, Batch, Joint, Objective, Scheduler, Strategy
+from ddp_train.interfaces import Amp, Batch, Comparing, Goal, Joint, Objective, Predicting, Scheduler, Strategy
 from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
+from ddp_train.training.metric import Metric, goals_of
 
 
 @dataclass(kw_only=True)
@@ -28,6 +29,20 @@ class Evaluated:
     amp: Amp
     eval_loader: Evaluation | None
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
+
+    @property
+    def goals(self) -> dict[str, Goal]:
+        """Which way each metric is better, the headline one first: the objective's, then those of `evaluation.metrics` that say it."""
+        return goals_of(self.objective, self.metrics)
+
+    def examine(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
+        """Return from one forward what evaluation adds up, what it saves of each sample, and what metrics compare, as far as wanted."""
+        if self.metrics:
+            return cast(Comparing, self.objective).compare(self.model, batch)
+        if predicts:
+            return *cast(Predicting, self.objective).predict(self.model, batch), None
+        return self.objective.score(self.model, batch), {}, None
 
 
 @dataclass(kw_only=True)

@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddp_train import model_log
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Averaging, Predicting
+from ddp_train.interfaces import Averaging
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.loader import EvalLoader
+from ddp_train.training import metric
 from ddp_train.training.components import Evaluated
 from ddp_train.training.predictions import PredictionFiles
 from ddp_train.training.sanity_check import NamedBatch, explain
@@ -32,8 +33,8 @@ def evaluate(
     """Evaluate the bare model on the evaluation data and return the metrics, the same on every rank. Collective.
 
     There is no collective inside the loop, so unequal shares cannot hang (a forward through DDP would wait for the other ranks); counts are
-    added as integers and sums in float64. Before it, all ranks take rank 0's buffers: each has updated its own BatchNorm averages since the
-    last synchronised forward.
+    added as integers and sums in float64, and metrics of `evaluation.metrics` are put together on rank 0 after it. Before it, all ranks
+    take rank 0's buffers: each has updated its own BatchNorm averages since the last synchronised forward.
 
     Args:
         components: with an `eval_loader`.
@@ -73,6 +74,8 @@ def _measure(
     if predictions is not None:
         assert isinstance(loader, EvalLoader)  # build has seen to it: a stream has no order to write them in
         files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
+    for each in components.metrics.values():
+        each.reset()
     totals: dict[str, Tensor] = {}
     gave_up, skipped = False, 0
     with _evaluating(parts):
@@ -81,16 +84,15 @@ def _measure(
             batch = micro_batch.batch if micro_batch.placed is None else micro_batch.placed
             try:
                 with components.amp.autocast(world.device):
-                    if files is None:
-                        scores = objective.score(model, batch)
-                    else:
-                        scores, rows = cast(Predicting, objective).predict(model, batch)
+                    scores, rows, pair = components.examine(batch, predicts=files is not None)
             except IndexError as error:  # a label out of range, say
                 explain(error, components, NamedBatch(micro_batch, loader.sample_ids(number), "this rank's evaluation batch"))
                 raise
             if files is not None:
                 skips = [bad.sample for bad in micro_batch.skipped]
                 files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)
+            if pair is not None and micro_batch.counts:
+                metric.update(components.metrics, pair)
             skipped += len(micro_batch.skipped)
             for name, value in scores.items():
                 value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
@@ -105,7 +107,10 @@ def _measure(
     skipped, gave_up = int(sums.pop("skipped_samples")), sums.pop("gave_up") > 0
     if files is not None:
         files.close(keep=not gave_up)
-    return None if gave_up else objective.metrics(sums) | ({"skipped_samples": skipped} if loader.skips else {})
+    if gave_up:
+        return None
+    found = objective.metrics(sums) | metric.results(components.metrics, world)
+    return found | ({"skipped_samples": skipped} if loader.skips else {})
 
 
 @contextmanager
@@ -138,11 +143,12 @@ def _evaluating(parts: list[nn.Module]) -> Iterator[None]:
         module.training = mode
 
 
-def _sums(totals: Mapping[str, Tensor], world: World) -> dict[str, float]:
-    """Add up over the ranks: once the floats, once the integers, which stay exact. Collective."""
-    sums: dict[str, float] = {}
+def _sums(totals: Mapping[str, Tensor], world: World) -> dict[str, Any]:
+    """Add up over the ranks: once the floats, once the integers, which stay exact. A row comes as a list. Collective."""
+    sums: dict[str, Any] = {}
     for is_float in (True, False):
-        names = [name for name, value in totals.items() if value.is_floating_point() == is_float]
-        if names:
-            sums |= zip(names, world.sum(torch.stack([totals[name] for name in names])).tolist(), strict=True)
+        part = {name: value for name, value in totals.items() if value.is_floating_point() == is_float}
+        if part:
+            values = world.sum(torch.cat([value.reshape(-1) for value in part.values()])).split([value.numel() for value in part.values()])
+            sums |= {name: value.view(part[name].shape).tolist() for name, value in zip(part, values, strict=True)}
     return sums

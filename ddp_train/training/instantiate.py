@@ -12,10 +12,10 @@ from hydra.errors import HydraException
 
 from ddp_train.config import auto
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import NAMED, TARGETS
+from ddp_train.config.schema import MADE
 from ddp_train.config.spelling import removal
 from ddp_train.config.target import locate, refusal
-from ddp_train.config.tree import nodes
+from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.redaction import reveal
@@ -68,7 +68,7 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
 
 def refuse_tools(config: RunConfig) -> None:
     """Check once more what will be called: this process may find other modules under the same names than the one that composed."""
-    for key, node in nodes({name: getattr(config, name) for name in (*TARGETS, *NAMED)}):
+    for key, node in nodes({name: at(config.tree, name) for name in MADE}):
         if isinstance(node, Mapping) and isinstance(node.get("_target_"), str):
             for problem in refusal(node, key, locate(node["_target_"])):
                 raise problem
@@ -77,7 +77,7 @@ def refuse_tools(config: RunConfig) -> None:
 def refuse_unexpected(error: BaseException, node: Mapping[str, Any], key: str) -> None:
     """Refuse an argument that a class passed on (`**kwargs`) to something that does not take it."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
-    for at, value in nodes({key: node}) if found else ():
-        if found and at.endswith(f".{found[1]}"):
-            fix = f"remove it: {removal(at, value)}"
-            raise ConfigError(key=at, happened=f"is passed on to something that does not take it: {error}", fix=fix) from error
+    for place, value in nodes({key: node}) if found else ():
+        if found and place.endswith(f".{found[1]}"):
+            fix = f"remove it: {removal(place, value)}"
+            raise ConfigError(key=place, happened=f"is passed on to something that does not take it: {error}", fix=fix) from error

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +26,13 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.interfaces import Batch, Indices, Labelled, Objective, Predicting, batch_size, describe, map_tensors, tensors_of
+from ddp_train.interfaces import Batch, Indices, Labelled, Objective, batch_size, describe, map_tensors, tensors_of
 from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective
 from ddp_train.run_folder import failure
+from ddp_train.training import metric
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.seeding import random_state, set_random_state
 
@@ -120,8 +121,10 @@ def _try(components: Components, named: NamedBatch, world: World, *, split: str,
                 shown = f", loss {loss.item() / weight:.4g}" if weight else ""
             else:
                 with torch.no_grad():
-                    scores = cast(Predicting, objective).predict(model, batch)[0] if predicts else objective.score(model, batch)
+                    scores, _, pair = components.examine(batch, predicts=predicts)
                 _require_scores(objective, scores, world, counts=micro_batch.counts)
+                if pair is not None and micro_batch.counts:
+                    metric.update(components.metrics, pair)  # evaluation resets them
     except _TELLING:
         raise
     except Exception as error:
@@ -138,13 +141,14 @@ def _require_scores(objective: Objective, scores: object, world: World, *, count
     if not isinstance(scores, Mapping):
         raise TypeError(f"score gives {describe(scores)}, and not a dict of sums")
     for name, value in scores.items():
-        _require_number(value, f"score's {name!r}")
+        if not isinstance(value, Tensor) or value.ndim > 1:
+            raise TypeError(f"score's {name!r} is {describe(value)}, and neither one number nor a row of them: a tensor of shape [] or [K]")
         if value.device.type != world.device.type:
             raise TypeError(f"score's {name!r} is on {value.device}, and not on {world.device}")
     if not counts:
         return
     try:
-        metrics = objective.metrics({name: value.item() for name, value in scores.items()})
+        metrics = objective.metrics({name: value.tolist() for name, value in scores.items()})
     except Exception as error:  # one batch may be too small for a metric
         logger.info("not tried whether the metrics are numbers: %s: %s", type(error).__name__, error)
         return
@@ -188,7 +192,7 @@ def _mismatch(error: Exception, components: Components, named: NamedBatch, seen:
 
 def _fix(batch: Batch, seen: _Seen, types: list[str]) -> str:
     """Return what helps, where shapes and types tell it."""
-    if isinstance(batch, Mapping) and not seen.takes:
+    if isinstance(batch, Mapping) and not seen.gives:
         return f"loader.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
     if not seen.gives and "float64" in seen.takes and types == ["float32"]:
         return "float32 from the data: numpy's floats are float64"

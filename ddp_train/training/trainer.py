@@ -353,7 +353,7 @@ class Trainer:
         metrics |= self.callbacks.evaluation(metrics)
         if isinstance(components.scheduler, Plateau):
             components.scheduler.follow(self.world.from_main(metrics))  # a float that differs in its last bit would part the ranks' rates
-        for name, goal in components.objective.goals.items():
+        for name, goal in components.goals.items():
             if name in metrics and math.isfinite(metrics[name]):
                 best = state.best.get(f"eval/{name}")
                 if best is None or (metrics[name] > best["value"] if goal == "max" else metrics[name] < best["value"]):

@@ -136,12 +136,12 @@ MISMATCHES: dict[str, tuple[nn.Module, list[str]]] = {
         nn.Sequential(nn.Flatten(), nn.Linear(7, 10)),
         ["model: the first", "mat1 and mat2 shapes cannot be multiplied", "data       gives (float32 [32, 3, 16, 16], int64 [32])"],
     ),
-    "a tuple": (
-        Outputs(wraps=lambda logits: (logits, None)),
+    "a dict": (
+        Outputs(wraps=lambda logits: {"hidden": logits}),
         [
             "objective: the first",
-            "AttributeError: 'tuple' object has no attribute 'dtype'",
-            "gives (float32 [32, 10], None)",
+            "TypeError: a model gives a tensor, a tuple that begins with it, or a dict with logits or out",
+            "gives {hidden: float32 [32, 10]}",
             "fix: a model that",
         ],
     ),
@@ -169,9 +169,9 @@ def test_samples_that_the_objective_does_not_understand_are_shown_with_the_way_o
         "label": torch.zeros(1),
     }
     said = refusal(parts)
-    assert said.startswith("data, objective: the first training batch fails: ValueError: too many values to unpack (expected 2")
+    assert said.startswith("model: the first training batch fails: TypeError: MLP.forward() got an unexpected keyword argument 'image'")
     assert "{image: float32 [32, 3], mask: float32 [1], label: float32 [1]}" in said
-    assert "was not called yet" in said and "fix: loader.fields=[image,mask,label]" in said
+    assert "fix: loader.fields=[image,mask,label]" in said
 
 
 class Score(Classification):
@@ -188,8 +188,8 @@ class Score(Classification):
 @pytest.mark.parametrize(
     ("totals", "expected"),
     [
-        ({"loss": 1.0}, "score's 'loss' is a float, and not one number: a tensor of shape []"),
-        ({"correct": torch.zeros(3)}, "score's 'correct' is float32 [3]"),
+        ({"loss": 1.0}, "score's 'loss' is a float, and neither one number nor a row of them"),
+        ({"correct": torch.zeros(3, 2)}, "score's 'correct' is float32 [3, 2]"),
         ({"samples": torch.zeros((), device="meta")}, "score's 'samples' is on meta, and not on cpu"),
     ],
 )

@@ -1,0 +1,110 @@
+"""Contrastive learning: two views of a sample get embeddings that are nearer to each other than to those of all other samples.
+
+Shapes: B samples, D numbers of an embedding. A batch is `(view, other_view)`, alike but for the sample's augmentation, or of two kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Batch, Goal, batch_size, describe
+from ddp_train.objective.model_call import unwrap
+from ddp_train.objective.supervised import at_least_float32, count
+
+_CHUNK = 1024  # embeddings that are compared with all others at a time
+
+
+class Contrastive:
+    """Minimise the cross entropy of finding a sample's other view among those of the micro-batch, both ways.
+
+    The others are those of one rank's micro-batch: `loader.micro_batch_size` says how many, and the gradient depends on it. So of all
+    objectives this one alone is not the same for any split of the global batch.
+
+    Args:
+        temperature: by which cosine similarities are divided; the smaller, the more the nearest others count.
+        towers: 1: both views go through the model as one batch, and it returns [2B, D]; 2: model(view, other_view) returns two [B, D].
+
+    Raises:
+        ConfigError: another number of towers.
+
+    Source: Oord et al. 2018, arXiv:1807.03748 (InfoNCE); Radford et al. 2021, arXiv:2103.00020 (both ways, the others of the batch).
+    """
+
+    goals: Mapping[str, Goal] = {}
+
+    def __init__(self, *, temperature: float = 0.1, towers: int = 1) -> None:
+        if towers not in (1, 2):
+            raise ConfigError(key="objective.towers", happened=f"is {towers}", expected="1 or 2")
+        self.temperature, self.towers = temperature, towers
+
+    def weight(self, batch: Batch) -> int:
+        """Return the number of samples."""
+        return batch_size(batch)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the cross entropy in nats, the mean of both ways, summed over the samples, shape []."""
+        left_BD, right_BD = self._embeddings(model, batch)
+        similarity_BB = left_BD @ right_BD.T / self.temperature
+        own_B = torch.arange(len(similarity_BB), device=similarity_BB.device)
+        ways = (F.cross_entropy(each, own_B, reduction="sum") for each in (similarity_BB, similarity_BB.T))
+        return sum(ways, start=similarity_BB.new_zeros(())) / 2
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return the count `samples`: what is measured needs the embeddings of all samples (`recall_at_1`)."""
+        return self.compare(model, batch)[0]
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what `score` returns, and the `embedding` and `other_embedding` of each sample, float32 [B, D]."""
+        totals, rows, _ = self.compare(model, batch)
+        return totals, rows
+
+    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
+        """Return what `predict` returns, and both embeddings for metrics."""
+        left_BD, right_BD = self._embeddings(model, batch)
+        rows = {"embedding": left_BD.float(), "other_embedding": right_BD.float()}
+        return {"samples": count(len(left_BD), left_BD)}, rows, (left_BD, right_BD)
+
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+        """Return nothing: `evaluation.metrics` has what is measured."""
+        return {}
+
+    def _embeddings(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the embeddings of both views, of length 1, each [B, D]."""
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise ConfigError(key="data", happened=f"a batch is {describe(batch)}", expected="two views: (view, other_view)")
+        if self.towers == 2:
+            pair = model(*batch)
+            if not isinstance(pair, (tuple, list)) or len(pair) < 2:
+                raise ConfigError(
+                    key="objective.towers",
+                    happened=f"is 2, and the model gives {describe(pair)}",
+                    expected="two embeddings",
+                    fix="objective.towers=1",
+                )
+            left, right = pair[0], pair[1]
+        else:
+            left, right = unwrap(model(torch.cat(tuple(batch))))[0].chunk(2)
+        return F.normalize(at_least_float32(left), dim=-1), F.normalize(at_least_float32(right), dim=-1)
+
+
+def recall_at_1(embeddings: Tensor, others: Tensor) -> float:
+    """Return for how many of all samples the nearest of all other views is their own, as a share.
+
+    Args:
+        embeddings: of one view of each sample, of length 1, [N, D].
+        others: of the other view.
+    """
+    hits = 0
+    for start in range(0, len(embeddings), _CHUNK):
+        nearest = (embeddings[start : start + _CHUNK] @ others.T).argmax(dim=1)
+        hits += int((nearest == torch.arange(start, start + len(nearest), device=nearest.device)).sum())
+    return hits / len(embeddings)
+
+
+recall_at_1.higher_is_better = True  # type: ignore[attr-defined]

@@ -1,0 +1,107 @@
+"""Regression: squared, absolute or Huber loss; RMSE, MAE and R2.
+
+Shapes: B samples, D numbers to be found for each. Targets are floats, shape [B] or [B, D]; the batch's forms are those of model_call.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Goal
+from ddp_train.objective.supervised import Supervised, count
+
+_CRITERIA = ("mse", "mae", "huber")
+
+
+class Regression(Supervised):
+    """Minimise the distance between a model's output, shape [B], [B, 1] or [B, D], and the targets. Every sample weighs the same.
+
+    Args:
+        criterion: "mse" (squared), "mae" (absolute) or "huber" (squared below `huber_delta`, absolute above).
+        huber_delta: in units of the target.
+        aux_weight: of what the model gives beside its output (supervised.py).
+
+    Raises:
+        ConfigError: another criterion.
+    """
+
+    goals: Mapping[str, Goal] = {"rmse": "min", "mae": "min", "r2": "max", "loss": "min"}
+
+    def __init__(
+        self, *, criterion: Literal["mse", "mae", "huber"] = "mse", huber_delta: float = 1.0, aux_weight: float | None = None
+    ) -> None:
+        super().__init__(aux_weight=aux_weight)
+        if criterion not in _CRITERIA:
+            raise ConfigError(key="objective.criterion", happened=f"is {criterion!r}", expected=f"one of {', '.join(_CRITERIA)}")
+        self.criterion, self.huber_delta = criterion, huber_delta
+
+    def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss summed over the samples, of each the mean over its D numbers, shape []."""
+        return self._losses(*_alike(outputs, targets)).mean(dim=1).sum()
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the sums `loss`, `absolute`, and for each of the D numbers `squared`, `target`, `target_squared` (float64), and `samples`;
+        and per sample `target`, as it is in the batch, and `loss`, float32 [B].
+        """
+        outputs_BD, targets_BD = _alike(outputs, targets)
+        losses_B = self._losses(outputs_BD, targets_BD).mean(dim=1)
+        outputs_BD, targets_BD = outputs_BD.double(), targets_BD.double()
+        errors_BD = outputs_BD - targets_BD
+        totals = {
+            "loss": losses_B.sum(dtype=torch.float64),
+            "absolute": errors_BD.abs().mean(dim=1).sum(),
+            "squared": errors_BD.square().sum(dim=0),
+            "target": targets_BD.sum(dim=0),
+            "target_squared": targets_BD.square().sum(dim=0),
+            "samples": count(len(targets), targets),
+        }
+        return totals, {"target": targets, "loss": losses_B.float()}
+
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+        """Return `rmse`, `mae`, `r2` (the mean over the D numbers; where all targets are the same: 1 if all were met, else 0), `loss`."""
+        samples, squared = totals["samples"], totals["squared"]
+        r2 = [
+            1 - error / spread if (spread := square - total**2 / samples) > 1e-12 * square else float(error == 0)
+            for error, total, square in zip(squared, totals["target"], totals["target_squared"], strict=True)
+        ]
+        return {
+            "rmse": math.sqrt(sum(squared) / len(squared) / samples),
+            "mae": totals["absolute"] / samples,
+            "r2": sum(r2) / len(r2),
+            "loss": totals["loss"] / samples,
+        }
+
+    def found(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return `prediction`, [B] or [B, D]."""
+        return {"prediction": _flat(outputs)}
+
+    def compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return output and targets, both [B] or both [B, D]."""
+        return _flat(outputs), _flat(targets)
+
+    def _losses(self, outputs_BD: Tensor, targets_BD: Tensor) -> Tensor:
+        if self.criterion == "mse":
+            return F.mse_loss(outputs_BD, targets_BD, reduction="none")
+        if self.criterion == "mae":
+            return F.l1_loss(outputs_BD, targets_BD, reduction="none")
+        return F.huber_loss(outputs_BD, targets_BD, reduction="none", delta=self.huber_delta)
+
+
+def _alike(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both as [B, D]: torch would make [B, 1] - [B] a [B, B] without an error."""
+    sizes = outputs.shape[1:].numel(), targets.shape[1:].numel()
+    if len(outputs) != len(targets) or sizes[0] != sizes[1]:
+        raise ValueError(f"the model gives {list(outputs.shape)} for targets of shape {list(targets.shape)}")
+    return outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None], targets.reshape(len(targets), -1).to(outputs.dtype)
+
+
+def _flat(values: Tensor) -> Tensor:
+    """Return [B, 1] as [B]."""
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values

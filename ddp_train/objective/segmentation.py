@@ -1,0 +1,105 @@
+"""Segmentation: a class for every pixel; mean intersection over union and pixel accuracy.
+
+Shapes: B samples, K classes, H height, W width. Targets are int64 in [0, K), shape [B, H, W]; the batch's forms are those of model_call.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ddp_train.interfaces import Batch, Goal
+from ddp_train.objective.model_call import split
+from ddp_train.objective.supervised import Supervised, count
+
+_IGNORE_NOTHING = -(
+    2**31
+)  # a target that nobody has; torch's own default, -100, would drop such pixels from the loss but not from `weight`
+
+
+class Segmentation(Supervised):
+    """Minimise the cross entropy between a model's logits, shape [B, K, h, w], and the classes of the pixels. Every pixel weighs the same.
+
+    Logits of another size than the targets are resized to it, as models that compute at a quarter of it expect.
+
+    Args:
+        ignore_index: target that counts nowhere (borders); None: every pixel counts, and `weight` needs no all-reduce.
+        aux_weight: of what the model gives beside its logits (supervised.py).
+    """
+
+    goals: Mapping[str, Goal] = {"mean_iou": "max", "accuracy": "max", "loss": "min"}
+
+    def __init__(self, *, ignore_index: int | None = None, aux_weight: float | None = None) -> None:
+        super().__init__(aux_weight=aux_weight)
+        self.ignore_index = ignore_index
+
+    def weight(self, batch: Batch) -> int | Tensor:
+        """Return the number of pixels that count."""
+        targets_BHW = split(batch)[1]
+        if self.ignore_index is None:
+            return int(targets_BHW.numel())
+        pixels: Tensor = (targets_BHW != self.ignore_index).sum()
+        return pixels
+
+    def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross entropy in nats, summed over the pixels that count, shape []."""
+        return F.cross_entropy(_resized(outputs, targets), targets, reduction="sum", ignore_index=self._ignored())
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the sums `loss` (float64), `pixels`, and for each class `intersection`, `found` and `there`; and per sample `target`,
+        int64 [B, H, W], and `loss` (over its pixels), float32 [B].
+        """
+        logits_BKHW = _resized(outputs, targets)
+        num_classes = logits_BKHW.shape[1]
+        losses_BHW = F.cross_entropy(logits_BKHW, targets, reduction="none", ignore_index=self._ignored())
+        counts_BHW = targets != self._ignored()
+        found, there = logits_BKHW.argmax(dim=1).flatten(), targets.flatten()
+        rest = num_classes  # one more class for what does not count: no mask, whose size the host would wait for
+        is_counted = counts_BHW.flatten()
+        found, there = torch.where(is_counted, found, rest), torch.where(is_counted, there, rest)
+        totals = {
+            "loss": losses_BHW.sum(dtype=torch.float64),
+            "pixels": counts_BHW.sum(),
+            "intersection": _histogram(torch.where(found == there, there, rest), num_classes),
+            "found": _histogram(found, num_classes),
+            "there": _histogram(there, num_classes),
+            "samples": count(len(targets), targets),
+        }
+        return totals, {"target": targets, "loss": losses_BHW.flatten(1).sum(dim=1).float()}
+
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+        """Return `mean_iou` (over the classes that are there or were found), `accuracy` and `loss` (means over all pixels)."""
+        unions = [found + there - both for found, there, both in zip(totals["found"], totals["there"], totals["intersection"], strict=True)]
+        each = [both / union for both, union in zip(totals["intersection"], unions, strict=True) if union]
+        pixels = totals["pixels"] or 1
+        return {
+            "mean_iou": sum(each) / len(each) if each else 0.0,
+            "accuracy": sum(totals["intersection"]) / pixels,
+            "loss": totals["loss"] / pixels,
+        }
+
+    def found(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return `prediction`, the likeliest class of each pixel at the size of the model's output, int64 [B, h, w]."""
+        return {"prediction": outputs.argmax(dim=1)}
+
+    def compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the likeliest classes and the targets, both [B, H, W]; `ignore_index` is still in them, and torchmetrics takes it, too."""
+        return _resized(outputs, targets).argmax(dim=1), targets
+
+    def _ignored(self) -> int:
+        return _IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
+
+
+def _resized(logits: Tensor, targets: Tensor) -> Tensor:
+    if logits.shape[2:] == targets.shape[1:]:
+        return logits
+    return F.interpolate(logits, size=targets.shape[1:], mode="bilinear", align_corners=False)
+
+
+def _histogram(classes: Tensor, num_classes: int) -> Tensor:
+    """Count how often each class comes, shape [K]; values of K are left out. bincount would make the host wait for a GPU."""
+    return classes.new_zeros(num_classes + 1).scatter_add_(0, classes, torch.ones_like(classes))[:num_classes]

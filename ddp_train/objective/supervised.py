@@ -1,0 +1,121 @@
+"""What objectives have in common that compare a model's output with targets: batches of any form, what stands beside the output, metrics.
+
+To change the loss of one of them, override `total_loss`; for another task altogether, `measure` and `metrics` as well.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Batch, Goal, batch_size
+from ddp_train.objective.model_call import call, give, unwrap
+
+
+class Supervised(ABC):
+    """An objective over what a model gives and what is right.
+
+    Args:
+        aux_weight: how much what a model gives beside its output adds to the training loss: a tensor of shape [] is a loss by itself, the
+            mean over the micro-batch; any other is compared with the targets as the output is (Inception, DeepLab). 0: it is left out.
+            None: the model gives nothing beside its output, and one that does is refused. It counts in no metric.
+    """
+
+    goals: Mapping[str, Goal]
+
+    def __init__(self, *, aux_weight: float | None = None) -> None:
+        self.aux_weight = aux_weight
+
+    # What one of them says, of the output and the targets of one batch.
+
+    @abstractmethod
+    def total_loss(self, outputs: Tensor, targets: Any) -> Tensor:
+        """Return the loss for training, summed over the units that `weight` counts, shape []."""
+
+    @abstractmethod
+    def measure(self, outputs: Tensor, targets: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what evaluation adds up, each of shape [] or [K]; and per sample what needs the targets to be known, name -> [B, ...]."""
+
+    @abstractmethod
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+        """Turn the sums over the whole evaluation set into metrics."""
+
+    @abstractmethod
+    def found(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return what the model says of each sample, name -> [B, ...]: what is saved as predictions, and needs no targets."""
+
+    def compared(self, outputs: Tensor, targets: Any) -> tuple[Tensor, Any]:
+        """Return predictions and targets as metrics take them, one row for each sample."""
+        return outputs, targets
+
+    # What the loop asks for.
+
+    def weight(self, batch: Batch) -> int | Tensor:
+        """Return the number of samples."""
+        return batch_size(batch)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the training loss summed over the batch's units, shape [], at least float32.
+
+        Raises:
+            ConfigError: the model gives more than its output, and nothing says what to do with it.
+        """
+        given, targets = call(model, batch)
+        outputs, beside = unwrap(given)
+        total = self.total_loss(at_least_float32(outputs), targets)
+        for aux, weight in weighed(beside, self.aux_weight):
+            part = aux.float() * self.weight(batch) if aux.ndim == 0 else self.total_loss(at_least_float32(aux), targets)
+            total = total + weight * part
+        return total
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return what evaluation adds up over all samples: floats for sums, int64 for counts."""
+        given, targets = call(model, batch)
+        return self.measure(at_least_float32(unwrap(given)[0]), targets)[0]
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what `score` returns, and one row per sample: what was found, and how that compares with the targets."""
+        totals, rows, _ = self.compare(model, batch)
+        return totals, rows
+
+    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Any]]:
+        """Return what `predict` returns, and predictions and targets for metrics."""
+        given, targets = call(model, batch)
+        outputs = at_least_float32(unwrap(given)[0])
+        totals, rows = self.measure(outputs, targets)
+        return totals, {**self.found(outputs), **rows}, self.compared(outputs, targets)
+
+    def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+        """Return what the model says of each sample, of inputs without targets: a tensor, a tuple or a dict of the model's arguments."""
+        return self.found(at_least_float32(unwrap(give(model, inputs))[0]))
+
+
+def weighed(beside: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:
+    """Return what counts of what a model gives beside its output, each with its weight.
+
+    Raises:
+        ConfigError: there is something, and no weight for it.
+    """
+    if beside and aux_weight is None:
+        raise ConfigError(
+            key="objective.aux_weight",
+            happened=f"is null, and the model gives {len(beside)} beside its output, the first of shape {list(beside[0].shape)}",
+            expected="how much of it the training loss has: a loss (shape []) or further outputs; 0: nothing",
+            fix="+objective.aux_weight=0.4, or 0",
+        )
+    return [(aux, aux_weight) for aux in beside] if aux_weight else []
+
+
+def at_least_float32(outputs: Tensor) -> Tensor:
+    """Leave half precision: a sum of exponentials, or over many samples, loses what training needs."""
+    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+def count(number: int, like: Tensor) -> Tensor:
+    """Return a number as int64 on a tensor's device, without waiting for it: torch.tensor() copies from the host."""
+    return torch.full((), number, dtype=torch.int64, device=like.device)

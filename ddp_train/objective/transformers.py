@@ -1,0 +1,157 @@
+"""Models that return their own loss, as those of Hugging Face transformers do: the batch is a dict of their arguments, `labels` among them.
+
+Shapes: B samples, T tokens, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Batch, Goal, batch_size, describe
+from ddp_train.objective.model_call import unwrap
+from ddp_train.objective.supervised import at_least_float32, count
+
+Unit = Literal["sample", "token", "next_token"]
+
+_IGNORED = -100  # a label that counts nowhere, in all of transformers
+_UNITS: dict[str, Unit] = {  # what the loss is the mean over, by what the class is called
+    r"CausalLM|LMHead|DoubleHeads": "next_token",
+    r"MaskedLM|TokenClassification|ConditionalGeneration|Seq2SeqLM|MaskedImage": "token",
+    r"Sequence|ImageClassification|AudioClassification|VideoClassification|MultipleChoice|NextSentence": "sample",
+}
+
+
+class Transformers:
+    """Minimise the loss that the model returns. It is a mean; what it is the mean over is what the global batch is weighed by.
+
+    Args:
+        unit: "sample"; "token": the labels that are not -100; "next_token": those but for the first of each sample, which no token comes
+            before (GPT, Llama). "auto": as the model's class name tells.
+
+    Raises:
+        ConfigError: another unit.
+    """
+
+    goals: Mapping[str, Goal] = {"loss": "min", "accuracy": "max", "perplexity": "min"}
+
+    def __init__(self, *, unit: Literal["auto", "sample", "token", "next_token"] = "auto") -> None:
+        if unit not in ("auto", "sample", "token", "next_token"):
+            raise ConfigError(key="objective.unit", happened=f"is {unit!r}", expected="auto, sample, token or next_token")
+        self.unit = unit
+
+    def meet(self, model: nn.Module) -> None:
+        """Learn from the model's class what its loss is the mean over.
+
+        Raises:
+            ConfigError: its name does not tell.
+        """
+        if self.unit != "auto":
+            return
+        names = [each.__name__ for each in type(model).__mro__]
+        units = [unit for name in names for pattern, unit in _UNITS.items() if re.search(pattern, name)]
+        if not units:
+            raise ConfigError(
+                key="objective.unit",
+                happened=f"is auto, and the name {names[0]} does not tell what the model's loss is the mean over",
+                expected="sample, token (labels that are not -100) or next_token (those but for the first of each sample)",
+                fix="objective.unit=sample",
+            )
+        self.unit = units[0]
+
+    def weight(self, batch: Batch) -> int | Tensor:
+        """Return the number of samples, or of labels that count, an int64 tensor of shape []."""
+        labels = _labels(batch)
+        if self.unit == "sample":
+            return batch_size(batch)
+        number: Tensor = ((labels[:, 1:] if self.unit == "next_token" else labels) != _IGNORED).sum()
+        return number
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the model's mean loss times what it is the mean over, shape [].
+
+        Raises:
+            ConfigError: the batch is no dict with `labels`, or the model returns no loss.
+        """
+        return self._loss(model, batch)[0]
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return the sums `loss` (float64), `units`, `samples`, and `correct` where each sample has one label out of K classes."""
+        return self.compare(model, batch)[0]
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what `score` returns, and for each sample what `infer` does; without an answer that fits in one row, the label."""
+        totals, rows, _ = self.compare(model, batch)
+        return totals, rows
+
+    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
+        """Return what `predict` returns, and for metrics: probabilities [B, K] and labels [B]; else the model's logits and labels, those of
+        next tokens one place apart.
+        """
+        total, given = self._loss(model, batch)
+        labels, logits = _labels(batch), at_least_float32(unwrap(given)[0])
+        units = self.weight(batch)
+        totals = {
+            "loss": total.double(),
+            "units": units if isinstance(units, Tensor) else count(units, labels),
+            "samples": count(batch_size(batch), labels),
+        }
+        rows = self._found(logits) | {"target": labels}
+        if _is_choice(logits, labels):
+            totals["correct"] = (logits.argmax(dim=1) == labels).sum()
+            return totals, rows, (logits.softmax(dim=1), labels)
+        return totals, rows, (logits[:, :-1], labels[:, 1:]) if self.unit == "next_token" else (logits, labels)
+
+    def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+        """Return what the model says of each sample, of a dict of its arguments without labels."""
+        return self._found(at_least_float32(unwrap(model(**inputs))[0]))
+
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+        """Return `loss` (the mean), `perplexity` where it is over tokens, and `accuracy` where each sample has one label."""
+        loss = totals["loss"] / (totals["units"] or 1)
+        if self.unit != "sample":
+            return {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}  # exp overflows a float above 709
+        return {"loss": loss} | ({"accuracy": totals["correct"] / totals["samples"]} if "correct" in totals else {})
+
+    def _loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        _labels(batch)
+        given = model(**batch)
+        mean = given.get("loss") if isinstance(given, Mapping) else getattr(given, "loss", None)
+        if not isinstance(mean, Tensor) or mean.ndim:
+            raise ConfigError(
+                key="objective",
+                happened=f"the model gives no loss: {describe(given)}",
+                expected="a model that returns its `loss`, shape [], when it gets labels",
+                fix="another objective, as objective=classification",
+            )
+        units = self.weight(batch)
+        total = mean * units
+        # Of no units the mean is 0/0, and so would be the step.
+        return (torch.where(units > 0, total, 0.0) if isinstance(units, Tensor) else total), given
+
+    def _found(self, logits: Tensor) -> dict[str, Tensor]:
+        """Return `prediction`: the likeliest class of each sample or token, or the number itself where there is one."""
+        return {"prediction": logits.argmax(dim=-1) if logits.ndim > 1 and logits.shape[-1] > 1 else logits.flatten()}
+
+
+def _labels(batch: Batch) -> Tensor:
+    if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
+        raise ConfigError(
+            key="data",
+            happened=f"a batch is {describe(batch)}",
+            expected="a dict of the model's arguments, with `labels`",
+            fix="loader.fields=null with a data set whose samples are dicts; objective=language_modeling or classification for pairs",
+        )
+    labels: Tensor = batch["labels"]
+    return labels
+
+
+def _is_choice(logits: Tensor, labels: Tensor) -> bool:
+    """Tell whether each sample has one label out of K classes."""
+    return logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1 and not labels.is_floating_point()

@@ -1,0 +1,247 @@
+"""Metrics by `_target_` (`evaluation.metrics.<name>`): each rank updates its own, and rank 0 puts all of them together after the loop.
+
+Two kinds, both exact on any number of ranks, as every sample is evaluated once and a rank's share is contiguous:
+
+    torchmetrics    what it keeps is put together as it says itself: sums added, least and largest taken, lists joined in the data's order
+    a function      of all predictions and all targets, which rank 0 gathers: f(predictions, targets) -> a number, or a dict of them
+
+Nothing here imports torchmetrics: a metric is known by what it offers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.config.schema import EVALUATION_METRICS
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Comparing, Goal, Objective, describe, map_tensors
+from ddp_train.training.instantiate import instantiate
+
+State = Any
+"""What one rank has of a metric, on the CPU; None: it was given nothing."""
+
+
+class Metric(Protocol):
+    """One metric of an evaluation, on one rank."""
+
+    goal: Goal | None  # None: nobody said which way is better, and no best value is kept
+    is_gathered: bool  # rank 0 gets more than a few numbers: it grows with the evaluation set
+
+    def reset(self) -> None:
+        """Forget what was given."""
+
+    def update(self, predictions: Any, targets: Any) -> None:
+        """Take one batch."""
+
+    def state(self) -> State:
+        """Return what this rank has."""
+
+    def result(self, states: Sequence[State]) -> Any:
+        """Return the value over all ranks' states, in the order of the ranks: a number, a row of them, or a dict (rank 0)."""
+
+
+class KeptMetric:
+    """A metric of torchmetrics, or one of the user's that is made like them: `update`, `compute`, and states that say how they are reduced.
+
+    Args:
+        metric: on the device where it computes.
+    """
+
+    def __init__(self, metric: nn.Module) -> None:
+        self._metric: Any = metric
+        self._parts: list[Any] = [part for part in metric.modules() if hasattr(part, "_reductions")]  # a wrapper has its metric inside
+        for part in self._parts:
+            part.distributed_available_fn = lambda: False  # it would gather by itself, in a way that hangs where a rank has no sample
+        self.goal: Goal | None = _goal(metric)
+        self.is_gathered = any(isinstance(default, list) for part in self._parts for default in part._defaults.values())
+        self._samples = 0
+
+    def reset(self) -> None:
+        self._metric.reset()
+        self._samples = 0
+
+    def update(self, predictions: Any, targets: Any) -> None:
+        self._metric.update(predictions, targets)
+        self._samples += len(targets)
+
+    def state(self) -> State:
+        if not self._samples:
+            return None
+        kept = [{name: getattr(part, name) for name in part._reductions} for part in self._parts]
+        return self._samples, map_tensors(lambda tensor: tensor.detach().cpu(), kept)
+
+    def result(self, states: Sequence[State]) -> Any:
+        device = self._metric.device
+        samples = [state[0] for state in states]
+        kept = map_tensors(lambda tensor: tensor.to(device), [state[1] for state in states])
+        for place, part in enumerate(self._parts):
+            for name, reduction in part._reductions.items():
+                setattr(part, name, _joined([each[place][name] for each in kept], reduction, samples))
+            part._computed = None
+        return self._metric.compute()
+
+
+def _goal(metric: object) -> Goal | None:
+    higher = getattr(metric, "higher_is_better", None)
+    return None if higher is None else "max" if higher else "min"
+
+
+def _joined(values: list[Any], reduction: Callable[[Tensor], Tensor] | None, samples: list[int]) -> Any:
+    """Return one state of all ranks', as torchmetrics would from one that has seen all samples."""
+    kind = getattr(reduction, "__name__", "")
+    if isinstance(values[0], list):
+        return [item for value in values for item in value]
+    if len(values) == 1:
+        return values[0]
+    if kind == "dim_zero_cat":
+        return torch.cat([torch.atleast_1d(value) for value in values])
+    stacked = torch.stack(values)
+    if reduction is None:
+        return stacked  # which such a metric puts together by itself
+    if kind == "dim_zero_mean":  # of ranks that have not seen the same number
+        shares = torch.tensor(samples, dtype=torch.float64, device=stacked.device) / sum(samples)
+        return (stacked * shares.view(-1, *[1] * (stacked.ndim - 1))).sum(dim=0).to(stacked.dtype)
+    return reduction(stacked)
+
+
+class FunctionMetric:
+    """A function of all predictions and all targets.
+
+    Args:
+        function: may say by an attribute `higher_is_better` which way is better.
+    """
+
+    is_gathered = True
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
+        self._function = function
+        named: Any = function
+        while isinstance(named, functools.partial):
+            named = named.func
+        self.goal: Goal | None = _goal(named)
+        self._seen: list[tuple[Tensor, Tensor]] = []
+
+    def reset(self) -> None:
+        self._seen = []
+
+    def update(self, predictions: Any, targets: Any) -> None:
+        if not isinstance(predictions, Tensor) or not isinstance(targets, Tensor):
+            raise TypeError(f"a function takes tensors; predictions are {describe(predictions)}, targets {describe(targets)}")
+        self._seen.append((predictions.detach().cpu(), targets.detach().cpu()))
+
+    def state(self) -> State:
+        return tuple(torch.cat(column) for column in zip(*self._seen, strict=True)) if self._seen else None
+
+    def result(self, states: Sequence[State]) -> Any:
+        predictions, targets = (torch.cat(column) for column in zip(*states, strict=True))
+        return self._function(predictions, targets)
+
+
+def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
+    """Make the metrics of `evaluation.metrics`.
+
+    Raises:
+        ConfigError: the objective does not say what they compare, or one of them is none.
+    """
+    wanted = {name: node for name, node in nodes.items() if node}
+    if wanted and not isinstance(objective, Comparing):
+        raise ConfigError(
+            key=EVALUATION_METRICS,
+            happened=f"has {', '.join(wanted)}, but the objective {type(objective).__name__} does not say what is compared",
+            expected="an objective with the method `compare` (ddp_train/interfaces.py, Comparing)",
+            fix=f"evaluation.metrics={{}}, or `compare` beside the `score` of {type(objective).__name__}",
+        )
+    if taken := [name for name in wanted if name in objective.goals]:
+        raise ConfigError(
+            key=f"{EVALUATION_METRICS}.{taken[0]}",
+            happened=f"{type(objective).__name__} has a metric of this name",
+            expected="another name",
+        )
+    made = {name: instantiate(node, key=f"{EVALUATION_METRICS}.{name}", answers=answers) for name, node in wanted.items()}
+    return {name: as_metric(each, name, world.device) for name, each in made.items()}
+
+
+def goals_of(objective: Objective, metrics: Mapping[str, Metric]) -> dict[str, Goal]:
+    """Return which way each metric of a run is better, as far as somebody says it."""
+    return {**objective.goals, **{name: metric.goal for name, metric in metrics.items() if metric.goal is not None}}
+
+
+def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
+    """Return what a node of `evaluation.metrics` has made, as a metric.
+
+    Raises:
+        ConfigError: it is neither of torchmetrics' kind nor a function.
+    """
+    if (
+        isinstance(candidate, nn.Module)
+        and hasattr(candidate, "compute")
+        and any(hasattr(part, "_reductions") for part in candidate.modules())
+    ):
+        return KeptMetric(candidate.to(device))
+    if callable(candidate) and not isinstance(candidate, (nn.Module, type)) and not hasattr(candidate, "compute"):
+        return FunctionMetric(candidate)
+    raise ConfigError(
+        key=f"evaluation.metrics.{name}._target_",
+        happened=f"gave a {type(candidate).__name__}",
+        expected="a torchmetrics.Metric (of several, each under a name of its own), or a function f(predictions, targets) -> a number",
+        fix=f"+evaluation.metrics.{name}._partial_=true for a function",
+    )
+
+
+def update(metrics: Mapping[str, Metric], pair: tuple[Any, Any]) -> None:
+    """Give one batch to all metrics.
+
+    Raises:
+        ConfigError: one of them cannot take it.
+    """
+    for name, metric in metrics.items():
+        try:
+            metric.update(*pair)
+        except (ValueError, TypeError, RuntimeError) as error:
+            predictions, targets = pair
+            raise ConfigError(
+                key=f"evaluation.metrics.{name}",
+                happened=f"{type(error).__name__}: {error}\n  predictions {describe(predictions)}\n  targets     {describe(targets)}",
+                expected="a metric for what the objective compares",
+            ) from error
+
+
+def results(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
+    """Return the values of all metrics over all ranks, the same on each. Collective.
+
+    Raises:
+        ConfigError: on every rank when one could not be computed.
+    """
+    if not metrics:
+        return {}
+    gathered = world.gather_to_main({name: metric.state() for name, metric in metrics.items()})
+    found: dict[str, float] = {}
+    problem = None
+    for name, metric in metrics.items() if world.is_main else ():
+        given = [states[name] for states in gathered if states[name] is not None]
+        try:
+            found |= _numbers(name, metric.result(given)) if given else {}
+        except Exception as error:  # of the user's code: all ranks must end alike
+            problem = ConfigError(key=f"evaluation.metrics.{name}", happened=f"{type(error).__name__}: {error}")
+            break
+    found, problem = world.from_main((found, problem))
+    for metric in metrics.values():
+        metric.reset()  # what it holds grows with the evaluation set
+    if problem is not None:
+        raise problem
+    return found
+
+
+def _numbers(name: str, value: Any) -> dict[str, float]:
+    """Return a metric's value as numbers: a row's are NAME_0, NAME_1, ...; a dict's NAME_KEY."""
+    if isinstance(value, Mapping):
+        return {key: number for part, inner in value.items() for key, number in _numbers(f"{name}_{part}", inner).items()}
+    if isinstance(value, Tensor) and value.ndim == 1 and len(value) > 1:
+        return {f"{name}_{place}": float(each) for place, each in enumerate(value.tolist())}
+    return {name: float(value)}

@@ -1,0 +1,84 @@
+"""Models that return their own loss: it is weighed by what it is the mean over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ddp_train.errors import ConfigError
+from ddp_train.objective.transformers import Transformers
+
+
+class TinyForCausalLM(nn.Module):
+    """As Hugging Face's: shifts the labels, ignores -100, returns the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(13, 13)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Any]:
+        logits = self.table(input_ids)
+        return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), "logits": logits}
+
+
+class TinyForSequenceClassification(nn.Module):
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Any]:
+        return {"loss": F.cross_entropy(inputs, labels), "logits": inputs}
+
+
+class Silent(nn.Module):
+    def forward(self, labels: Tensor) -> Tensor:
+        return labels
+
+
+def met(model: nn.Module) -> Transformers:
+    objective = Transformers()
+    objective.meet(model)
+    return objective
+
+
+def test_tokens_weigh_the_same_however_the_batch_is_split() -> None:
+    torch.manual_seed(0)
+    model = TinyForCausalLM()
+    tokens = torch.randint(13, (6, 5))
+    labels = tokens.clone()
+    labels[2:, 3:] = -100
+    objective = met(model)
+    assert objective.unit == "next_token"
+    whole = {"input_ids": tokens, "labels": labels}
+    parts = [{name: value[rows] for name, value in whole.items()} for rows in (slice(0, 2), slice(2, 6))]
+    assert sum(int(objective.weight(part)) for part in parts) == int(objective.weight(whole)) == 2 * 4 + 4 * 2
+    assert sum(objective.loss(model, part).item() for part in parts) == pytest.approx(objective.loss(model, whole).item())
+    metrics = objective.metrics({name: value.item() for name, value in objective.score(model, whole).items()})
+    assert metrics["loss"] == pytest.approx(model(**whole)["loss"].item())
+    assert set(metrics) == {"loss", "perplexity"}
+
+
+def test_labels_that_are_all_ignored_cost_nothing() -> None:
+    model = TinyForCausalLM()
+    batch = {"input_ids": torch.zeros(2, 3, dtype=torch.int64), "labels": torch.full((2, 3), -100)}
+    assert met(model).loss(model, batch).item() == 0.0
+
+
+def test_one_label_for_each_sample() -> None:
+    model, objective = TinyForSequenceClassification(), met(TinyForSequenceClassification())
+    batch = {"inputs": torch.eye(4)[[0, 1, 2]], "labels": torch.tensor([0, 1, 3])}
+    assert objective.weight(batch) == 3
+    metrics = objective.metrics({name: value.item() for name, value in objective.score(model, batch).items()})
+    assert metrics["accuracy"] == pytest.approx(2 / 3)
+    assert objective.predict(model, batch)[1]["prediction"].tolist() == [0, 1, 2]
+
+
+def test_what_cannot_be_known_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"objective\.unit"):
+        met(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="auto, sample"):
+        Transformers(unit="word")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="with `labels`"):
+        Transformers(unit="sample").weight((torch.zeros(2), torch.zeros(2)))
+    with pytest.raises(ConfigError, match="gives no loss"):
+        Transformers(unit="sample").loss(Silent(), {"labels": torch.zeros(2)})
