@@ -18,7 +18,7 @@ from ddp_train import model_log
 from ddp_train.checkpoint import codec
 from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
-from ddp_train.errors import RunError, UserError
+from ddp_train.errors import ConfigError, RunError, UserError
 from ddp_train.interfaces import Batch, Callback, Goal, named_parameters
 from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
@@ -162,7 +162,7 @@ class Callbacks:
             values.setdefault(name, []).append(float(value))
 
         with as_evaluated(view.components):
-            self._call("evaluation", add, dict(metrics))
+            self._call("evaluation", add, view.world.from_main(dict(metrics)))  # else a last bit could part the ranks' decisions
         view.logged.agree(view.world)
         every: dict[str, list[float]] = {}
         for found in view.world.gather(values):
@@ -190,6 +190,12 @@ class Callbacks:
                 raise _named(error, name, event)  # noqa: B904  # the same error
         if view.is_changed:
             view.is_changed = False
+            if not any(parameter.requires_grad for group in view.optimizer.param_groups for parameter in group["params"]):
+                raise ConfigError(
+                    key=f"callbacks.{view.caller}",
+                    happened=f"no parameter is left to train after step {view.step}",
+                    expected="at least one that is not frozen",
+                )
             _wrap_again(view.components, view.world)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ddp_train import model_log
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Averaging
+from ddp_train.interfaces import Averaging, plain_name
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.training import metric
@@ -113,17 +113,23 @@ def _measure(
     return found | ({"skipped_samples": skipped} if loader.skips else {})
 
 
+def averages(components: Evaluated) -> Mapping[str, Tensor]:
+    """Return the weights that a callback brings for evaluation, by the model's names; {} where none does."""
+    return next((each.weights() or {} for each in components.callbacks.values() if isinstance(each, Averaging)), {})
+
+
 @contextmanager
 def _averaged(components: Evaluated) -> Iterator[None]:
     """Let the model have the weights that a callback brings for evaluation, if any, and then its own again. An error ends the run.
 
     Tensors change places and are not copied where the types are the same: so averages of buffers become rank 0's, too.
     """
-    weights = next((each.weights() for each in components.callbacks.values() if isinstance(each, Averaging)), None)
-    if weights is None:
+    weights = averages(components)
+    if not weights:
         yield
         return
-    own = dict(chain(components.model.named_parameters(), components.model.named_buffers()))
+    tensors = chain(components.model.named_parameters(), components.model.named_buffers())
+    own = {plain_name(name): tensor for name, tensor in tensors}
     kept = {name: own[name].data for name in weights}
     for name, weight in weights.items():
         own[name].data = weight.to(own[name].device, own[name].dtype)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.read import read_shared
@@ -111,10 +111,20 @@ def find(path: Path) -> tuple[Path, Path]:
 def read_weights(checkpoint: Path) -> dict[str, Any]:
     """Return the state of the modules in a checkpoint, and the versions of their formats; its tensors are on the CPU.
 
+    Where a callback has averaged the weights and the run has evaluated the averages, they are the model's.
+
     Raises:
         CheckpointError: it is not what its format says.
     """
-    return read_shared(checkpoint, only=[*_WEIGHTS, *(f"{name}_versions" for name in _WEIGHTS)])
+    found = read_shared(checkpoint, only=[*_WEIGHTS, *(f"{name}_versions" for name in _WEIGHTS), "averages"])
+    own: dict[str, Any] = found["model"]
+    averages = {own[name].data_ptr(): value.to(own[name].dtype) for name, value in found.pop("averages", {}).items()}
+    return {**found, "model": {name: averages.get(_place(value), value) for name, value in own.items()}}
+
+
+def _place(value: Any) -> int:
+    """Return where a tensor lies, by which tied ones are known; -1 for what is none, or has no elements."""
+    return value.data_ptr() if isinstance(value, Tensor) and value.numel() else -1
 
 
 def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:

@@ -23,6 +23,7 @@ from ddp_train.interfaces import Joint
 from ddp_train.training import callbacks
 from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, parameter_names, regrouped_schedule
 from ddp_train.training.components import Components, Evaluated
+from ddp_train.training.evaluation import averages
 from ddp_train.training.evaluation_mode import training_mode
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import TrainState, WindowSums
@@ -80,6 +81,8 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         **{name: part.state_dict() for name, part in parts(components, state).items()},
         "callbacks": callbacks.states(components.callbacks, world),
         **({"parameters_in_training": list(trained)} if trained else {}),
+        # What is evaluated instead of the weights: once in the files, for a callback's state has it, too.
+        "averages": dict(averages(components)),
     }
     own = {
         "random": random_state(world.device),

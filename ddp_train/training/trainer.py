@@ -348,9 +348,9 @@ class Trainer:
                 begins_batch=lambda: self.tracker.enter(Phase.EVALUATION, state.step),
                 is_stopping=self.is_stopping,
             )
-        if metrics is None:
-            return False
-        metrics |= self.callbacks.evaluation(metrics)
+            if metrics is None:
+                return False
+            metrics |= self.callbacks.evaluation(metrics)
         if isinstance(components.scheduler, Plateau):
             components.scheduler.follow(self.world.from_main(metrics))  # a float that differs in its last bit would part the ranks' rates
         for name, goal in components.goals.items():

@@ -1,0 +1,88 @@
+"""End a run when a metric of its evaluations has stopped improving."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Run
+
+
+class EarlyStopping:
+    """Stops the run after `patience` evaluations in a row without an improvement. A metric that is not finite is none.
+
+    Args:
+        metric: of the evaluation, as `loss` or `eval/loss`; None: the headline metric.
+        goal: which way is better; None: as the objective says of this metric.
+        patience: evaluations without an improvement; at least 1.
+        min_delta: a smaller change is no improvement; in the metric's unit.
+    """
+
+    def __init__(
+        self, metric: str | None = None, *, goal: Literal["min", "max"] | None = None, patience: int = 5, min_delta: float = 0.0
+    ) -> None:
+        if patience < 1:
+            raise ConfigError(key="callbacks.early_stopping.patience", happened=f"is {patience}", expected="at least 1")
+        self._metric = metric.removeprefix("eval/") if metric is not None else None
+        self._goal, self._patience, self._min_delta = goal, patience, min_delta
+        self._best: float | None = None
+        self._best_step = self._num_bad = 0
+
+    def start(self, run: Run) -> None:
+        """Find out what is watched; a run that continues with less patience may be over."""
+        if not run.goals:
+            raise ConfigError(
+                key="callbacks.early_stopping",
+                happened="there is no metric to watch: data.eval is null",
+                expected="evaluation data",
+                fix="~callbacks.early_stopping, or data.eval with the arguments that differ for the evaluation split",
+            )
+        self._metric = self._metric or next(iter(run.goals))
+        self._goal = self._goal or run.goals.get(self._metric)
+        if self._goal is None:
+            close = difflib.get_close_matches(self._metric, run.goals, n=1, cutoff=0.4)
+            raise ConfigError(
+                key="callbacks.early_stopping.metric",
+                happened=f"is {self._metric!r}, of which this run does not know which way is better",
+                expected=f"one of {', '.join(run.goals)}, or callbacks.early_stopping.goal=min or max",
+                fix=f"callbacks.early_stopping.metric={close[0]}" if close else "",
+            )
+        self._judge(run)
+
+    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+        """Compare with the best so far."""
+        assert self._metric is not None
+        if self._metric not in metrics:
+            raise ConfigError(
+                key="callbacks.early_stopping.metric",
+                happened=f"is {self._metric!r}, which the evaluation does not measure",
+                expected=f"one of {', '.join(metrics)}",
+            )
+        value = metrics[self._metric]
+        if self._is_better(value):
+            self._best, self._best_step, self._num_bad = value, run.step, 0
+        else:
+            self._num_bad += 1
+        self._judge(run)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"metric": self._metric, "best": self._best, "best_step": self._best_step, "num_bad": self._num_bad}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._metric is None or self._metric == state["metric"]:  # of another metric nothing is known yet
+            self._best, self._best_step, self._num_bad = state["best"], state["best_step"], state["num_bad"]
+
+    def _is_better(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        if self._best is None:
+            return True
+        return value < self._best - self._min_delta if self._goal == "min" else value > self._best + self._min_delta
+
+    def _judge(self, run: Run) -> None:
+        if self._num_bad >= self._patience:
+            since = "was never finite" if self._best is None else f"has not improved on {self._best:.4g} (step {self._best_step})"
+            run.stop(f"eval/{self._metric} {since} for {self._num_bad} evaluations")

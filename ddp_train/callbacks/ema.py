@@ -1,0 +1,92 @@
+"""An exponential moving average of the weights, which is often better than the weights themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Run, plain_name
+
+
+class EMA:
+    """Averages the parameters of the model, and the running averages of its batch norms. Nothing waits for the device.
+
+    After the n-th update the decay is `decay`, at first (1 + n) / (10 + n), so that the weights that a run begins with are soon forgotten.
+    Weights in half precision are averaged in float32.
+
+    Args:
+        decay: of what was averaged so far, between 0 and 1: 0.999 looks back some 1,000 updates.
+        every_steps: steps between two updates.
+        for_evaluation: evaluate the averages instead of the weights. All that a run measures and all that is taken from it is theirs then.
+
+    Source: Polyak & Juditsky 1992; the warm-up as in TensorFlow's ExponentialMovingAverage with `num_updates`.
+    """
+
+    def __init__(self, decay: float = 0.999, *, every_steps: int = 1, for_evaluation: bool = True) -> None:
+        if not 0 < decay < 1:
+            raise ConfigError(key="callbacks.ema.decay", happened=f"is {decay}", expected="between 0 and 1, as 0.999")
+        if every_steps < 1:
+            raise ConfigError(key="callbacks.ema.every_steps", happened=f"is {every_steps}", expected="at least 1")
+        self._decay, self._every_steps, self._for_evaluation = decay, every_steps, for_evaluation
+        self._averages: dict[str, Tensor] = {}
+        self._live: list[Tensor] = []  # the model's own, in the same order
+        self._num_updates = 0
+
+    def start(self, run: Run) -> None:
+        """Begin with the weights as they are, or with what was loaded."""
+        live = dict(_averaged(run.model))
+        if self._averages and self._averages.keys() != live.keys():
+            raise ValueError("the averages in the checkpoint are of another model")
+        self._averages = {
+            name: self._averages[name].to(tensor.device) if self._averages else _wide(tensor.detach()).clone()
+            for name, tensor in live.items()
+        }
+        self._live = list(live.values())
+
+    @torch.no_grad()
+    def step(self, run: Run) -> None:
+        """Update the averages."""
+        if run.step % self._every_steps:
+            return
+        self._num_updates += 1
+        decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
+        torch._foreach_lerp_(list(self._averages.values()), [_wide(tensor.detach()) for tensor in self._live], 1 - decay)
+
+    def save(self, run: Run) -> None:
+        """Take rank 0's averages of buffers: each rank's batch norms have seen its own samples."""
+        if run.world_size > 1:
+            parameters = {plain_name(name) for name, _ in run.model.named_parameters()}
+            for name, average in self._averages.items():
+                if name not in parameters:
+                    dist.broadcast(average, src=0)
+
+    def weights(self) -> Mapping[str, Tensor] | None:
+        """Return the averages, which are evaluated."""
+        return self._averages if self._for_evaluation and self._averages else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_updates": self._num_updates, "averages": dict(self._averages)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._num_updates, self._averages = state["num_updates"], dict(state["averages"])
+
+
+def _averaged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what is averaged, by name. Of other buffers (masks, counters) an average says nothing."""
+    for name, parameter in model.named_parameters():
+        yield plain_name(name), parameter
+    for prefix, module in model.named_modules():
+        if isinstance(module, _NormBase):
+            for name, buffer in module.named_buffers(prefix, recurse=False):
+                if buffer.is_floating_point():
+                    yield plain_name(name), buffer
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,0 +1,76 @@
+"""A look at what a language model writes, at every evaluation.
+
+Shapes: B samples, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Run, tensors_of
+
+
+class GeneratedText:
+    """Lets the model go on from the beginnings of the first evaluation samples, and shows the text.
+
+    Rank 0 alone does it. Random streams stay as they were: the draws have a stream of their own, the same at every evaluation.
+
+    Args:
+        prompt_tokens: of each sample that the model is given.
+        num_tokens: that it writes.
+        num_samples: texts.
+        temperature: above 0; below 1 it prefers what is likely.
+        tokenizer: what has `decode(tokens)`, as a node with a `_target_` (tiktoken.get_encoding, a tokenizer of transformers); None: the
+            data decodes (data=char_text).
+    """
+
+    def __init__(
+        self,
+        *,
+        prompt_tokens: int = 16,
+        num_tokens: int = 100,
+        num_samples: int = 2,
+        temperature: float = 0.8,
+        tokenizer: Any = None,
+    ) -> None:
+        self._prompt_tokens, self._num_tokens, self._num_samples = prompt_tokens, num_tokens, num_samples
+        self._temperature, self._tokenizer = temperature, tokenizer
+        self._decode: Any = None
+
+    def start(self, run: Run) -> None:
+        self._decode = getattr(self._tokenizer or run.data, "decode", None)
+        if self._decode is None:
+            raise ConfigError(
+                key="callbacks.generated_text.tokenizer",
+                happened="is null, and the data cannot make text of tokens (it has no method `decode`)",
+                expected="the tokenizer that made the tokens",
+                fix="'callbacks.generated_text.tokenizer={_target_: tiktoken.get_encoding, encoding_name: gpt2}'",
+            )
+
+    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+        if run.rank != 0:
+            return
+        tokens_BT = next(
+            (tensor for tensor in tensors_of(run.evaluation_batch()) if tensor.ndim == 2 and not tensor.is_floating_point()), None
+        )
+        if tokens_BT is None:
+            raise ValueError("the evaluation data has no tokens [B, T]")
+        prompts_BT = tokens_BT[: self._num_samples, : self._prompt_tokens]
+        texts = [self._decode(tokens) for tokens in self._generate(run, prompts_BT, longest=tokens_BT.shape[1]).tolist()]
+        run.log_text("samples/text", "\n\n---\n\n".join(texts))
+
+    def _generate(self, run: Run, tokens_BT: Tensor, *, longest: int) -> Tensor:
+        """Return the tokens and those that come after them; the model sees the last `longest`, as in training."""
+        draws = torch.Generator(run.device).manual_seed(0)
+        for _ in range(self._num_tokens):
+            with torch.random.fork_rng([run.device] if run.device.type == "cuda" else []):
+                logits_BTV = run.model(tokens_BT[:, -longest:])
+            logits_BTV = logits_BTV if isinstance(logits_BTV, Tensor) else next(tensors_of(getattr(logits_BTV, "logits", logits_BTV)))
+            chances_BV = (logits_BTV[:, -1].float() / self._temperature).softmax(dim=-1)
+            tokens_BT = torch.cat([tokens_BT, torch.multinomial(chances_BV, 1, generator=draws)], dim=1)
+        return tokens_BT

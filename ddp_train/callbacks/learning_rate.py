@@ -1,0 +1,16 @@
+"""The learning rate of every parameter group in the record; without it there is that of the first."""
+
+from __future__ import annotations
+
+from ddp_train.interfaces import Run
+
+
+class LearningRate:
+    """Logs `lr/NAME` for each of the optimizer's groups, by its name or its number. Groups of one name have one rate."""
+
+    def step(self, run: Run) -> None:
+        if run.is_log_step:
+            for name, rate in {
+                str(group.get("name", number)): group["lr"] for number, group in enumerate(run.optimizer.param_groups)
+            }.items():
+                run.log(f"lr/{name}", rate)

@@ -1,0 +1,76 @@
+"""Tell a chat or a service how a run goes, by HTTP. A server that is dead or slow never holds the run up."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Mapping
+from threading import Thread
+from typing import Any
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Run
+
+_TIMEOUT_S = 10.0
+_LAST_WAIT_S = 5.0
+
+
+class Webhook:
+    """Posts JSON when the run starts, after each evaluation, and when it has ended in good order; of a failure other tools tell.
+
+    Each post has `text` (and the same as `content`), which chats show, and `event`, `run`, `step`, `total_steps`, `status`, `metrics`.
+    Rank 0 alone posts, each time in a thread: one that finds the last still waiting for the server is left out, and counted.
+
+    Args:
+        url: http:// or https://; one that is a secret stays in the environment: '${oc.env:WEBHOOK_URL}'.
+    """
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(key="callbacks.webhook.url", happened="is no address of a web server", expected="http://... or https://...")
+        self._url = url
+        self._thread: Thread | None = None
+        self._num_lost = 0
+
+    def start(self, run: Run) -> None:
+        self._post(run, "start", f"{run.folder.name} goes on after step {run.step}" if run.step else f"{run.folder.name} begins")
+
+    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        self._post(run, "evaluation", f"{run.folder.name} step {run.step}/{run.total_steps}: {shown}", metrics)
+
+    def end(self, run: Run) -> None:
+        if run.rank != 0:
+            return
+        if self._thread is not None:
+            self._thread.join(_LAST_WAIT_S)
+        evaluated = {name: value for name, value in run.metrics.items() if name.startswith("eval/")}
+        self._post(run, "end", f"{run.folder.name}: {run.status} after step {run.step}", evaluated)
+        if self._thread is not None:
+            self._thread.join(_LAST_WAIT_S)
+            self._num_lost += self._thread.is_alive()
+        if self._num_lost:
+            print(f"callbacks.webhook: {self._num_lost} messages did not reach the server", flush=True)
+
+    def _post(self, run: Run, event: str, text: str, metrics: Mapping[str, float] | None = None) -> None:
+        if run.rank != 0:
+            return
+        if self._thread is not None and self._thread.is_alive():
+            self._num_lost += 1
+            return
+        content: dict[str, Any] = {"text": text, "content": text, "event": event, "run": str(run.folder), "status": run.status}
+        content |= {"step": run.step, "total_steps": run.total_steps, "metrics": dict(metrics or {})}
+        self._thread = Thread(target=self._send, args=(content,), name="webhook", daemon=True)
+        self._thread.start()
+
+    def _send(self, content: Mapping[str, Any]) -> None:
+        """Send one message (a thread)."""
+        try:
+            headers = {"Content-Type": "application/json", "User-Agent": "ddp-train"}
+            request = urllib.request.Request(self._url, json.dumps(content).encode(), headers)
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+                pass
+        except Exception as error:  # whatever it is, the run is worth more; its text may hold the address, which may be a secret
+            self._num_lost += 1
+            if self._num_lost == 1:
+                print(f"callbacks.webhook: the server does not answer ({type(error).__name__}); the run goes on", flush=True)
