@@ -125,7 +125,7 @@ def test_paths_and_what_is_run_in_them(slurm: Callable[..., Slurm], tmp_path: Pa
         assert (
             said[0] == str(run)
             and said[1] == f"{run}/launch/code/src:{run}/launch/code"
-            and said[-3:] == ["--begins", "--job=1", "never: tried"]
+            and said[-3:] == ["--begins", f"--job={job}", "never: tried"]
         ), (text, said)
     assert list(tmp_path.rglob("PWNED")) == [] and len(jobs) > 30
 
