@@ -89,6 +89,7 @@ class RootConfig:
     name: str
     seed: int = field(metadata={"min": 0})
     deterministic: bool
+    compile: bool
     resume: str
     after: Any = field(metadata={"parse": run_folders})  # a folder or several
     init_from: str | None

@@ -29,6 +29,7 @@ from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, Stre
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training import initial_weights
+from ddp_train.training.compiled import compile_model, use_plain_names
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.instantiate import instantiate, refuse_tools
 from ddp_train.training.metric import build_metrics, goals_of
@@ -71,6 +72,8 @@ def build(config: RunConfig, world: World) -> Components:
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_source)
     strategy: Strategy = instantiate(config.strategy, key="strategy")
+    if config.compile:
+        compile_model(model, world)
     module = strategy.prepare(trained, world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained)
     metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
@@ -139,6 +142,7 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any]) -> 
         model = instantiate(config.model, key="model", answers=answers)
     if not isinstance(model, nn.Module):
         raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
+    use_plain_names(model)
     return model
 
 

@@ -16,7 +16,7 @@ from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import describe
+from ddp_train.interfaces import describe, plain_name
 
 _SHOWN = 8  # keys of each kind in one message
 
@@ -102,7 +102,7 @@ def _rename(weights: Mapping[str, Tensor], renames: Mapping[str, str], source: s
     renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         prefix = next((prefix for prefix in longest_first if name.startswith(prefix)), "")
-        new = renames.get(prefix, "") + name.removeprefix(prefix)
+        new = plain_name(renames.get(prefix, "") + name.removeprefix(prefix))
         if new in renamed:
             raise UserError(key="init_from_keys", happened=f"two tensors of {source} would be called {new}", expected="a name for each")
         renamed[new] = tensor

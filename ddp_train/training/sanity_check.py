@@ -69,7 +69,7 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
         DataError: a label is out of range.
     """
     lines = []
-    with untouched(components, world.device):
+    with untouched(components, world.device), _without_compiling():  # what is noted of a forward would be compiled into it
         if first:
             tried = NamedBatch(first[0], components.train_loader.sample_ids(samples, 0), "the first training batch")
             lines.append(_try(components, tried, world, split="training", predicts=predicts))
@@ -91,7 +91,7 @@ def explain(error: Exception, components: Evaluated, named: NamedBatch) -> None:
     if _LABEL_ERROR.search(str(error)) is None:
         return
     seen = _Seen(components.model)
-    with contextlib.suppress(Exception), torch.no_grad(), seen.forward():
+    with contextlib.suppress(Exception), torch.no_grad(), _without_compiling(), seen.forward():
         components.objective.loss(components.model, named.micro_batch.batch)
     _refuse_labels(seen, named, error)
 
@@ -304,7 +304,7 @@ def _once_and_twice(components: Components, micro_batch: MicroBatch, world: Worl
         return torch.cat([tensor[:half]] * times)
 
     components.model.eval()
-    with components.amp.autocast(world.device), _without_compiling():
+    with components.amp.autocast(world.device):
         parts = (map_tensors(partial(taken, times=times), batch) for times in (1, 1, 2))
         losses = [float(components.objective.loss(components.model, part)) for part in parts]
     if not all(map(math.isfinite, losses)) or abs(losses[0] - losses[1]) > _AT_RANDOM * abs(losses[0]):
