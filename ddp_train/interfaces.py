@@ -171,6 +171,18 @@ class Comparing(Protocol):
 
 
 @runtime_checkable
+class Inferring(Protocol):
+    """An objective that can say what a model finds in samples whose targets nobody knows: for `ddp-train predict`."""
+
+    def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+        """Return one row per sample: name -> [B, ...], alike in every batch.
+
+        Args:
+            inputs: the batch without its targets: a tuple or a dict of the model's arguments.
+        """
+
+
+@runtime_checkable
 class Borrowing(Protocol):
     """An objective that begins with weights of others: a teacher. It is an `nn.Module`."""
 

@@ -11,8 +11,30 @@ from typing import Any
 from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.run_config import RunConfig
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.files import write_json
 
 QUICK, FULL = "quick", "full"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is done with a run that has saved, in the place of training one (`ddp-train evaluate`, `ddp-train predict`)."""
+
+    run: str  # its folder
+    checkpoint: str  # one of its checkpoints, also by the names best and last
+    predicts: bool = False  # no targets are looked at: what the model says of each sample is written
+    watches: bool = False  # every checkpoint, as they come, until the run is done
+
+    @classmethod
+    def read(cls, run_folder: RunFolder) -> Task | None:
+        """Return what a folder was made for; None for one that is trained in."""
+        if not run_folder.task.exists():
+            return None
+        return cls(**json.loads(run_folder.task.read_text()))
+
+    def write(self, run_folder: RunFolder) -> None:
+        """Write down what the folder is for: whoever starts it again must not train in it."""
+        write_json(run_folder.task, asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +48,7 @@ class Job:
     options: list[str] = field(default_factory=list)  # where its YAML lies, as it is typed: --config-dir=FOLDER and the like
     in_sweep: bool = False  # then the terminal shows the sweep's table, and the job's own output goes to its logs
     examines: str = ""  # nothing is trained: QUICK or FULL, the machines are examined (`ddp-train doctor`)
+    task: Task | None = None  # nothing is trained: a run that has saved is evaluated, in a folder of its own
     checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
 
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:
@@ -35,13 +58,15 @@ class Job:
 
     def to_json(self) -> str:
         config = {"tree": self.config.tree, "batch": asdict(self.config.batch)}
-        return json.dumps({**vars(self), "config": config, "run_folder": str(self.run_folder.root)})
+        task = None if self.task is None else asdict(self.task)
+        return json.dumps({**vars(self), "config": config, "run_folder": str(self.run_folder.root), "task": task})
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         fields: dict[str, Any] = json.loads(text)
         config = RunConfig.of(fields["config"]["tree"], BatchSizes(**fields["config"]["batch"]))
-        return cls(**{**fields, "config": config, "run_folder": RunFolder(Path(fields["run_folder"]))})
+        task = Task(**fields["task"]) if fields["task"] is not None else None
+        return cls(**{**fields, "config": config, "run_folder": RunFolder(Path(fields["run_folder"])), "task": task})
 
 
 def _leaf(tree: Any, key: str, text: str) -> bool | int | float | str:

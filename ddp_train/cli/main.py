@@ -24,6 +24,8 @@ from ddp_train.cli.doctor import USAGE as DOCTOR_USAGE
 from ddp_train.cli.doctor import examine
 from ddp_train.cli.help import USAGE as HELP_USAGE
 from ddp_train.cli.help import explain
+from ddp_train.cli.evaluate import PREDICT_USAGE, evaluate, predict
+from ddp_train.cli.evaluate import USAGE as EVALUATE_USAGE
 from ddp_train.cli.logs import USAGE as LOGS_USAGE
 from ddp_train.cli.logs import show_logs
 from ddp_train.cli.node import USAGE as NODE_USAGE
@@ -99,6 +101,8 @@ def _prepare(arguments: list[str], launcher: Launcher) -> int:
 _COMMANDS: Mapping[str, tuple[str, _Command]] = {
     "plan": (PLAN_USAGE, plan),
     "resume": (RESUME_USAGE, resume_typed),
+    "evaluate": (EVALUATE_USAGE, evaluate),
+    "predict": (PREDICT_USAGE, predict),
     "runs": (RUNS_USAGE, show_sweep),
     "status": (STATUS_USAGE, show_status),
     "logs": (LOGS_USAGE, show_logs),

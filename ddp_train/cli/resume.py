@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -65,6 +66,13 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
         require_ended(folder)
     hold(sweep_of(folder) or folder, key="resume", within_s=within_s)  # a sweep that runs may come to this job at any time
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
+    if job.task is not None and job.run_folder.is_completed():
+        raise ConfigError(
+            key="resume",
+            happened=f"{job.run_folder.shown()} is an evaluation, and it is done",
+            expected="a new one",
+            fix=f"ddp-train {'predict' if job.task.predicts else 'evaluate'} {shlex.quote(job.task.checkpoint)}",
+        )
     refuse_without_effect(job, overrides)
     if job.config.cluster.launcher in ENGINES and not is_torchrun_worker():
         require_more(job)

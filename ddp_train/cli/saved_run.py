@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config, answers_before, saved_config
 from ddp_train.config.tree import nodes, texts
 from ddp_train.errors import ConfigError
-from ddp_train.job import Job
+from ddp_train.job import Job, Task
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import require_own
@@ -32,19 +32,19 @@ _EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader
 _PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
 
 
-def run_of(path: Path) -> Path:
+def run_of(path: Path, *, key: str = "resume") -> Path:
     """Return the run folder of a run folder or of one of its checkpoints, which can also be called `best` or `last`.
 
     Raises:
         ConfigError: it is none, or no checkpoint has the name.
     """
     if is_name(path):
-        require_candidates(path, key="resume")
+        require_candidates(path, key=key)
     for folder in (path, path.parent.parent):
         if (path.exists() or is_name(path)) and (folder / "config.yaml").exists():
             return folder.absolute()
     raise ConfigError(
-        key="resume", happened=f"{path} is no run folder and no checkpoint", expected="a folder that holds config.yaml, or sweep.json"
+        key=key, happened=f"{path} is no run folder and no checkpoint", expected="a folder that holds config.yaml, or sweep.json"
     )
 
 
@@ -59,7 +59,7 @@ def frozen_job(
     require_own(folder, key="resume")
     saved = saved_config(folder)
     hydra_errors.refuse_unknown(overrides, saved)
-    _require_place(asked or checkpoint or folder, folder, overrides, saved)
+    require_place(["resume", str(Path(asked or checkpoint or folder).absolute()), *overrides], folder, saved)
     saved["cluster"] = {**saved["cluster"], "node_rank": None}  # of the machine that began it
     tree: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
     first, options = _typed(folder)
@@ -70,6 +70,7 @@ def frozen_job(
         overrides=[*first, *overrides],
         options=options,
         in_sweep=in_sweep,
+        task=Task.read(RunFolder(folder)),
         checkpoint=checkpoint,
     )
 
@@ -131,8 +132,11 @@ def record(run_folder: RunFolder, checked: RunConfig) -> None:
     run_folder.record_config(checked.yaml(answers_before(checked, run_folder.root)))
 
 
-def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved: Mapping[str, Any]) -> None:
-    """Refuse to continue a run from a folder that lacks what its relative paths and its modules were where it began.
+def require_place(words: Sequence[str], folder: Path, saved: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run from a folder that lacks what its relative paths and its modules were where it began.
+
+    Args:
+        words: the command and what was typed for it.
 
     Raises:
         ConfigError: with the command that goes where the run was started.
@@ -145,7 +149,7 @@ def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved:
     if not began.is_dir() or began.samefile(here):
         return
     program = "torchrun ... -m ddp_train" if is_torchrun_worker() else "ddp-train"
-    unread = ["resume", *(text.partition("=")[0] for text in overrides)]  # what is resumed was typed
+    unread = ["resume", *(text.lstrip("+").partition("=")[0] for text in words[2:])]  # what is resumed was typed
     unread += ["init_from"] if candidates(RunFolder(folder).checkpoints / LAST) else []
     for key, value in nodes(saved):
         if not isinstance(value, str) or key in unread or not value:
@@ -157,7 +161,7 @@ def _require_place(asked: Path | str, folder: Path, overrides: list[str], saved:
                 key=key,
                 happened=f"is {value}, in {began}, where the run was started; you stand in {here}",
                 expected="the folder that relative paths and modules of the run mean",
-                fix=f"{shlex.join(['cd', str(began)])} && {program} {shlex.join(['resume', str(Path(asked).absolute()), *overrides])}",
+                fix=f"{shlex.join(['cd', str(began)])} && {program} {shlex.join(words)}",
             )
 
 

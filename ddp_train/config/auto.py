@@ -117,6 +117,26 @@ def refuse_changed(answers: Mapping[str, Any], before: Mapping[str, Any]) -> Non
             )
 
 
+def require_kind(answers: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Refuse to evaluate a model on data of another kind than it was made for. What the data does not say is no difference.
+
+    Args:
+        answers: what the run's `auto`s have come to, by their keys.
+
+    Raises:
+        ConfigError: naming the first difference.
+    """
+    for key, value in answers.items():
+        name = key.rpartition(".")[2]
+        fact = plain(facts.get(_ALSO_CALLED.get(name, name)))
+        if key.split(".")[0] in BY_DATA and fact is not None and value is not None and fact != value:
+            raise ConfigError(
+                key="data",
+                happened=f"it has {name} {_shown(fact)}, and the model was made for {_shown(value)} ({key})",
+                expected="data of the kind that the run was trained on",
+            )
+
+
 def _unanswered(left: Mapping[str, str], facts: Mapping[str, Any]) -> ConfigError:
     said = ", ".join(f"{name}={_shown(value)}" for name, value in facts.items())
     values = {key: nearest(name, facts) for key, name in left.items()}

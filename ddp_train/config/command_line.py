@@ -16,6 +16,8 @@ from ddp_train.errors import ConfigError
 _COMMAND_FIRST = {
     "plan": "the command first, then the words of the run",
     "resume": "the command first, and single values: a run that is resumed keeps its components",
+    "evaluate": "the command first, then a run and what differs from it",
+    "predict": "the command first, then a run and what differs from it",
     "runs": "the command first, and nothing but the folder of a sweep",
     "status": "the command first, and nothing but a run folder or the folder of a sweep",
     "logs": "the command first",
@@ -28,7 +30,7 @@ _COMMAND_FIRST = {
 }
 COMMANDS = tuple(_COMMAND_FIRST)
 _TRAINS = ("train", "fit", "run", "start")
-_EVALUATES = ("evaluate", "eval", "test", "validate", "predict")
+_EVALUATES = ("eval", "test", "validate")
 _OPEN, _CLOSE = "[{(", "]})"
 
 
@@ -90,9 +92,8 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
     if first in _TRAINS:
         return ConfigError(happened=happened, expected="nothing: ddp-train without one trains", fix=shlex.join(["ddp-train", *others]))
     if first in _EVALUATES:
-        expected = "a run evaluates as it trains (evaluation.every_steps) and at its end; result.json has the numbers"
-        folder = path if len(bare) > 1 else Path("RUN")
-        return ConfigError(happened=happened, expected=expected, fix=shlex.join(["cat", str(folder / "result.json")]))
+        folder = str(path) if len(bare) > 1 else "RUN"
+        return ConfigError(happened=happened, expected="a command", fix=shlex.join(["ddp-train", "evaluate", folder, *others]))
     if first == "version":
         return ConfigError(happened=happened, expected="an option", fix="ddp-train --version")
     if is_run and len(bare) == 1:
@@ -107,7 +108,7 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
 
 def _taken(command: str, others: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
     """Return the overrides that a command takes: `resume` those of single values, `runs` none."""
-    if command in ("plan", "prepare", "doctor"):
+    if command in ("plan", "prepare", "doctor", "evaluate", "predict"):
         return list(others)
     return [text for text in others if command == "resume" and not isinstance(keys.get(text.partition("=")[0], {}), Mapping)]
 

@@ -23,6 +23,7 @@ from ddp_train.launch import restart_note
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.phase import PhaseTracker
 from ddp_train.rank import restart_report, summary
+from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.rank.log import rank_log
 from ddp_train.rank.peers import Peers
 from ddp_train.rank.run_job import run_job
@@ -125,7 +126,8 @@ class Rank:
                 if self._world.is_main:
                     notes = begin(job.run_folder)
                     tracker.listen(notes)
-                code = run_job(job, self._world, state, stop, tracker)
+                work = run_job if job.task is None else evaluate_job
+                code = work(job, self._world, state, stop, tracker)
                 self._watch.end()
                 stop.close()
                 return code

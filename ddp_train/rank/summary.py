@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def opening(job: Job, world: World) -> str:
             f"run      {job.run_folder.shown()}",
             f"ranks    {world.size} on {world.device.type}",
             *([f"warning  no GPU is used: {why} (cluster=cpu: on purpose)"] if why else []),
-            f"batch    {job.config.batch}",
+            *([f"batch    {job.config.batch}"] if job.task is None else []),
         ]
     )
 
@@ -128,6 +129,18 @@ def _next(job: Job, state: TrainState, result: Result) -> list[str]:
     return [onward, f"{command} -m {printable(shlex.join(_sweep(job)))}"]
 
 
+def evaluated(job: Job, metrics: Mapping[str, float]) -> str:
+    """Say what an evaluation has found, and where it lies."""
+    folder = job.run_folder.shown()
+    return "\n".join(
+        [
+            "",
+            *(f"  {name:<20} {value:.4f}" for name, value in metrics.items()),
+            f"  {'evaluation':<20} {folder}",
+        ]
+    )
+
+
 def _sweep(job: Job) -> list[str]:
     """Return the words of a sweep around this run: everything that was typed for it, each key once, and two values for one of them."""
     config, typed = job.config, _typed(job)
@@ -162,6 +175,8 @@ def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> st
         step: the last one that was taken; None: nothing was done since the start.
         unsaved: where the run continues instead, when that step could not be saved.
     """
+    if run_folder.task.exists():
+        return f"stopped; `{_command('ddp-train')} resume {shlex.quote(run_folder.shown())}` does it again"
     what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
     if unsaved:
         what = f"stopped after step {step}, which was NOT saved; the run goes on {unsaved}"

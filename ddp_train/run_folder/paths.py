@@ -28,6 +28,8 @@ class RunFolder:
         self.steps_taken = self.logs / "steps_taken"  # by the attempt at hand, at least and at most (`run_folder.attempts`)
         self.checkpoints = self.root / "checkpoints"
         self.predictions = self.root / "predictions"
+        self.evaluations = self.root / "evaluations"  # of the finished run, each a folder like this one
+        self.task = self.root / "task.json"  # of such a folder: which run, which checkpoint (`ddp_train/job.py`)
         self.attempts = self.root / "attempts.json"  # the failures since the run last got further (`run_folder.attempts`)
         self.failure = self.root / "failure.json"
         self.result = self.root / "result.json"

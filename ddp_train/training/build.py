@@ -100,14 +100,15 @@ def build(config: RunConfig, world: World) -> Components:
     )
 
 
-def build_evaluated(config: RunConfig, world: World) -> Evaluated:
+def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any]) -> Evaluated:
     """Build what evaluation needs on this rank, and nothing else: no training data, no optimizer, no strategy. Collective.
 
     Args:
         config: of a run that has begun, without `auto`s.
+        answers: what these have come to, by their keys.
 
     Raises:
-        UserError: as `build` does; also where the config has no evaluation data.
+        UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
     """
     refuse_tools(config)
     if config.data["eval"] is None:
@@ -120,6 +121,7 @@ def build_evaluated(config: RunConfig, world: World) -> Evaluated:
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():
         source = _source(config, config.data["eval"], key="data.eval")
+    auto.require_kind(answers, source.facts)
     if config.loader.on_device:
         _place(source, world)
     model, objective, trained = _model_and_objective(config, world, {})

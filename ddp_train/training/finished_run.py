@@ -109,14 +109,14 @@ def find(path: Path) -> tuple[Path, Path]:
 
 
 def read_weights(checkpoint: Path) -> dict[str, Any]:
-    """Return the state of the modules in a checkpoint, and the versions of their formats; its tensors are on the CPU.
+    """Return the states of the modules in a checkpoint, the versions of their formats, and the run's position (`state`); all on the CPU.
 
     Where a callback has averaged the weights and the run has evaluated the averages, they are the model's.
 
     Raises:
         CheckpointError: it is not what its format says.
     """
-    found = read_shared(checkpoint, only=[*_WEIGHTS, *(f"{name}_versions" for name in _WEIGHTS), "averages"])
+    found = read_shared(checkpoint, only=[*_WEIGHTS, *(f"{name}_versions" for name in _WEIGHTS), "averages", "state"])
     own: dict[str, Any] = found["model"]
     averages = {own[name].data_ptr(): value.to(own[name].dtype) for name, value in found.pop("averages", {}).items()}
     return {**found, "model": {name: averages.get(_place(value), value) for name, value in own.items()}}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddp_train.distributed.world import World
+from ddp_train.errors import printable
 
 
 class PredictionFiles:
@@ -73,6 +74,14 @@ class PredictionFiles:
             except OSError as error:
                 self._problem = f"rank {self._world.rank}: {error}"
         self._row += num_rows
+
+    def name_samples(self, names: Iterable[str]) -> None:
+        """Write samples.txt beside the rows, a line for each (rank 0)."""
+        try:
+            if not self._problem:
+                (self._partial / "samples.txt").write_text("".join(f"{printable(name)}\n" for name in names))
+        except OSError as error:
+            self._problem = f"rank {self._world.rank}: {error}"
 
     def close(self, *, keep: bool) -> None:
         """Let the files appear under their name, in place of those of an earlier evaluation after the same step. Collective.

@@ -205,13 +205,11 @@ def test_a_word_that_is_no_command_says_which_one_is(
         assert command_line(monkeypatch, tmp_path, *meant)[0] == 0
 
 
-def test_a_run_has_its_evaluation_in_its_folder(
+def test_what_other_programs_call_evaluating_is_told_our_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command_line(monkeypatch, tmp_path, "evaluate", "outputs/default/x") == (2, [])
-    shown = capsys.readouterr().err
-    assert "a run evaluates as it trains" in shown
-    assert advised(shown) == ["cat", "outputs/default/x/result.json"]
+    assert command_line(monkeypatch, tmp_path, "eval", "outputs/default/x", "data.split=test") == (2, [])
+    assert advised(capsys.readouterr().err) == ["ddp-train", "evaluate", "outputs/default/x", "data.split=test"]
 
 
 def test_nothing_is_suggested_where_nothing_is_close(

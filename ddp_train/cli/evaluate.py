@@ -1,0 +1,216 @@
+"""`ddp-train evaluate` and `ddp-train predict`: what a run has learned, on any data and any number of ranks. No training step is taken.
+
+The work is a job with a folder of its own, RUN/evaluations/<time>: launched, watched, logged, stopped and taken up again like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
+from ddp_train.cli.saved_run import record, require_place, run_of
+from ddp_train.config import check as config_check
+from ddp_train.config import hydra_errors
+from ddp_train.config.cluster import check_tasks
+from ddp_train.config.composition import loader_of
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.saved import answered_config
+from ddp_train.config.spelling import nearest
+from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.job import Job, Task
+from ddp_train.launch import torchrun
+from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder.claim import claim_new
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.trust import require_own
+from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.sweep.folder import is_sweep
+from ddp_train.system.torchrun_env import is_torchrun_worker
+
+USAGE = """ddp-train evaluate RUN [--watch] [key=value group=option ...]
+
+  RUN            the folder of a run: its newest good checkpoint is evaluated; or one of its checkpoints (RUN/checkpoints/step_00001000,
+                 RUN/checkpoints/best)
+  --watch        every checkpoint, those that are there and those that come, until the run is done: beside the training
+  key=value      what differs from the run, also with another group: data.split=test, data=mnist, cluster=cpu, cluster.processes_per_node=1,
+                 evaluation.batch_size=512, evaluation.save_predictions=true; + adds a key
+
+The evaluation data is that of the run; `data.` and `data.eval.` both mean it. The numbers are in RUN/evaluations/<time>: result.json,
+metrics.jsonl. Nothing of the run is touched.
+"""
+
+PREDICT_USAGE = """ddp-train predict RUN [key=value group=option ...]
+
+  RUN            the folder of a run, or one of its checkpoints: RUN/checkpoints/best
+  key=value      as for `ddp-train evaluate`: data.root=photos
+
+No targets are needed, and none are looked at. What the model says of each sample is in RUN/evaluations/<time>/predictions: NAME.npy with
+one row for each sample, in the data set's order, and samples.txt with their names where the data tells them.
+"""
+
+_WATCH = "--watch"
+_WITHOUT_EFFECT = (
+    *("trainer", "optimizer", "scheduler", "strategy", "checkpoint", "sweep", "health", "callbacks", "experiment", "hydra"),
+    *("name", "resume", "init_from", "init_from_keys", "init_from_strict", "sanity_check", "evaluation.every_steps"),
+    *(f"loader.{name}" for name in ("micro_batch_size", "drop_last", "sampling", "sample_weights", "bucket_batches", "sampler")),
+)
+"""What an evaluation does not read: sections, groups and keys."""
+
+_LOOK_EVERY_S = 2.0
+
+
+def evaluate(arguments: list[str], launcher: Launcher) -> int:
+    """`ddp-train evaluate RUN [--watch] [key=value ...]`: score a checkpoint of a run, or each as it comes."""
+    return _begin("evaluate", arguments, launcher)
+
+
+def predict(arguments: list[str], launcher: Launcher) -> int:
+    """`ddp-train predict RUN [key=value ...]`: write what a run's model says of samples whose targets nobody knows."""
+    return _begin("predict", arguments, launcher)
+
+
+def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
+    check_tasks(os.environ)
+    watches, words = _WATCH in arguments and command == "evaluate", [word for word in arguments if word != _WATCH or command != "evaluate"]
+    usage = (USAGE if command == "evaluate" else PREDICT_USAGE).partition("\n")[0]
+    if not words or (wrong := next((word for word in words if word.startswith("-")), "")):
+        happened = f"{wrong} is no option of {command}" if words else "which run?"
+        raise ConfigError(happened=happened, expected=usage, fix="give a run folder, or one of its checkpoints")
+    path, overrides = Path(words[0]), words[1:]
+    if is_sweep(path):
+        raise ConfigError(key="RUN", happened=f"{path} is a sweep", expected="one of its runs", fix=f"ddp-train runs {path} has them")
+    folder = run_of(path, key="RUN")
+    if RunFolder(folder).task.exists():
+        raise ConfigError(key="RUN", happened=f"{path} is an evaluation itself", expected="the run that was evaluated")
+    if watches and is_checkpoint(path):
+        raise ConfigError(key="RUN", happened=f"{path} is one checkpoint", expected=f"a run folder with {_WATCH}", fix=str(folder))
+    require_own(folder, key="RUN")
+    checkpoint = path.absolute() if is_checkpoint(path) else RunFolder(folder).checkpoints / LAST
+    if watches:
+        _wait_for_first(RunFolder(folder))
+    elif not is_checkpoint(path) and not any(word.startswith("after=") for word in overrides):
+        require_candidates(checkpoint, key="RUN")
+    config = _config(folder, overrides, [command, *words], predicts=command == "predict")
+    if config.cluster.launcher == "torchrun" and not is_torchrun_worker() and (code := torchrun.follow(config)) is not None:
+        return code  # the first machine claims
+    own = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
+    task = Task(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
+    task.write(own)
+    record(own, config)
+    return launcher.begin(Job(config=config, run_folder=own, command=list(sys.argv), overrides=overrides, task=task))
+
+
+def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predicts: bool) -> RunConfig:
+    """Return the config of an evaluation: that of the run, without what only training has, and with what was typed.
+
+    Its section `data` is the run's evaluation data, and nothing else.
+    """
+    saved = answered_config(folder)
+    data = dict(saved["data"])
+    is_given = any(text.lstrip("+").partition("=")[0].partition(".")[0] == "data" for text in overrides)
+    if (changes := data.pop("eval", None)) is None and not is_given:
+        raise ConfigError(
+            key="data.eval",
+            happened="is null: the run has no evaluation data",
+            expected="data to evaluate on",
+            fix="data.split=test, or another data=OPTION",
+        )
+    config_for = {
+        **saved,
+        "data": {**data, **(changes or {})},
+        "after": None,
+        "init_from": None,
+        "resume": "auto",
+        "debug": {**saved["debug"], "faults": []},
+        "cluster": {**saved["cluster"], "node_rank": None},  # of the machine that began it
+        # However many ranks: nothing of a global batch is left to be kept.
+        "trainer": {**saved["trainer"], "global_batch_size": None, "grad_accum_steps": None},
+    }
+    typed = [_of_data(text) for text in overrides]
+    _refuse_without_effect(typed)
+    choices = {key: option for key, _, option in (text.partition("=") for text in typed) if isinstance(config_for.get(key), Mapping)}
+    for group, option in choices.items():
+        config_for[group] = _section(group, option)
+    values = [text for text in typed if text.partition("=")[0] not in choices]
+    hydra_errors.refuse_unknown([text for text in values if not text.startswith("+")], config_for)
+    require_place(words, folder, config_for)
+    merged = OmegaConf.merge(OmegaConf.create(config_for), OmegaConf.from_dotlist([text.lstrip("+") for text in values]))
+    merged.data.eval = {}
+    if predicts:
+        merged.evaluation.save_predictions = False  # with targets
+    return config_check.check(OmegaConf.create(OmegaConf.to_container(merged)))
+
+
+def _of_data(text: str) -> str:
+    """Return an override with `data.` for `data.eval.`: there is no other data."""
+    plus = text[: len(text) - len(text.lstrip("+"))]
+    return plus + text[len(plus) :].replace("data.eval.", "data.", 1) if text[len(plus) :].startswith("data.eval.") else text
+
+
+def _section(group: str, option: str) -> Any:
+    """Return what an option of a group has, as if it were composed with our defaults.
+
+    Raises:
+        ConfigError: there is no such option.
+    """
+    loader = loader_of(Namespace(config_path=None, config_dir=None))
+    if option not in (offered := loader.get_group_options(group)):
+        close = nearest(option, offered)
+        raise ConfigError(
+            key=group,
+            happened=f"has no option {option!r}",
+            expected=f"one of {', '.join(offered)}",
+            fix=f"{group}={close}" if close else "",
+        )
+    composed: Any = OmegaConf.to_container(loader.load_configuration("config", [f"{group}={option}"], RunMode.RUN)[group], resolve=True)
+    if group == "data":
+        changes = composed.pop("eval", None)
+        return {**composed, **(changes or {})}
+    return composed
+
+
+def _refuse_without_effect(overrides: Sequence[str]) -> None:
+    """Refuse what only training reads.
+
+    Raises:
+        ConfigError: naming the first such override.
+    """
+    for text in overrides:
+        key = text.lstrip("+~").partition("=")[0]
+        if any(key == name or key.startswith(f"{name}.") for name in _WITHOUT_EFFECT):
+            raise ConfigError(
+                key=key,
+                happened="is of training, and no step is taken here: it would change nothing",
+                expected="keys of data, loader, evaluation, objective, model, amp, metrics and cluster",
+                fix="leave it out",
+            )
+
+
+def _wait_for_first(run_folder: RunFolder) -> None:
+    """Wait until a run has saved for the first time: from then on its config has what its `auto`s came to.
+
+    Raises:
+        EnvironmentRefuses: it never will.
+    """
+    name, is_told = run_folder.checkpoints / LAST, False
+    while not candidates(name):
+        settled = settle(run_folder)
+        if settled.verdict is not Verdict.AGAIN and not candidates(name):
+            raise EnvironmentRefuses(
+                key="RUN",
+                happened=f"{run_folder.shown()} has saved nothing, and goes on no more: {settled}",
+                expected="a run that has saved, or is on its way",
+            )
+        if not is_told:
+            print(f"waiting for the first checkpoint of {run_folder.shown()}", flush=True)
+            is_told = True
+        time.sleep(_LOOK_EVERY_S)

@@ -1,0 +1,209 @@
+"""One evaluation on one rank: a checkpoint of a run, or each as it comes, scored or predicted from. Nothing is trained.
+
+It has a folder of its own below the run's: metrics.jsonl, result.json, logs and predictions are there, and nothing of the run is touched.
+So it may run beside the training. A stop ends it at once: nothing is lost that cannot be had again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ddp_train.checkpoint import catalog
+from ddp_train.checkpoint.verify import CheckpointError, verify
+from ddp_train.config.saved import answers_of
+from ddp_train.distributed.world import World
+from ddp_train.errors import DONE, UserError
+from ddp_train.interfaces import MetricWriter
+from ddp_train.job import Job, Task
+from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.rank import environment, summary
+from ddp_train.rank.checkpoint_watch import CheckpointWatch
+from ddp_train.rank.stop import Stop
+from ddp_train.run_folder.attempts import end
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
+from ddp_train.training.build import build_evaluated
+from ddp_train.training.components import Evaluated
+from ddp_train.training.evaluation import evaluate
+from ddp_train.training.finished_run import put_weights, read_weights, records
+from ddp_train.training.inference import predict
+from ddp_train.training.instantiate import build_writers
+from ddp_train.training.records import Records
+from ddp_train.training.saved_state import modules
+from ddp_train.training.state import TrainState
+
+
+def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
+    """Evaluate a run that has saved, or predict with it; result.json has what came of it. Collective.
+
+    Args:
+        state: gets the step of the checkpoint at hand, so that a failure can be told with it.
+        stop: is asked nothing: a stop ends the ranks at once.
+
+    Returns:
+        The exit code of `ddp-train`.
+    """
+    started, task = time.monotonic(), job.task
+    assert task is not None
+    if world.size != job.config.batch.world_size:
+        raise UserError(key="cluster", happened=f"{world.size} ranks were started for an evaluation on {job.config.batch.world_size}")
+    environment.record(job, world)
+    if world.is_main:
+        print(summary.opening(job, world), flush=True)
+    components = build_evaluated(job.config, world, world.from_main(answers_of(Path(task.run)) if world.is_main else None))
+    log = _Log(job, world, tracker)
+    metrics: dict[str, float] = {}
+    for checkpoint in _checkpoints(task, log, world, tracker):
+        state.step = int(checkpoint.name.removeprefix("step_"))
+        tracker.enter(Phase.START, state.step)
+        if problem := _load(checkpoint, components, state, world, tracker, is_verified=not task.watches):
+            if not task.watches:
+                raise UserError(key="RUN", happened=f"{checkpoint}: {problem}", expected="a checkpoint that is complete and undamaged")
+            if world.is_main:
+                print(f"checkpoint {checkpoint.name} is left out: {problem}", flush=True)
+            continue
+        if world.is_main:
+            print(f"weights  of {checkpoint}{_best(checkpoint, task)}", flush=True)
+        metrics = _work(job, task, components, state, world, tracker)
+        log.write(state, metrics)
+    tracker.enter(Phase.END, state.step)
+    world.barrier()
+    if world.is_main:
+        log.close()
+        last = {f"eval/{name}": value for name, value in metrics.items()}
+        result = Result(
+            status=Status.COMPLETED,
+            step=state.step,
+            samples=state.samples,
+            metrics={"last": last, "best": {}},
+            seconds=round(time.monotonic() - started, 3),
+        )
+        result.write(job.run_folder.result)
+        end(job.run_folder)
+        print(summary.evaluated(job, metrics), flush=True)
+    world.barrier()  # nobody leaves before it is written
+    return DONE
+
+
+def _work(job: Job, task: Task, components: Evaluated, state: TrainState, world: World, tracker: PhaseTracker) -> dict[str, float]:
+    """Score or predict with the weights that are loaded, and return the metrics. Collective."""
+    folder = job.run_folder.predictions_of(state.step)
+
+    def begins_batch() -> None:
+        tracker.enter(Phase.EVALUATION, state.step)
+
+    if task.predicts:
+        count = predict(components, world, folder, begins_batch=begins_batch)
+        if world.is_main:
+            print(f"predicted {count:,} samples: {RunFolder(folder).shown()}/*.npy, one row for each in the data set's order", flush=True)
+        return {}
+    wants_rows = job.config.evaluation.save_predictions
+    metrics = evaluate(components, world, predictions=folder if wants_rows else None, begins_batch=begins_batch)
+    assert metrics is not None  # a stop ends the process
+    return metrics
+
+
+def _load(checkpoint: Path, components: Evaluated, state: TrainState, world: World, tracker: PhaseTracker, *, is_verified: bool) -> str:
+    """Put the weights of a checkpoint into the model on all ranks; return what is wrong with it, or "". Collective.
+
+    Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.
+    """
+    found = modules(components)
+    problem = "" if is_verified else verify(checkpoint, part=world.rank, parts=world.size, moves=tracker.move)
+    problem = next(filter(None, world.gather(problem)), "")
+    if world.is_main and not problem:
+        try:
+            weights = read_weights(checkpoint)
+            put_weights(checkpoint, weights, found)
+            state.samples = int(weights["state"]["samples"])
+        except CheckpointError as error:
+            problem = error.happened
+        except OSError as error:
+            problem = f"{error.filename or checkpoint.name}: {error.strerror}"
+    problem = world.from_main(problem)
+    for module in found.values() if not problem else ():
+        own: dict[str, Any] = module.state_dict()
+        world.copy_from_main([value for value in own.values() if isinstance(value, Tensor)])
+        others = world.from_main({name: value for name, value in own.items() if not isinstance(value, Tensor)})
+        if others and not world.is_main:
+            module.load_state_dict({**own, **others})
+    return str(problem)
+
+
+def _checkpoints(task: Task, log: _Log, world: World, tracker: PhaseTracker) -> Iterator[Path]:
+    """Yield the checkpoint that was asked for, or each one of the run, the oldest first, until no more will come. Collective."""
+    if not task.watches:
+        yield world.from_main(
+            catalog.find(Path(task.checkpoint), partial(verify, moves=tracker.move), key="RUN") if world.is_main else None
+        )
+        return
+    watch = CheckpointWatch(Path(task.run), seen=log.steps())
+    while True:
+        tracker.move()
+        found = world.from_main(watch.look() if world.is_main else None)
+        if found is None:
+            return
+        if isinstance(found, Path):
+            yield found
+        else:
+            time.sleep(found)
+
+
+def _best(checkpoint: Path, task: Task) -> str:
+    """Say which checkpoint is better, where the newest was taken because nobody asked for another one."""
+    better = next(iter(catalog.candidates(checkpoint.parent / catalog.BEST)), checkpoint)
+    is_asked = task.watches or Path(task.checkpoint).name != catalog.LAST
+    return "" if is_asked or better == checkpoint else f"; the best is {better.name}: {RunFolder(better.parent / catalog.BEST).shown()}"
+
+
+class _Log:
+    """Where the numbers of an evaluation go: to the run's kinds of metric writers, in the evaluation's own folder."""
+
+    def __init__(self, job: Job, world: World, tracker: PhaseTracker) -> None:
+        self._job, self._world, self._tracker = job, world, tracker
+        self._last = max(self.steps(), default=0)
+        self._records: Records | None = None
+
+    def steps(self) -> set[int]:
+        """Return the steps whose numbers are there already, of an attempt before this one."""
+        return {int(record["step"]) for record in records(self._job.run_folder.metrics)}
+
+    def write(self, state: TrainState, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one checkpoint. One of an earlier step is of a run that went back: what came after it goes."""
+        if not metrics:
+            return
+        is_back, self._last = state.step <= self._last, state.step
+        if self._records is None:
+            self._records = Records(self._job.run_folder, self._world, self._writers)
+        elif is_back:
+            self._records.reopen()
+        record = {"split": "eval", "step": state.step, "epoch": None, "samples": state.samples, "time": time.time(), **metrics}
+        self._records.write(record)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._records is not None:
+            self._records.close()
+
+    def _writers(self) -> list[MetricWriter]:
+        config = self._job.config
+        if not self._world.is_main:
+            return []
+        return build_writers(
+            config.metrics,
+            run_dir=str(self._job.run_folder.root),
+            config=config.tree,
+            hyper_parameters=self._job.hyper_parameters(),
+            run_name="",
+            step=self._last - 1,  # what was written of this step and later ones is of before
+            total_steps=max(self._last, config.trainer.max_steps or 0),
+            tracker=self._tracker,
+            epoch=None,
+            steps_per_epoch=None,
+        )

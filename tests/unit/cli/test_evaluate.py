@@ -1,0 +1,182 @@
+"""`ddp-train evaluate` and `predict`: from what is typed to a job of its own, and what that job does, in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ddp_train.cli.evaluate import evaluate, predict
+from ddp_train.cli.resume import resume_typed
+from ddp_train.config.check import ConfigErrors
+from ddp_train.distributed.world import alone
+from ddp_train.errors import ConfigError, EnvironmentRefuses, UserError
+from ddp_train.job import Job
+from ddp_train.launch.launcher import Launcher
+from ddp_train.phase import PhaseTracker
+from ddp_train.rank.evaluate_job import evaluate_job
+from ddp_train.run_folder.claim import release
+from ddp_train.run_folder.result import Result, Status
+from ddp_train.training import evaluation
+from ddp_train.training.components import Components
+from ddp_train.training.state import TrainState
+from tests.conftest import metrics
+from tests.unit.parts import saved
+from tests.unit.training.finished import finished
+
+STOP: Any = None  # a stop ends the process: the job asks nothing of it
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> Iterator[None]:
+    yield
+    release()
+
+
+def begun(command: Any, *words: str) -> Job:
+    """Type a command, and return the job that would be started."""
+    jobs: list[Job] = []
+    launcher = Launcher(run=lambda job: jobs.append(Job.from_json(job.to_json())) or 0, slots=lambda folder, count: [])
+    assert command([*words], launcher) == 0
+    return jobs[0]
+
+
+def done(command: Any, *words: str) -> Job:
+    job = begun(command, *words)
+    assert evaluate_job(job, alone(), TrainState(), STOP, PhaseTracker()) == 0
+    return job
+
+
+def measured(parts: Components) -> dict[str, float]:
+    found = evaluation.evaluate(parts, alone())
+    assert found is not None
+    return found
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and "evaluations" not in path.parts
+    }
+
+
+def test_a_checkpoint_is_scored_as_in_training_and_nothing_of_the_run_is_touched(tmp_path: Path) -> None:
+    parts = finished(tmp_path)
+    before = files(tmp_path)
+    job = done(evaluate, str(tmp_path))
+    assert job.run_folder.root.parent == tmp_path / "evaluations"
+    result = job.run_folder.read_result()
+    assert result is not None and (result.status, result.step) == (Status.COMPLETED, 7)
+    assert result.last == {f"eval/{name}": value for name, value in measured(parts).items()}
+    (record,) = metrics(job.run_folder.root)
+    assert {name: record[name] for name in ("split", "step", "samples")} == {"split": "eval", "step": 7, "samples": 224}
+    assert files(tmp_path) == before
+
+
+def test_other_data_another_checkpoint_and_another_number_of_ranks_are_taken(tmp_path: Path) -> None:
+    parts = finished(tmp_path)
+    torch.nn.init.zeros_(next(parts.model.parameters()))
+    saved(tmp_path / "checkpoints", 9, parts)
+    words = ["data.eval.num_samples=33", "cluster.processes_per_node=3", "trainer.global_batch_size=2"]
+    with pytest.raises(ConfigError, match=r"trainer\.global_batch_size: is of training"):
+        begun(evaluate, str(tmp_path), *words)
+    job = begun(evaluate, str(tmp_path / "checkpoints/step_00000007"), *words[:2])
+    assert job.config.batch.world_size == 3 and job.task is not None and job.task.checkpoint.endswith("step_00000007")
+    job = done(evaluate, str(tmp_path / "checkpoints/step_00000007"), words[0], "evaluation.save_predictions=true")
+    result = job.run_folder.read_result()
+    assert result is not None and result.step == 7
+    assert len(np.load(job.run_folder.predictions_of(7) / "prediction.npy")) == 33
+
+
+def test_a_group_is_chosen_as_for_a_run(tmp_path: Path) -> None:
+    finished(tmp_path)
+    config = begun(evaluate, str(tmp_path), "data=mnist", "data.root=there", "cluster=local", "cluster.device=cpu").config
+    assert config.data["_target_"].endswith("MNIST") and config.data["eval"] == {}
+    assert (config.data["root"], config.data["split"]) == ("there", "test")  # the data is that of its evaluation
+    with pytest.raises(ConfigError, match=r"data: has no option 'mnits'[\s\S]*data=mnist"):
+        begun(evaluate, str(tmp_path), "data=mnits")
+    with pytest.raises(ConfigErrors, match=r"data\.num_sample"):
+        begun(evaluate, str(tmp_path), "data.num_sample=3")
+
+
+def test_data_of_another_kind_is_refused(tmp_path: Path) -> None:
+    finished(tmp_path)
+    with pytest.raises(ConfigError, match=r"it has num_classes 5, and the model was made for 10 \(model\.num_classes\)"):
+        done(evaluate, str(tmp_path), "data.num_classes=5")
+
+
+def test_predictions_need_no_targets(tmp_path: Path) -> None:
+    parts = finished(tmp_path)
+    job = done(predict, str(tmp_path))
+    folder = job.run_folder.predictions_of(7)
+    assert parts.eval_loader is not None
+    batches = [each.batch for each in parts.eval_loader]
+    with torch.no_grad():
+        expected = torch.cat([parts.model.eval()(images) for images, _ in batches]).argmax(dim=1)
+    rows = {path.stem: np.load(path) for path in folder.glob("*.npy")}
+    found = rows["prediction"] if "prediction" in rows else rows["output"].argmax(axis=1)
+    assert np.array_equal(found, expected)
+    assert not {"target", "loss"} & rows.keys()
+    assert not job.run_folder.metrics.exists()
+
+
+def test_every_checkpoint_is_scored_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = finished(tmp_path)
+    job = begun(evaluate, str(tmp_path), "--watch")
+
+    def train_on(seconds: float) -> None:
+        """Save again while the watch waits, and end."""
+        if not (tmp_path / "checkpoints/step_00000009").exists():
+            saved(tmp_path / "checkpoints", 9, parts)
+        else:
+            Result(status=Status.COMPLETED, step=9).write(tmp_path / "result.json")
+
+    monkeypatch.setattr("ddp_train.rank.evaluate_job.time", SimpleNamespace(sleep=train_on, time=time.time, monotonic=time.monotonic))
+    assert evaluate_job(job, alone(), TrainState(), STOP, PhaseTracker()) == 0
+    assert [record["step"] for record in metrics(job.run_folder.root)] == [7, 9]
+    assert json.loads((job.run_folder.root / "result.json").read_text())["step"] == 9
+    assert evaluate_job(job, alone(), TrainState(), STOP, PhaseTracker()) == 0  # started again: nothing is scored twice
+    assert [record["step"] for record in metrics(job.run_folder.root)] == [7, 9]
+
+
+def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
+    for words, said in (([], "which run?"), (["--wach"], "no option"), ([str(tmp_path)], "no run folder")):
+        with pytest.raises(ConfigError, match=said):
+            begun(evaluate, *words)
+    finished(tmp_path)
+    job = begun(evaluate, str(tmp_path))
+    with pytest.raises(ConfigError, match="is an evaluation itself"):
+        begun(evaluate, str(job.run_folder.root))
+    with pytest.raises(ConfigError, match="is one checkpoint"):
+        begun(evaluate, str(tmp_path / "checkpoints/last"), "--watch")
+    (tmp_path / "checkpoints/step_00000007/rank_00000.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="every one of them is damaged"):
+        evaluate_job(job, alone(), TrainState(), STOP, PhaseTracker())
+
+
+def test_a_watch_of_a_run_that_will_save_nothing_ends(tmp_path: Path) -> None:
+    finished(tmp_path)
+    (tmp_path / "checkpoints").rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match="there is no complete checkpoint"):
+        begun(evaluate, str(tmp_path))
+    Result(status=Status.INTERRUPTED).write(tmp_path / "result.json")
+    with pytest.raises(EnvironmentRefuses, match="has saved nothing"):
+        begun(evaluate, str(tmp_path), "--watch")
+
+
+def test_an_evaluation_is_taken_up_again_as_one(tmp_path: Path) -> None:
+    finished(tmp_path)
+    job = begun(evaluate, str(tmp_path))
+    release()
+    again = begun(resume_typed, str(job.run_folder.root))
+    assert again.task == job.task and again.checkpoint is None
+    assert evaluate_job(again, alone(), TrainState(), STOP, PhaseTracker()) == 0
+    release()
+    with pytest.raises(ConfigError, match=r"is an evaluation, and it is done[\s\S]*ddp-train evaluate"):
+        begun(resume_typed, str(job.run_folder.root))
