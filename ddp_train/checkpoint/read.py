@@ -83,6 +83,46 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
         return _as_state(plain, tensors)
 
 
+class SavedPart:
+    """One part of what all ranks have (`model`), open: its values by their names, of which no more is in memory than is asked for.
+
+    Args:
+        stack: closes the files.
+
+    Raises:
+        CheckpointError: there is no such part, or it is not what its format says.
+    """
+
+    def __init__(self, checkpoint: Path, part: str, stack: ExitStack) -> None:
+        size: int = read_manifest(checkpoint)["world_size"]
+        self._files = [_File(checkpoint, rank, stack) for rank in range(size)]
+        plain = self._files[0].plain(SHARED)
+        if not isinstance(plain, dict) or not isinstance(plain.get(part), dict):
+            raise CheckpointError(happened=f"{checkpoint.name} has no part {part!r}")
+        self._plain: dict[str, Any] = plain[part]
+        self._pieces: dict[str, list[tuple[int, Piece]]] = {}
+        for rank, share in enumerate(divide_shared(_leaves(plain), size)):
+            for piece in share:
+                self._pieces.setdefault(piece.leaf.name, []).append((rank, piece))
+        self.tensors = {name: leaf for name, value in self._plain.items() for leaf in codec.leaves([value]).values() if _is_tensor(value)}
+        self.others = [name for name in self._plain if name not in self.tensors]
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor, in the order of its elements: what was permuted is so no more."""
+        leaf = self.tensors[name]
+        values = torch.empty(leaf.shape, dtype=leaf.dtype)
+        for rank, piece in self._pieces[leaf.name]:
+            self._files[rank].require(piece)
+            if piece.num_bytes:
+                self._files[rank].read(_Part(rank, piece, 0, values.view(-1)[piece.start : piece.stop].view(torch.uint8)))
+        tensor: Tensor = codec.decode(self._plain[name], {leaf.name: values})
+        return tensor.contiguous()
+
+
+def _is_tensor(plain: Any) -> bool:
+    return isinstance(plain, dict) and "$tensor" in plain
+
+
 @dataclass(frozen=True)
 class _Part:
     """Some bytes of a piece, which lies in one rank's file."""

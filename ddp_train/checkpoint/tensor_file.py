@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,13 +57,17 @@ class Entry:
     end: int
 
 
-def make_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> bytes:
+def make_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return what stands before the values of tensors that follow each other in this order.
+
+    Args:
+        metadata: what others read beside the tensors; None: nothing.
 
     Raises:
         TensorFileError: there are too many.
     """
-    entries, begin = {}, 0
+    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    begin = 0
     for name, dtype, shape in tensors:
         size = math.prod(shape) * dtype.itemsize
         is_known = dtype in _FILE_DTYPES
@@ -94,10 +98,15 @@ def write(path: str | os.PathLike[str], header: bytes, values: memoryview, *, wr
     Raises:
         OSError: not all of it could be written.
     """
+    return write_each(path, (memoryview(header), values), wrote=wrote)
+
+
+def write_each(path: str | os.PathLike[str], contents: Iterable[memoryview], *, wrote: Callable[[], None] = lambda: None) -> str:
+    """Write a new file from contents that follow each other, each made when it is written; see `write`."""
     digest = xxhash.xxh3_128()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
     try:
-        for content in (memoryview(header), values):
+        for content in contents:
             for start in range(0, len(content), _CHUNK):
                 chunk = content[start : start + _CHUNK]
                 digest.update(chunk)

@@ -143,11 +143,11 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predict
     values = [text for text in typed if text.partition("=")[0] not in choices]
     hydra_errors.refuse_unknown([text for text in values if not text.startswith("+")], config_for)
     require_place(words, folder, config_for)
-    merged = OmegaConf.merge(OmegaConf.create(config_for), OmegaConf.from_dotlist([text.lstrip("+") for text in values]))
+    merged: Any = OmegaConf.merge(OmegaConf.create(config_for), OmegaConf.from_dotlist([text.lstrip("+") for text in values]))
     merged.data.eval = {}
     if predicts:
         merged.evaluation.save_predictions = False  # with targets
-    return config_check.check(OmegaConf.create(OmegaConf.to_container(merged)))
+    return config_check.check(merged)
 
 
 def _of_data(text: str) -> str:

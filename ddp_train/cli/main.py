@@ -26,6 +26,8 @@ from ddp_train.cli.help import USAGE as HELP_USAGE
 from ddp_train.cli.help import explain
 from ddp_train.cli.evaluate import PREDICT_USAGE, evaluate, predict
 from ddp_train.cli.evaluate import USAGE as EVALUATE_USAGE
+from ddp_train.cli.export import USAGE as EXPORT_USAGE
+from ddp_train.cli.export import export
 from ddp_train.cli.logs import USAGE as LOGS_USAGE
 from ddp_train.cli.logs import show_logs
 from ddp_train.cli.node import USAGE as NODE_USAGE
@@ -103,6 +105,7 @@ _COMMANDS: Mapping[str, tuple[str, _Command]] = {
     "resume": (RESUME_USAGE, resume_typed),
     "evaluate": (EVALUATE_USAGE, evaluate),
     "predict": (PREDICT_USAGE, predict),
+    "export": (EXPORT_USAGE, export),
     "runs": (RUNS_USAGE, show_sweep),
     "status": (STATUS_USAGE, show_status),
     "logs": (LOGS_USAGE, show_logs),

@@ -18,6 +18,7 @@ _COMMAND_FIRST = {
     "resume": "the command first, and single values: a run that is resumed keeps its components",
     "evaluate": "the command first, then a run and what differs from it",
     "predict": "the command first, then a run and what differs from it",
+    "export": "the command first, then a run",
     "runs": "the command first, and nothing but the folder of a sweep",
     "status": "the command first, and nothing but a run folder or the folder of a sweep",
     "logs": "the command first",

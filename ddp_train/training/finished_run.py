@@ -77,7 +77,7 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> FinishedRun:
     folder, checkpoint = find(Path(run))
     require_own(folder, key=_KEY)
     config = answered_config(folder)
-    typed = _typed(config)
+    typed = typed_config(config)
     refuse_tools(typed)
     streams = random_state(torch.device("cpu"))  # a notebook's own random numbers go on as if nothing had been made
     model = build_model(typed, alone(), {})
@@ -161,7 +161,7 @@ def records(file: Path) -> list[dict[str, Any]]:
 _SHOWN = 8
 
 
-def _typed(config: dict[str, Any]) -> RunConfig:
+def typed_config(config: dict[str, Any]) -> RunConfig:
     """Return the typed form of a config that was checked when its run began."""
     batch = BatchSizes(
         global_batch_size=config["trainer"]["global_batch_size"],

@@ -1,0 +1,65 @@
+"""`ddp-train export`: the weights of a run in a file that others read."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from ddp_train.checkpoint.catalog import is_checkpoint, require_candidates
+from ddp_train.cli.saved_run import run_of
+from ddp_train.config.spelling import nearest
+from ddp_train.errors import DONE, ConfigError
+from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder.paths import RunFolder
+
+USAGE = """ddp-train export RUN [--format=FORMAT] [to=PATH]
+
+  RUN            the folder of a run: its newest good checkpoint; or one of its checkpoints, RUN/checkpoints/best
+  --format       safetensors   one plain file of the model's weights (the default); nothing of the run is instantiated
+                 pt            a state_dict for torch.load(FILE, weights_only=True); likewise
+                 hf            a folder for from_pretrained, where the model has save_pretrained
+                 torch_export  a program for torch.export.load(FILE); traced with two samples of the evaluation data, for any number of them
+                 onnx          a graph for other run times, traced likewise
+  to=PATH        a file, or a folder for hf, that is not there yet; RUN/export/model.safetensors and the like without it
+
+Without code of ours: model.load_state_dict(safetensors.torch.load_file(FILE)).
+"""
+
+_SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "hf": "", "torch_export": ".pt2", "onnx": ".onnx"}
+_FORMAT, _TO = "--format=", "to="
+
+
+def export(arguments: list[str], launcher: Launcher) -> int:
+    """`ddp-train export RUN [--format=FORMAT] [to=PATH]`: write the weights of a run for others."""
+    formats = [word.removeprefix(_FORMAT) for word in arguments if word.startswith(_FORMAT)]
+    places = [word.removeprefix(_TO) for word in arguments if word.startswith(_TO)]
+    runs = [word for word in arguments if not word.startswith((_FORMAT, _TO))]
+    if len(runs) != 1 or runs[0].startswith("-") or "=" in runs[0] or len(formats) > 1 or len(places) > 1:
+        raise ConfigError(happened="which run, and what of it?", expected=USAGE.partition("\n")[0], fix="ddp-train export --help")
+    path, format = Path(runs[0]), (formats or ["safetensors"])[0]
+    if format not in _SUFFIXES:
+        close = nearest(format, list(_SUFFIXES))
+        fix = f"{_FORMAT}{close}" if close else ""
+        raise ConfigError(key="--format", happened=f"is {format!r}", expected=f"one of {', '.join(_SUFFIXES)}", fix=fix)
+    folder = run_of(path, key="RUN")
+    if not is_checkpoint(path):
+        require_candidates(RunFolder(folder).checkpoints / "last", key="RUN")
+    to = Path(places[0]) if places else folder / "export" / f"model{_SUFFIXES[format]}"
+    if to.exists():
+        raise ConfigError(
+            key="to",
+            happened=f"{to} exists; nothing is written over",
+            expected="a new path",
+            fix=f"rm -r {shlex.quote(str(to))}, or to=PATH",
+        )
+    if places and to.suffix != _SUFFIXES[format] and to.suffix in set(_SUFFIXES.values()) - {""}:
+        meant = next(name for name, suffix in _SUFFIXES.items() if suffix == to.suffix)
+        raise ConfigError(
+            key="--format", happened=f"is {format}, and to={to} looks like {meant}", expected="one of the two", fix=f"{_FORMAT}{meant}"
+        )
+    from ddp_train.training import export as work  # imports torch, which no other part of the command needs
+
+    for line in work.export(path, format=format, to=to):
+        print(line.replace("FILE", str(to)))
+    print(f"written  {to}")
+    return DONE
