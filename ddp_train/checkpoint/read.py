@@ -87,19 +87,20 @@ class SavedPart:
     """One part of what all ranks have (`model`), open: its values by their names, of which no more is in memory than is asked for.
 
     Args:
+        part: one that is not there has nothing in it.
         stack: closes the files.
 
     Raises:
-        CheckpointError: there is no such part, or it is not what its format says.
+        CheckpointError: it is not what its format says.
     """
 
     def __init__(self, checkpoint: Path, part: str, stack: ExitStack) -> None:
         size: int = read_manifest(checkpoint)["world_size"]
         self._files = [_File(checkpoint, rank, stack) for rank in range(size)]
         plain = self._files[0].plain(SHARED)
-        if not isinstance(plain, dict) or not isinstance(plain.get(part), dict):
-            raise CheckpointError(happened=f"{checkpoint.name} has no part {part!r}")
-        self._plain: dict[str, Any] = plain[part]
+        if not isinstance(plain, dict) or not isinstance(plain.get(part, {}), dict):
+            raise CheckpointError(happened=f"{checkpoint.name} has no parts")
+        self._plain: dict[str, Any] = plain.get(part, {})
         self._pieces: dict[str, list[tuple[int, Piece]]] = {}
         for rank, share in enumerate(divide_shared(_leaves(plain), size)):
             for piece in share:

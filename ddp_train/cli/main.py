@@ -22,12 +22,12 @@ from ddp_train.cli.cancel import cancel
 from ddp_train.cli.compose import Exit, compose
 from ddp_train.cli.doctor import USAGE as DOCTOR_USAGE
 from ddp_train.cli.doctor import examine
-from ddp_train.cli.help import USAGE as HELP_USAGE
-from ddp_train.cli.help import explain
 from ddp_train.cli.evaluate import PREDICT_USAGE, evaluate, predict
 from ddp_train.cli.evaluate import USAGE as EVALUATE_USAGE
 from ddp_train.cli.export import USAGE as EXPORT_USAGE
 from ddp_train.cli.export import export
+from ddp_train.cli.help import USAGE as HELP_USAGE
+from ddp_train.cli.help import explain
 from ddp_train.cli.logs import USAGE as LOGS_USAGE
 from ddp_train.cli.logs import show_logs
 from ddp_train.cli.node import USAGE as NODE_USAGE

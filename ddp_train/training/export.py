@@ -30,7 +30,7 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import batch_size, describe, tensors_of
 from ddp_train.run_folder.trust import require_own
 from ddp_train.training.build import build_evaluated
-from ddp_train.training.finished_run import find, load, put_weights, read_weights, typed_config
+from ddp_train.training.finished_run import AVERAGES, find, load, put_weights, read_weights, typed_config
 from ddp_train.training.inference import infer, inputs_of
 from ddp_train.training.saved_state import modules
 
@@ -71,7 +71,8 @@ def _safetensors(checkpoint: Path, path: Path) -> list[str]:
         "config_sha256": manifest["config_sha256"],
     }  # transformers asks for the first
     with ExitStack() as stack:
-        part = SavedPart(checkpoint, "model", stack)
+        part, averages = SavedPart(checkpoint, "model", stack), SavedPart(checkpoint, AVERAGES, stack)
+        averaged = {part.tensors[name].name: name for name in averages.tensors}  # a tied one has other names, too
         unknown = [name for name, leaf in part.tensors.items() if leaf.dtype not in tensor_file.TORCH_DTYPES.values()]
         if part.others or unknown:
             raise UserError(
@@ -85,7 +86,9 @@ def _safetensors(checkpoint: Path, path: Path) -> list[str]:
         def contents() -> Iterator[memoryview]:
             yield memoryview(header)
             for name in part.tensors:
-                yield part.read(name).view(-1).view(torch.uint8).numpy().data
+                leaf = part.tensors[name]
+                value = averages.read(averaged[leaf.name]).to(leaf.dtype) if leaf.name in averaged else part.read(name)
+                yield value.view(-1).view(torch.uint8).numpy().data
 
         tensor_file.write_each(path, contents())
         return [

@@ -34,6 +34,8 @@ from ddp_train.training.seeding import random_state, set_random_state
 
 _KEY = "RUN"
 _WEIGHTS = ("model", "objective")
+AVERAGES = "averages"
+"""The part of a checkpoint that has the averaged weights, by the model's names for them."""
 
 
 @dataclass(kw_only=True)
@@ -116,9 +118,9 @@ def read_weights(checkpoint: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is not what its format says.
     """
-    found = read_shared(checkpoint, only=[*_WEIGHTS, *(f"{name}_versions" for name in _WEIGHTS), "averages", "state"])
+    found = read_shared(checkpoint, only=[*_WEIGHTS, *(f"{name}_versions" for name in _WEIGHTS), AVERAGES, "state"])
     own: dict[str, Any] = found["model"]
-    averages = {own[name].data_ptr(): value.to(own[name].dtype) for name, value in found.pop("averages", {}).items()}
+    averages = {own[name].data_ptr(): value.to(own[name].dtype) for name, value in found.pop(AVERAGES, {}).items()}
     return {**found, "model": {name: averages.get(_place(value), value) for name, value in own.items()}}
 
 

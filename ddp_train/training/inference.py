@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
@@ -15,13 +14,12 @@ from ddp_train.interfaces import Batch, Inferring, Located, Objective, batch_siz
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.training.components import Evaluated
-from ddp_train.training.evaluation import evaluating
+from ddp_train.training.evaluation import as_evaluated
 from ddp_train.training.predictions import PredictionFiles
 
 _TARGETS = ("target", "targets", "label", "labels")  # of a batch that is a dict
 
 
-@torch.no_grad()
 def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: Callable[[], None] = lambda: None) -> int:
     """Write what the model says of every sample of the evaluation data, and return the number of samples. Collective.
 
@@ -43,7 +41,7 @@ def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: 
     files = PredictionFiles(folder, world, num_samples=loader.num_samples, first=loader.first)
     if world.is_main and isinstance(loader.source, Located):
         files.name_samples(loader.source.where(index) for index in range(loader.num_samples))
-    with evaluating([part for part in (model, components.objective) if isinstance(part, nn.Module)]):
+    with as_evaluated(components):
         begins_batch()
         for micro_batch in copied_ahead(iter(loader), world.device):
             batch = micro_batch.batch if micro_batch.placed is None else micro_batch.placed

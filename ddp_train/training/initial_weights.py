@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.foreign_files import read_ckpt, read_pt, read_safetensors
-from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import describe, plain_name
+from ddp_train.training.finished_run import read_weights
 
 _SHOWN = 8  # keys of each kind in one message
 
@@ -85,7 +85,7 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     if catalog.is_checkpoint(path) or (path / "checkpoints").is_dir():
         given = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
         chosen = catalog.find(given, verify, key="init_from")
-        return str(chosen), read_shared(chosen, only=("model",))["model"]
+        return str(chosen), read_weights(chosen)["model"]
     if path.exists():
         problem = "is no kind of file that can be read safely"
     if (path / ".metadata").exists():
