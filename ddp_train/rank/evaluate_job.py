@@ -31,12 +31,13 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.build import build_evaluated
 from ddp_train.training.components import Evaluated
 from ddp_train.training.evaluation import evaluate
-from ddp_train.training.finished_run import put_weights, read_weights, records
+from ddp_train.training.finished_run import records
 from ddp_train.training.inference import predict
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.records import Records
 from ddp_train.training.saved_state import modules
 from ddp_train.training.state import TrainState
+from ddp_train.training.weights import put_weights, read_weights
 
 
 def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:

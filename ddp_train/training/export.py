@@ -30,9 +30,10 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import batch_size, describe, tensors_of
 from ddp_train.run_folder.trust import require_own
 from ddp_train.training.build import build_evaluated
-from ddp_train.training.finished_run import AVERAGES, find, load, put_weights, read_weights, typed_config
+from ddp_train.training.finished_run import load, typed_config
 from ddp_train.training.inference import infer, inputs_of
 from ddp_train.training.saved_state import modules
+from ddp_train.training.weights import AVERAGES, find, put_weights, read_weights
 
 _EXAMPLES = 2  # samples that a program is traced with; their number is left open
 

@@ -16,7 +16,7 @@ from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import describe, plain_name
-from ddp_train.training.finished_run import read_weights
+from ddp_train.training.weights import read_weights
 
 _SHOWN = 8  # keys of each kind in one message
 
