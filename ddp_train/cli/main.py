@@ -28,6 +28,8 @@ from ddp_train.cli.export import USAGE as EXPORT_USAGE
 from ddp_train.cli.export import export
 from ddp_train.cli.help import USAGE as HELP_USAGE
 from ddp_train.cli.help import explain
+from ddp_train.cli.init import USAGE as INIT_USAGE
+from ddp_train.cli.init import init
 from ddp_train.cli.logs import USAGE as LOGS_USAGE
 from ddp_train.cli.logs import show_logs
 from ddp_train.cli.node import USAGE as NODE_USAGE
@@ -44,6 +46,7 @@ from ddp_train.cli.status import USAGE as STATUS_USAGE
 from ddp_train.cli.status import show_status
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
+from ddp_train.config.project import with_conf
 from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, UserError
 from ddp_train.job import Job
 from ddp_train.launch import local, submit, torchrun
@@ -79,18 +82,23 @@ def run(launcher: Launcher) -> int:
         print(f"ddp_train {__version__}")
         return DONE
     if not words or words[0] not in _COMMANDS:
-        sys.argv[1:] = hydra_errors.options_first(words)
-        return _report(lambda: compose(launcher), launcher)
+        return _report(lambda: _train(words, launcher), launcher)
     (usage, command), arguments = _COMMANDS[words[0]], words[1:]
     if usage and {"--help", "-h"} & set(arguments):
         print(usage)
         return DONE
-    return _report(lambda: command(arguments, launcher), launcher)
+    return _report(lambda: command(with_conf(arguments) if words[0] in _COMPOSING else arguments, launcher), launcher)
 
 
 def resume(folder: Path, launcher: Launcher) -> int:
     """Continue the run or the sweep that an earlier attempt of this group of ranks has left (under torchrun)."""
     return _report(lambda: resume_typed([str(folder)], launcher, is_restart=True), launcher)
+
+
+def _train(words: list[str], launcher: Launcher) -> int:
+    """`ddp-train key=value ...`: train."""
+    sys.argv[1:] = hydra_errors.options_first(with_conf(words))
+    return compose(launcher)
 
 
 def _prepare(arguments: list[str], launcher: Launcher) -> int:
@@ -115,8 +123,12 @@ _COMMANDS: Mapping[str, tuple[str, _Command]] = {
     "help": (HELP_USAGE, explain),
     "node": (NODE_USAGE, node),
     "prepare": ("", _prepare),
+    "init": (INIT_USAGE, init),
 }
 """The first word -> what its --help shows ("": it shows that itself), and what it does. `config.command_line` has the same names."""
+
+_COMPOSING = ("plan", "doctor", "help")
+"""Those that read the same YAML as a run that is typed."""
 
 
 def _report(command: Callable[[], int], launcher: Launcher) -> int:

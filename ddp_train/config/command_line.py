@@ -28,6 +28,7 @@ _COMMAND_FIRST = {
     "help": "the command first, and one key, group or group=option",
     "node": "the command first, and nothing but a spec.json",
     "prepare": "the command first",
+    "init": "the command first, and nothing but a new folder",
 }
 COMMANDS = tuple(_COMMAND_FIRST)
 _TRAINS = ("train", "fit", "run", "start")

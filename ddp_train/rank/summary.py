@@ -121,7 +121,7 @@ def _next(job: Job, state: TrainState, result: Result) -> list[str]:
     command, trainer = _command("ddp-train"), job.config.trainer
     if job.config.debug.max_steps is not None:
         whole = [text for key, text in _typed(job).items() if key != "debug" and not key.startswith("debug.")]
-        return [f"{command} {printable(shlex.join([*job.options, *whole]))}"]
+        return [" ".join([command, *(printable(shlex.quote(word)) for word in [*job.options, *whole])])]
     longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
     onward = f"{command} resume {shlex.quote(job.run_folder.shown())} trainer.{longer}={2 * (limit or 1)}"
     if state.stopped is not None:

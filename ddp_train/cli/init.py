@@ -1,0 +1,62 @@
+"""`ddp-train init DIR`: a project to start from, with own parts, own YAML over ours, an experiment and a test."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import shlex
+from pathlib import Path
+
+from ddp_train import FOLDER
+from ddp_train.errors import DONE, ConfigError
+from ddp_train.launch.launcher import Launcher
+
+USAGE = """ddp-train init DIR
+
+  Makes a project in the new folder DIR: a package of the same name with a model, a data set, a metric and a callback; conf/ with their
+  YAML over that of ddp_train; an experiment; a test; a README with what to type. It trains as it is. Inside it commands find conf/
+  without flags: pyproject.toml names it.
+"""
+
+STARTER = next(path.resolve() for path in (FOLDER / "starter", FOLDER.parent / "starter") if path.is_dir())
+"""The project as it is copied: inside the installed package, or at the top of a checkout."""
+_PACKAGE, _DISTRIBUTION = "my_project", "my-project"  # what it is called there
+
+
+def init(arguments: list[str], launcher: Launcher) -> int:
+    """`ddp-train init DIR`: make a project to start from."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise ConfigError(happened="where?", expected="ddp-train init DIR", fix="give the name of a new folder")
+    folder = Path(arguments[0])
+    package = _package(folder.absolute().name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(happened=f"{folder} is there already", expected="a new folder, or an empty one", fix="another name")
+    for file in _files():
+        text = file.read_text().replace(_PACKAGE, package).replace(_DISTRIBUTION, package.replace("_", "-"))
+        copy = folder / str(file.relative_to(STARTER)).replace(_PACKAGE, package)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text)
+    print(f"{folder} is a project; its README.md says what is where. Try:")
+    print(f"  cd {shlex.quote(str(folder))}\n  ddp-train debug=fast\n  ddp-train")
+    return DONE
+
+
+def _package(name: str) -> str:
+    """Return the name of the package for a folder's name.
+
+    Raises:
+        ConfigError: it is none that Python takes, or that of something else.
+    """
+    package, fix = re.sub(r"[-. ]", "_", name).lower(), "another name"
+    if not package.isidentifier() or keyword.iskeyword(package):
+        expected = "letters, digits, '-' and '_', a letter first"
+        raise ConfigError(happened=f"{name} is no name for a package of Python", expected=expected, fix=fix)
+    found = importlib.util.find_spec(package)
+    if found is not None and found.origin is not None:  # None: a folder
+        raise ConfigError(happened=f"{package} is the name of a module that is here already", expected="a name of your own", fix=fix)
+    return package
+
+
+def _files() -> list[Path]:
+    return sorted(file for file in STARTER.rglob("*") if file.is_file() and "__pycache__" not in file.parts)

@@ -1,0 +1,1 @@
+"""The parts that we bring: a data set, a model, a metric, a callback."""

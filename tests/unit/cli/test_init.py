@@ -1,0 +1,93 @@
+"""A project to start from: `ddp-train init DIR`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_train.cli.init import STARTER, init
+from ddp_train.config.check import check
+from ddp_train.config.composition import loader_of, parse
+from ddp_train.config.project import with_conf
+from ddp_train.errors import ConfigError
+from ddp_train.launch.launcher import Launcher
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "My-waves.2"))
+    return tmp_path
+
+
+def make(*words: str) -> int:
+    launcher: Any = Launcher(run=lambda job: 0, slots=lambda folder, count: [])
+    return init(list(words), launcher)
+
+
+def test_it_is_called_as_its_folder_and_its_conf_is_found_and_checked_there(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make("My-waves.2") == 0
+    made = here / "My-waves.2"
+    assert "cd My-waves.2" in capsys.readouterr().out
+    files = {str(file.relative_to(made)) for file in made.rglob("*") if file.is_file()}
+    assert files >= {
+        "README.md",
+        "pyproject.toml",
+        "my_waves_2/model.py",
+        "conf/project/default.yaml",
+        "tests/test_my_waves_2.py",
+        ".gitignore",
+    }
+    assert not [file for file in files if "my_project" in (made / file).read_text() or "my-project" in (made / file).read_text()]
+    monkeypatch.chdir(made)
+    args = parse(with_conf(["experiment=wide"]))
+    composed = loader_of(args).load_configuration("config", args.overrides, run_mode=run_mode())
+    hydra = composed.pop("hydra")
+    found = check(composed, hydra=hydra)
+    assert (found.model["_target_"], found.model["width"], found.data["noise"]) == ("my_waves_2.model.WaveNet", 32, 0.5)
+    assert list(found.callbacks) == ["weight_norm"] and list(found.evaluation.metrics) == ["worst_class"]
+
+
+def run_mode() -> Any:
+    from hydra import version
+    from hydra.types import RunMode
+
+    version.setbase("1.3")
+    return RunMode.RUN
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "where?"),
+        (["a", "b"], "where?"),
+        (["1st"], "no name for a package"),
+        (["torch"], "here already"),
+        (["full"], "full is there already"),
+    ],
+)
+def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(here: Path, words: list[str], says: str) -> None:
+    (here / "full").mkdir()
+    (here / "full/file").touch()
+    with pytest.raises(ConfigError) as raised:
+        make(*words)
+    assert says in str(raised.value)
+    assert sorted(path.name for path in here.rglob("*")) == ["file", "full"]
+
+
+def test_an_empty_folder_is_filled(here: Path) -> None:
+    (here / "mine").mkdir()
+    assert make("mine") == 0 and (here / "mine/mine/model.py").exists()
+
+
+def test_the_parts_of_the_starter_do_what_its_tests_say() -> None:
+    """Those of its tests that start no run; tests/distributed/test_starter.py has all of them, from the wheel."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not steps", str(STARTER)]
+    done = subprocess.run(words, cwd=STARTER, capture_output=True, text=True, check=False, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
