@@ -103,6 +103,8 @@ class Composition:
                     by_root.setdefault(group, option)
         found = []
         for group in [*by_root, *(name for name in self._chosen if name not in by_root and not name.startswith("hydra"))]:
+            if self._is_left_out(group):
+                continue
             option, default = self._option(group), str(by_root.get(group))
             source = TYPED if group in typed else by_file.get(group, self._shown(self._root))
             found.append(Choice(group=group, option=option, source=source, instead_of=default if default != option else ""))
@@ -115,6 +117,11 @@ class Composition:
         fixed = self._read(self._root).get("defaults") or ()
         paths = [path for each in self._defaults if (path := str(each.config_path)).startswith(f"{group}/") and path not in fixed]
         return f"[{','.join(path.removeprefix(f'{group}/') for path in paths)}]"
+
+    def _is_left_out(self, group: str) -> bool:
+        """Tell whether an option is named that is not there: an optional one."""
+        option = self._chosen.get(group)
+        return isinstance(option, str) and self._file(f"{group.partition('@')[0]}/{option}") is None
 
     def _find_values(self) -> list[Value]:
         """Return the values that do not come from the option of their own group."""

@@ -19,7 +19,7 @@ class Waves(Dataset[tuple[Tensor, int]]):
 
     classes = ("sine", "square", "sawtooth")  # tells the model its `num_classes`
 
-    def __init__(self, num_samples: int, *, length: int = 64, noise: float = 0.3, seed: int = 0) -> None:
+    def __init__(self, num_samples: int, *, length: int = 64, noise: float = 0.6, seed: int = 0) -> None:
         self._num_samples, self._length, self._noise, self._seed = num_samples, length, noise, seed
 
     def __len__(self) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddp_train.cli.compose import check_composed
 from ddp_train.cli.init import STARTER, init
-from ddp_train.config.check import check
 from ddp_train.config.composition import loader_of, parse
 from ddp_train.config.project import with_conf
 from ddp_train.errors import ConfigError
@@ -20,7 +20,6 @@ from ddp_train.launch.launcher import Launcher
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path / "My-waves.2"))
     return tmp_path
 
 
@@ -46,11 +45,11 @@ def test_it_is_called_as_its_folder_and_its_conf_is_found_and_checked_there(
     }
     assert not [file for file in files if "my_project" in (made / file).read_text() or "my-project" in (made / file).read_text()]
     monkeypatch.chdir(made)
+    monkeypatch.syspath_prepend(str(made))  # as the command does with the folder where one stands
     args = parse(with_conf(["experiment=wide"]))
     composed = loader_of(args).load_configuration("config", args.overrides, run_mode=run_mode())
-    hydra = composed.pop("hydra")
-    found = check(composed, hydra=hydra)
-    assert (found.model["_target_"], found.model["width"], found.data["noise"]) == ("my_waves_2.model.WaveNet", 32, 0.5)
+    found = check_composed(composed, composed.hydra)
+    assert (found.model["_target_"], found.model["width"], found.data["noise"]) == ("my_waves_2.model.WaveNet", 32, 0.9)
     assert list(found.callbacks) == ["weight_norm"] and list(found.evaluation.metrics) == ["worst_class"]
 
 
@@ -86,8 +85,14 @@ def test_an_empty_folder_is_filled(here: Path) -> None:
     assert make("mine") == 0 and (here / "mine/mine/model.py").exists()
 
 
-def test_the_parts_of_the_starter_do_what_its_tests_say() -> None:
-    """Those of its tests that start no run; tests/distributed/test_starter.py has all of them, from the wheel."""
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not steps", str(STARTER)]
-    done = subprocess.run(words, cwd=STARTER, capture_output=True, text=True, check=False, env={"PYTHONDONTWRITEBYTECODE": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_parts_of_the_starter_do_what_its_tests_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of its tests that start no run; tests/distributed/test_starter.py runs all of them."""
+    monkeypatch.syspath_prepend(str(STARTER))
+    spec = importlib.util.spec_from_file_location("starter_tests", STARTER / "tests/test_my_project.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.test_the_model_takes_what_the_data_gives()
+    module.test_the_worst_class_counts()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_project"]:
+        del sys.modules[name]

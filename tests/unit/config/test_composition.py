@@ -105,3 +105,12 @@ def test_a_group_that_takes_several_options_shows_them_as_a_list() -> None:
     assert (found.option, found.source, found.instead_of) == ("[csv]", TYPED, "[]")
     assert "metrics" not in values("metrics=[csv]")
     assert {each.group: each.option for each in composition().choices}["metrics"] == "[]"
+
+
+def test_a_project_that_is_not_there_is_no_choice_and_one_that_is_goes_over_the_defaults(tmp_path: Path) -> None:
+    assert "project" not in {each.group for each in composition().choices}
+    (tmp_path / "mine/project").mkdir(parents=True)
+    (tmp_path / "mine/project/default.yaml").write_text("# @package _global_\ndefaults: [override /model: mlp]\nseed: 7\n")
+    assert values("--config-dir=mine")["seed"].source == "mine/project/default.yaml"
+    chosen = {each.group: each.option for each in composition("--config-dir=mine", "experiment=mnist_convnet").choices}
+    assert (chosen["project"], chosen["model"]) == ("default", "convnet")  # the experiment goes over the project
