@@ -25,6 +25,7 @@ from ddp_train.redaction import Redacting
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
 
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
@@ -48,13 +49,14 @@ def main(arguments: list[str]) -> int:
     _quieten(Path(given["--log="]) if "--log=" in given else run_folder.agent_log(number) if run_folder is not None else None)
     rendezvous.register()
     started, kills_before = time.monotonic(), oom_kills()
+    before = None if run_folder is None else failure.read_result(run_folder)
     verdict: str | None = None  # on the last failure
     is_reported = False  # by us, in a round
 
     def again(failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
         nonlocal verdict, is_reported
         verdict = None
-        if restarts_left == 0 and not in_round:
+        if (restarts_left == 0 and not in_round) or _has_ended(run_folder, before):
             return False
         if run_folder is not None:
             rank, first = elastic.first_of(failures)
@@ -75,6 +77,8 @@ def main(arguments: list[str]) -> int:
         )
         if "--group=" in given:
             _record_for_group(found, Path(given["--group="]))
+        elif _has_ended(run_folder, before):
+            print(f"{found.who} has died after the run had ended: {found.message}", file=sys.stderr, flush=True)
         elif run_folder is not None:
             found = found.with_others(
                 failure.last_words(run_folder, {other: each.pid for other, each in error.failures.items() if other != rank})
@@ -102,6 +106,11 @@ def main(arguments: list[str]) -> int:
         print(f"\n{UserError(key='cluster', happened=f'the ranks cannot meet on this machine: {reason}')}", file=sys.stderr, flush=True)
         return ENVIRONMENT_REFUSES
     return 0
+
+
+def _has_ended(run_folder: RunFolder | None, before: Result | None) -> bool:
+    """Tell whether a run was completed, or stopped in good order, since this agent began: a rank that dies after that changes nothing."""
+    return run_folder is not None and failure.ended_since(run_folder, before) is not None
 
 
 def _take_options(arguments: list[str]) -> dict[str, str]:

@@ -18,7 +18,8 @@ from ddp_train.launch import snapshot
 from ddp_train.launch.engine.engine import QUEUES, Stage, Submission, engine_of
 from ddp_train.launch.spec import Code
 from ddp_train.launch.submit import submit_jobs
-from ddp_train.run_folder.verdict import begin_anew, mark_cancelled, settle
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.verdict import WORD_WITHIN_S, Verdict, begin_anew, end_of, mark_cancelled
 
 _ASK_EVERY_S = 10.0  # whether a job has ended; SLURM is shared by many who ask
 _ASK_SOON_S = 1.0  # when the run's folder says that it has
@@ -38,19 +39,19 @@ class EngineSlot:
         self._job: Job | None = None
         self._id: str | None = None  # None: not submitted yet
         self._ask_at = self._tell_at = 0.0
-        self._asked_at = 0.0
+        self._asked_at = self._ended_at = 0.0
         self._told: list[int] = []
         self._has_said = ""
 
     def start(self, job: Job, *, fresh: bool) -> None:
         """Take a job, or take it over where the engine has it already. Its processes are always new."""
         self._job, self._id, self._told = job, None, []
-        self._ask_at = self._tell_at = 0.0
+        self._ask_at = self._tell_at = self._ended_at = 0.0
         self._has_said = ""
         self._begin()
 
     def poll(self, timeout_s: float) -> int | None:
-        """Return the exit code of the run by its verdict, or None while the engine has it; PREEMPTED where it goes on without us."""
+        """Return the exit code of the run, or None while the engine has it; PREEMPTED where it goes on without us."""
         assert self._job is not None
         time.sleep(timeout_s)
         if self._told and (code := self._pass_on()) is not None:
@@ -62,7 +63,7 @@ class EngineSlot:
         if self._id is None:
             self._begin()
         elif self._has_ended(self._id):
-            return settle(run_folder).exit_code
+            return self._end_of(run_folder)
         return None
 
     def stop(self, number: int) -> None:
@@ -100,6 +101,16 @@ class EngineSlot:
             return engine_of(self._job.config.cluster.launcher).state(id).stage is Stage.ENDED
         except EnvironmentRefuses:  # a controller that is being restarted
             return False
+
+    def _end_of(self, run_folder: RunFolder) -> int | None:
+        """Return the exit code of a run that the engine has no more; None while its last word may still be on its way."""
+        now = time.monotonic()
+        self._ended_at = self._ended_at or now
+        settled, code = end_of(run_folder, within_s=0.0)
+        if settled.verdict is Verdict.AGAIN and not run_folder.result.exists() and now < self._ended_at + WORD_WITHIN_S:
+            self._ask_at = now + _ASK_SOON_S
+            return None
+        return code
 
     def _pass_on(self) -> int | None:
         """Tell the engine what this process was told; return an exit code where that is the end of it here."""

@@ -8,8 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from ddp_train.launch.agent.main import _quieten
+from ddp_train.launch.agent import elastic
+from ddp_train.launch.agent.main import _quieten, main
+from ddp_train.launch.ending import exit_code
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +36,31 @@ def test_a_log_that_cannot_be_written_drowns_nothing(capfd: pytest.CaptureFixtur
     _quieten(Path("/dev/full"))
     logging.getLogger("torch.distributed.elastic").warning("of no interest to anybody")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.PREEMPTED, Status.FAILED])
+@pytest.mark.parametrize("in_round", [[], ["--restarts=0"]])
+def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], status: Status, in_round: list[str]
+) -> None:
+    run_folder, started_again = RunFolder(tmp_path), []
+    before = Result(status=Status.COMPLETED, step=3)
+    before.write(run_folder.result)
+    died = {1: ProcessFailure(local_rank=1, pid=7, exitcode=-11, error_file="")}
+
+    def run(options: object, *, again: elastic.Again, **others: object) -> None:
+        Result(status=status, step=8).write(run_folder.result)
+        started_again.append(again(died, 2))
+        raise ChildFailedError("ddp_train", died)
+
+    monkeypatch.setattr(elastic, "run", run)
+    arguments = ["--grace-s=1", f"--run-dir={tmp_path}", *in_round, "--max-restarts=2", "-m", "ddp_train"]
+    code = main(arguments)
+    if status is Status.FAILED:  # it did not end in good order
+        assert started_again == [not in_round] and failure.load(run_folder.failure) is not None
+        return
+    assert started_again == [False] and failure.load(run_folder.failure) is None
+    assert "rank 1 on" in (said := capfd.readouterr().err) and "has died after the run had ended: the process was ended by SIGSEGV" in said
+    result = run_folder.read_result()
+    assert result is not None and (result.status, result.step) == (status, 8) and not run_folder.attempts.exists()
+    assert exit_code(run_folder, code, before=before) == (0 if status is Status.COMPLETED else 75)

@@ -101,7 +101,19 @@ def test_a_job_that_the_engine_has_is_taken_over(engine: FakeEngine, job: Job) -
     place = started(job)  # another command, after the first one was killed
     engine.stages["1"] = Stage.ENDED
     Result(status=Status.FAILED).write(job.run_folder.result)
-    assert place.poll(0) == 75 and engine.called == ["submit"] and job.run_folder.spec.read_bytes() == written
+    assert place.poll(0) == 1 and engine.called == ["submit"] and job.run_folder.spec.read_bytes() == written
+
+
+def test_a_job_that_ends_without_a_word_has_failed_when_none_can_come(
+    engine: FakeEngine, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = started(job)
+    engine.stages["1"] = Stage.ENDED  # its machine is lost
+    assert [place.poll(0), place.poll(0)] == [None, None]
+    monkeypatch.setattr(slot_module, "WORD_WITHIN_S", 0.0)
+    assert place.poll(0) == 1
+    Result(status=Status.PREEMPTED, step=3).write(job.run_folder.result)
+    assert place.poll(0) == 75
 
 
 def test_a_job_that_has_ended_is_given_again_unless_it_is_completed(engine: FakeEngine, job: Job) -> None:
