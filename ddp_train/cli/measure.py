@@ -19,6 +19,8 @@ from ddp_train.system.effects import refuse_effects
 from ddp_train.system.process import fork
 
 WITHIN_S = 10.0
+_BEGINS_WITHIN_S = 60.0  # torch's import: from a file server of many small files it takes long, and says nothing of the run
+_BEGINS = b" "  # nothing to JSON
 _CHUNK_BYTES = 1 << 16
 
 
@@ -29,7 +31,6 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
     It returns the sizes (`training.dry_build.Sizes`), or why they cannot be told here. It raises a ConfigError when the parts of the run do
     not fit together, which its ranks would say as soon as they build it.
     """
-    deadline = time.monotonic() + within_s
     reading, writing = os.pipe()
 
     def work() -> int:
@@ -38,13 +39,13 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
         sys.stdout = sys.stderr = os.fdopen(nowhere, "w")  # what a user's data set prints is no part of a plan
         for number in (1, 2):
             os.dup2(nowhere, number)
-        os.write(writing, json.dumps(_answer(config)).encode())
+        os.write(writing, json.dumps(_answer(config, lambda: os.write(writing, _BEGINS))).encode())
         return DONE
 
     child = fork(work)
     os.close(writing)
     try:
-        yield lambda: _understood(_read(reading, deadline), within_s)
+        yield lambda: _understood(_read(reading, within_s), within_s)
     finally:
         os.close(reading)
         child.signal(signal.SIGKILL)
@@ -54,7 +55,7 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
 def _understood(answer: bytes | None, within_s: float) -> dict[str, Any] | str:
     if answer is None:
         return f"building it without values takes longer than {within_s:g} s"
-    if not answer:
+    if not answer.strip():
         return "the process that built it without values has died"
     found = json.loads(answer)
     if "sizes" in found:
@@ -67,12 +68,17 @@ def _understood(answer: bytes | None, within_s: float) -> dict[str, Any] | str:
     raise ConfigError(**error)
 
 
-def _answer(config: RunConfig) -> dict[str, Any]:
-    """Build the run, and return its sizes or the error (in the process that may touch nothing)."""
+def _answer(config: RunConfig, begins: Callable[[], object]) -> dict[str, Any]:
+    """Build the run, and return its sizes or the error (in the process that may touch nothing).
+
+    Args:
+        begins: says that everything is imported.
+    """
     refuse_effects("ddp-train plan")
     try:
         from ddp_train.training import dry_build  # imports torch: in this process only
 
+        begins()
         return {"sizes": asdict(dry_build.measure(config))}
     except UserError as error:
         fields = {name: getattr(error, name) for name in ("key", "happened", "expected", "fix")}
@@ -81,9 +87,9 @@ def _answer(config: RunConfig) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
 
 
-def _read(descriptor: int, deadline: float) -> bytes | None:
-    """Return all that comes before the other end is closed; None when it is not in time."""
-    found = b""
+def _read(descriptor: int, within_s: float) -> bytes | None:
+    """Return all that comes before the other end is closed; None when it is not in time, from its first word on."""
+    found, deadline = b"", time.monotonic() + _BEGINS_WITHIN_S
     while True:
         readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not readable:
@@ -91,4 +97,5 @@ def _read(descriptor: int, deadline: float) -> bytes | None:
         chunk = os.read(descriptor, _CHUNK_BYTES)
         if not chunk:
             return found
+        deadline = deadline if found else time.monotonic() + within_s
         found += chunk

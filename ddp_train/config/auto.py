@@ -14,7 +14,7 @@ from typing import Any
 
 from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.config.spelling import nearest, override, text_of
-from ddp_train.config.target import AUTO, DIRECTIVES, FACTS, admits_text, hints_of, locate
+from ddp_train.config.target import AUTO, DIRECTIVES, FACTS, admits_text, hints_of, look_up
 from ddp_train.config.tree import at, changed
 from ddp_train.errors import ConfigError
 
@@ -176,7 +176,7 @@ def _is_auto(value: Any) -> bool:
 def _argument(owner: Mapping[str, Any] | None, name: str) -> tuple[Any, bool]:
     """Return the default of a node's argument (`_NOT_KNOWN`: it has none), and whether its class has a meaning of its own for `auto`."""
     try:
-        target = locate(str((owner or {})["_target_"]))
+        target = look_up(str((owner or {})["_target_"]))
         parameter = inspect.signature(target).parameters.get(name)
         takes_text = admits_text(hints_of(target).get(name))
     except Exception:  # what cannot be imported, or has no signature, is told elsewhere; an item of a list has no owner

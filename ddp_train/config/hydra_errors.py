@@ -28,7 +28,7 @@ from ddp_train.config.command_line import whole, without_override
 from ddp_train.config.composition import loader_of, parse
 from ddp_train.config.schema import SECTIONS, TARGETS
 from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
-from ddp_train.config.target import locate, takes
+from ddp_train.config.target import look_up, takes
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError
 
@@ -320,7 +320,7 @@ def _reader(key: str, tree: Mapping[str, Any]) -> str:
             node = {**tree["data"], **(node or {})}
         if isinstance(node, Mapping) and isinstance(node.get("_target_"), str):
             try:
-                is_taken = takes(locate(node["_target_"]), inner)
+                is_taken = takes(look_up(node["_target_"]), inner)
             except Exception:  # which the check says of it
                 is_taken = False
             return node["_target_"] if is_taken or inner != name else ""

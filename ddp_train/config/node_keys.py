@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddp_train.config.spelling import nearest, removal
-from ddp_train.config.target import accepts, locate, own_keys, takes
+from ddp_train.config.target import accepts, look_up, own_keys, takes
 from ddp_train.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def check(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
         if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
             continue
         try:
-            target = locate(node["_target_"])
+            target = look_up(node["_target_"])
         except Exception:  # told where targets are checked
             continue
         yield from look(target, own_keys(node, name), tree)

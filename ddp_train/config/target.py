@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ddp_train.config import refused_targets
+from ddp_train.config.from_source import stand_in
 from ddp_train.config.schema import EVALUATION_METRICS, NODE_KEYS, OWN_KEYS
 from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
 from ddp_train.errors import ConfigError
@@ -64,6 +65,15 @@ def locate(path: str) -> Any:
     raise ImportError(f"there is no module {parts[0]!r} here (looked in the current folder and in the installed packages)")
 
 
+def look_up(path: str) -> Any:
+    """Return the object that a dotted path names, or what stands in for it where only its arguments are asked for (`from_source`).
+
+    Raises:
+        ImportError: as `locate` does.
+    """
+    return stand_in(path) or locate(path)
+
+
 def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     """Return what is wrong with one node (not with the nodes inside it).
 
@@ -73,7 +83,7 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     if not isinstance(path, str) or not path:
         return [ConfigError(key=f"{key}._target_", happened=f"is {path!r}", expected="the dotted path of a class or function")]
     try:
-        target = locate(path)
+        target = look_up(path)
     except Exception as error:  # a user's module may raise anything while it is imported
         return [ConfigError(key=f"{key}._target_", happened=f"cannot import {path}: {type(error).__name__}: {error}")]
     if problem := refusal(node, key, target):
@@ -157,7 +167,7 @@ def own_keys(node: Mapping[str, Any], key: str, parameters: Collection[str] | No
         parameters: the names of its class's arguments; None: they are looked up.
     """
     if parameters is None:
-        target = locate(node["_target_"])
+        target = look_up(node["_target_"])
         return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and not accepts(target, name)}
     return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and name not in parameters}
 

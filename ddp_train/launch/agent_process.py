@@ -37,11 +37,7 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
 
 
 def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> Child:
-    """Start an agent.
-
-    It is forked, not started anew: checking the config has imported torch already, which takes a second. The ranks are started as fresh
-    interpreters by the agent.
-    """
+    """Start an agent. It is forked, not started anew (`prepare`); the ranks are started as fresh interpreters by the agent."""
 
     def be_agent() -> int:
         os.setsid()  # Ctrl-C on the terminal reaches the parent alone, which tells us once
@@ -51,6 +47,11 @@ def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> Chil
         return agent.main(arguments)
 
     return fork(be_agent)
+
+
+def prepare() -> None:
+    """Import what agents need, torch first, once for all that are forked from this process: it takes each of them seconds else."""
+    from ddp_train.launch.agent import main  # noqa: F401
 
 
 def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:

@@ -448,6 +448,15 @@ def test_hydras_own_options_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert jobs[0].config.tree["seed"] == 77
 
 
+@pytest.mark.parametrize(("words", "code", "said"), [([], 0, ""), (["optimizer.lrr=3"], 2, "did you mean optimizer.lr=3?")])
+def test_checking_components_of_ours_and_torchs_imports_no_torch(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    run = "import sys; from ddp_train.cli import main as app; from ddp_train.launch.launcher import Launcher\n"
+    run += f"sys.argv[1:] = ['cluster=cpu', *{words!r}]\ncode = app.run(Launcher(run=lambda job: 0, slots=None))\n"
+    run += "assert 'torch' not in sys.modules\nsys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code and said in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-sc", "query=bash"]])
 def test_asking_hydra_imports_no_torch(tmp_path: Path, arguments: list[str]) -> None:
     code = f"import sys; sys.argv[1:] = {arguments!r}\n"

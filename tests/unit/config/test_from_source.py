@@ -1,0 +1,89 @@
+"""What is read from the source of ddp_train and torch is what importing would give, or it is imported."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_train import FOLDER
+from ddp_train.config import from_source, target
+from ddp_train.config.check import CONF
+from ddp_train.config.node_keys import follows_a_metric
+from ddp_train.config.refused_targets import refuse
+
+
+def named() -> Iterator[str]:
+    """Yield what our YAMLs name of ours and torch's, and every optimizer, schedule and layer of torch."""
+    for file in sorted(CONF.rglob("*.yaml")):
+        yield from (path for path in re.findall(r"_target_: *([\w.]+)", file.read_text()) if path.startswith(("ddp_train.", "torch.")))
+    yield from (f"torch.optim.{name}" for name in torch.optim.__all__)
+    yield from (f"torch.optim.lr_scheduler.{name}" for name in torch.optim.lr_scheduler.__all__)
+    yield from (f"torch.nn.{name}" for name in dir(torch.nn) if name[0].isupper())
+
+
+def facts(found: Any, path: str) -> tuple[Any, ...]:
+    """Return all that the check asks of a target; types as it tells them apart."""
+    arguments = [(each.name, each.kind, each.default) for each in inspect.signature(found).parameters.values()]
+    hints = {name: sorted(map(spelled, target._members(hint))) for name, hint in target.hints_of(found).items() if name != "return"}
+    return inspect.isclass(found), arguments, hints, refuse(path, found), follows_a_metric(found)
+
+
+def spelled(member: Any) -> str:
+    inner = target.typing.get_args(member) if target.typing.get_origin(member) is target.typing.Literal else ""
+    return f"{getattr(target.typing.get_origin(member) or member, '__name__', member)}{inner}"
+
+
+def test_what_is_read_is_what_importing_gives() -> None:
+    paths = sorted(set(named()))
+    read = {path: found for path in paths if (found := from_source.read(path)) is not None}
+    assert {path: facts(found, path) for path, found in read.items()} == {path: facts(target.locate(path), path) for path in read}
+    assert len(read) > 40
+    ours = [path for path in paths if path.startswith("ddp_train.") and not path.startswith("ddp_train.cli.")]
+    optional = {"ddp_train.metrics.mlflow.MLflow", "ddp_train.metrics.trackio.Trackio", "ddp_train.metrics.wandb.WandB"}
+    assert set(ours) - set(read) == optional, "each of ours costs torch's import: its arguments' defaults are literals"
+    assert {"torch.optim.AdamW", "torch.optim.SGD"} <= set(read)
+
+
+@pytest.mark.parametrize(
+    "path", ["torch.nn.Nothing", "torch.nothing.AdamW", "torch.device", "ddp_train", "torch.nn", "ddp_train.errors.DONE"]
+)
+def test_what_is_no_plain_class_or_function_is_imported(path: str) -> None:
+    assert from_source.read(path) is None
+
+
+def test_other_packages_are_imported_and_so_is_all_where_torch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert from_source.stand_in("torch.optim.AdamW") is None  # it is imported here
+    monkeypatch.delitem(from_source.sys.modules, "torch")
+    assert from_source.stand_in("torch.optim.AdamW").__module__ == "torch.optim.adamw"
+    assert from_source.stand_in("collections.OrderedDict") is None and from_source.stand_in("mine.Model") is None
+
+
+SOURCES = {
+    "decorated": "@wrapped\ndef Part(width: int = 3): ...",
+    "made anew": "class Part:\n    def __new__(cls, width): ...",
+    "of two": "class Part(A, B): ...",
+    "given twice": "def Part(width): ...\ndef Part(height): ...",
+    "sometimes": "if something:\n    def Part(width): ...",
+    "a default of its own": "WIDTH = 3\ndef Part(width=WIDTH): ...",
+    "an optional package": "import wandb\n\ndef Part(width): ...",
+    "only where it is": "if not find(): raise ImportError\n\ndef Part(width): ...",
+    "only for type checkers": "def Part(width: Nobody): ...",
+    "of a metaclass": "class Part(metaclass=Meta):\n    def __init__(self, width): ...",
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_what_is_not_plain_is_imported(source: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_source, "FOLDER", tmp_path / FOLDER.name)
+    (tmp_path / FOLDER.name).mkdir()
+    (tmp_path / FOLDER.name / "parts.py").write_text(source)
+    from_source._module.cache_clear()
+    from_source.read.cache_clear()
+    assert from_source.read("ddp_train.parts.Part") is None
+    from_source._module.cache_clear()
+    from_source.read.cache_clear()
