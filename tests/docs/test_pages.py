@@ -7,61 +7,28 @@ What is typed at `ddp-train` comes to a configuration that passes the check, or,
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
-from collections.abc import Iterator
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from hydra import version
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
 
 from ddp_train.cli import main as command_line
-from ddp_train.config import hydra_errors
-from ddp_train.config.check import CONF, ConfigErrors, check
+from ddp_train.config.check import CONF
 from ddp_train.config.command_line import COMMANDS
-from ddp_train.config.composition import loader_of, parse
 from ddp_train.config.reference import options
 from ddp_train.config.schema import SECTIONS, TARGETS
 from ddp_train.config.tree import nodes
 from ddp_train.launch.launcher import Launcher
+from tests.docs.conftest import problems_of
 from tests.docs.pages import PAGES, ROOT, Block, Command, blocks, inline, write_files
-
-STAND_INS = Path(__file__).parent / "stand_ins"
-"""What pages speak of as the reader's own and do not show: `my_package`."""
-
-EXTRAS = ("datasets", "timm", "torchvision", "transformers", "torchmetrics", "schedulefree", "wandb", "mlflow", "trackio", "webdataset")
-"""Packages that may be missing here; what needs one that is missing is composed and not checked."""
 
 CLOSED = ("seed", "trainer", "loader", "evaluation", "health", "checkpoint", "cluster", "sweep", "debug", "strategy", "amp", "callbacks")
 """Parts of a configuration whose keys are ours alone: any other name in a text is a mistake."""
 
 OPTIONS = ("--help", "--version", "--cfg", "--info", "--full")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give the folder in which a reader stands, with what pages do not show."""
-    shutil.copytree(STAND_INS, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before, environment = set(sys.modules), dict(os.environ)
-    version.setbase("1.3")
-    yield tmp_path
-    for name in set(os.environ) - set(environment):  # what packages set that pages name
-        del os.environ[name]
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
 
 
 @pytest.mark.filterwarnings("default")  # of what pages import
@@ -81,7 +48,7 @@ def test_what_a_page_shows_can_be_typed(
     for file in files:
         if file.suffix == ".yaml" and not any(_names(words, file, folder) for words in typed):
             words = [f"--config-dir={file.relative_to(folder).parts[0]}", f"{file.parent.name}={file.stem}"]
-            problems += [f"{page.name}: {file.name}\n{problem}" for problem in _composed(words)]
+            problems += [f"{page.name}: {file.name}\n{problem}" for problem in problems_of(words)]
     assert not problems, "\n\n".join(problems)
 
 
@@ -166,47 +133,11 @@ def _problems(command: Command, typed: list[list[str]]) -> list[str]:
             given = [word for word in words if "=" in word and not word.startswith(("-", "to="))] if name != "prepare" else []
             return [f"{word}: no such key" for word in given if not _is_known(word.lstrip("+~").partition("=")[0], known_keys())]
     typed.append(words)
-    return _composed(words)
+    return problems_of(words)
 
 
 def _is_command(word: str) -> bool:
     return "=" not in word and not word.startswith(("-", "~"))
-
-
-def _composed(words: list[str]) -> list[str]:
-    """Compose and check what is typed at `ddp-train`; of a sweep its first job."""
-    try:
-        args = parse(hydra_errors.options_first([word for word in words if word not in ("--full",)]))
-        overrides = [_first(each) for each in OverridesParser.create().parse_overrides(args.overrides)]
-        composed = loader_of(args).load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
-        config: DictConfig = composed.copy()
-        OmegaConf.set_readonly(config, False)
-        OmegaConf.set_struct(config, False)
-        del config["hydra"]
-        check(config)
-    except ConfigErrors as errors:
-        return [str(error) for error in errors.errors if not _is_missing_package(str(error))]
-    except Exception as error:
-        return [hydra_errors.explain_hydra_error(error, words, CONF)]
-    return []
-
-
-def _first(override: Override) -> str:
-    """Return an override with the first value of a sweep."""
-    value: Any = override.value()
-    text = str(override.input_line)
-    if isinstance(value, ChoiceSweep):
-        return text.partition("=")[0] + "=" + str(next(iter(value.list)))
-    if isinstance(value, (IntervalSweep, RangeSweep)):
-        return text.partition("=")[0] + "=" + str(value.start)
-    return text
-
-
-def _is_missing_package(problem: str) -> bool:
-    return any(
-        find_spec(name) is None and re.search(rf"cannot import .*\b{name}\b|there is no module '{name}'|package {name} is not", problem)
-        for name in EXTRAS
-    )
 
 
 def _names(words: list[str], file: Path, folder: Path) -> bool:
