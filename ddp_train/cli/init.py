@@ -19,8 +19,6 @@ USAGE = """ddp-train init DIR
   without flags: pyproject.toml names it.
 """
 
-STARTER = next(path.resolve() for path in (FOLDER / "starter", FOLDER.parent / "starter") if path.is_dir())
-"""The project as it is copied: inside the installed package, or at the top of a checkout."""
 _PACKAGE, _DISTRIBUTION = "my_project", "my-project"  # what it is called there
 
 
@@ -32,9 +30,12 @@ def init(arguments: list[str], launcher: Launcher) -> int:
     package = _package(folder.absolute().name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(happened=f"{folder} is there already", expected="a new folder, or an empty one", fix="another name")
-    for file in _files():
+    source = starter()
+    for file in sorted(source.rglob("*")):
+        if not file.is_file() or "__pycache__" in file.parts:
+            continue
         text = file.read_text().replace(_PACKAGE, package).replace(_DISTRIBUTION, package.replace("_", "-"))
-        copy = folder / str(file.relative_to(STARTER)).replace(_PACKAGE, package)
+        copy = folder / str(file.relative_to(source)).replace(_PACKAGE, package)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text)
     print(f"{folder} is a project; its README.md says what is where. Try:")
@@ -58,5 +59,6 @@ def _package(name: str) -> str:
     return package
 
 
-def _files() -> list[Path]:
-    return sorted(file for file in STARTER.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+def starter() -> Path:
+    """Return the project as it is copied: inside the installed package, or at the top of a checkout. The copy of a run has none."""
+    return next(path.resolve() for path in (FOLDER / "starter", FOLDER.parent / "starter") if path.is_dir())

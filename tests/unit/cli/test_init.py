@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_train.cli.compose import check_composed
-from ddp_train.cli.init import STARTER, init
+from ddp_train.cli.init import init, starter
 from ddp_train.config.composition import loader_of, parse
 from ddp_train.config.project import with_conf
 from ddp_train.errors import ConfigError
@@ -87,8 +87,8 @@ def test_an_empty_folder_is_filled(here: Path) -> None:
 
 def test_the_parts_of_the_starter_do_what_its_tests_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of its tests that start no run; tests/distributed/test_starter.py runs all of them."""
-    monkeypatch.syspath_prepend(str(STARTER))
-    spec = importlib.util.spec_from_file_location("starter_tests", STARTER / "tests/test_my_project.py")
+    monkeypatch.syspath_prepend(str(starter()))
+    spec = importlib.util.spec_from_file_location("starter_tests", starter() / "tests/test_my_project.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
