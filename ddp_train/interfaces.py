@@ -199,6 +199,28 @@ class Meeting(Protocol):
 
 
 @runtime_checkable
+class TakingTurns(Protocol):
+    """An objective whose parts take turns within a step, each with a loss and parameters of its own: a GAN, actor and critic.
+
+    One optimizer step of each turn makes a step of the run. All turns of a step get the same micro-batches, and `weight` holds for each.
+    """
+
+    turns: Mapping[str, Sequence[str]]
+    """Name of a turn -> the parameters that it trains, as `matching` takes them, in their order; each parameter is in one at least."""
+
+    def loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
+        """Return the turn's loss summed over the batch's units, shape [], with gradient. Any part of the model may be called."""
+
+
+@runtime_checkable
+class ChoosingTurns(Protocol):
+    """An objective that takes not every turn in every step: five of the critic to one of the generator."""
+
+    def turns_at(self, step: int) -> Sequence[str]:
+        """Return the turns of the step that comes after `step` steps, one at least, in their order. The same on every rank."""
+
+
+@runtime_checkable
 class Strategy(Protocol):
     """How the ranks hold the model together."""
 
@@ -415,17 +437,19 @@ class Joint(nn.Module):
     """Computes the loss of a batch in its forward, so that a strategy sees where each parameter is used.
 
     Args:
-        objective: an `nn.Module`, too.
+        objective: an `nn.Module`, too, where it has weights.
+        turn: whose loss; None: the objective takes no turns.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    def __init__(self, model: nn.Module, objective: Objective, *, turn: str | None = None) -> None:
         super().__init__()
         self.model = model
         self.objective: Any = objective
+        self.turn = turn
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the loss summed over the batch's units, shape []."""
-        loss: Tensor = self.objective.loss(self.model, batch)
+        loss: Tensor = self.objective.loss(self.model, batch, *([] if self.turn is None else [self.turn]))
         return loss
 
     def train(self, mode: bool = True) -> Self:
@@ -433,6 +457,14 @@ class Joint(nn.Module):
         self.training = mode
         self.model.train(mode)
         return self
+
+
+def whole_loss(objective: Any, model: nn.Module, batch: Batch) -> Tensor:
+    """Return the training loss of a batch, shape []; of turns their sum."""
+    if not isinstance(objective, TakingTurns):
+        loss: Tensor = objective.loss(model, batch)
+        return loss
+    return torch.stack([objective.loss(model, batch, turn) for turn in objective.turns]).sum()
 
 
 def named_parameters(trained: nn.Module) -> dict[str, nn.Parameter]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint
 from ddp_train.optimizer.groups import split_by_decay
+from ddp_train.optimizer.parts import Several
 
 log = logging.getLogger(__name__)
 
@@ -101,43 +100,8 @@ def _split_by_role(model: nn.Module, head_names: Sequence[str]) -> tuple[list[nn
     return matrices, others
 
 
-class MuonAdamW(torch.optim.Optimizer):
-    """Several torch optimizers for different parameters behind one interface.
-
-    The groups and the state of the parts are this optimizer's own: schedulers, gradient scalers and checkpoints see one ordinary optimizer.
-
-    Args:
-        parts: their order is part of the state's format.
-    """
-
-    def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        self._parts = parts
-        super().__init__([group for part in parts for group in part.param_groups], defaults={})
-        self._share()
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with every part; returns the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for part in self._parts:
-            part.step()
-        return loss
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_parts": self._parts}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # also the end of load_state_dict, which makes new groups and a new state
-        self._share()
-
-    def _share(self) -> None:
-        """Let the parts work on this optimizer's groups and state."""
-        groups = iter(self.param_groups)
-        for part in self._parts:
-            part.param_groups, part.state = list(islice(groups, len(part.param_groups))), self.state
+class MuonAdamW(Several):
+    """Muon and AdamW behind one interface."""
 
 
 def _size(parameters: Sequence[Tensor]) -> tuple[int, float]:

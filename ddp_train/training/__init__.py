@@ -11,7 +11,8 @@
     saved_state     what a checkpoint holds                     compare_state   whether it fits
     state_size      how large it will be                        predictions     per-sample outputs of an evaluation
     device_queue    how far the host runs ahead                 callbacks       their events, and what they see of the run
-    logged          what they and the model log
+    logged          what they and the model log                 metric          metrics by `_target_`, put together over the ranks
+    turn            parts of an objective that train in turn
 
 The loop asks and tells plain callables; `ddp_train/rank/run_job.py` puts it all together.
 """

@@ -35,6 +35,7 @@ from ddp_train.training.instantiate import instantiate, refuse_tools
 from ddp_train.training.metric import build_metrics, goals_of
 from ddp_train.training.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.seeding import seed_all
+from ddp_train.training.turn import make_turns, takes_turns
 
 
 def build(config: RunConfig, world: World) -> Components:
@@ -72,9 +73,11 @@ def build(config: RunConfig, world: World) -> Components:
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_source)
     strategy: Strategy = instantiate(config.strategy, key="strategy")
-    if config.compile:
-        compile_model(model, world)
-    module = strategy.prepare(trained, world.device, world.size)
+    if config.compile:  # turns call parts of the model
+        for part in model.children() if takes_turns(objective) else [model]:
+            compile_model(part, world)
+    turns = make_turns(trained, objective, strategy, world)
+    module = trained.to(world.device) if turns else strategy.prepare(trained, world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained)
     metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
     scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics))
@@ -85,6 +88,7 @@ def build(config: RunConfig, world: World) -> Components:
         model=model,
         trained=trained,
         module=module,
+        turns=turns,
         objective=objective,
         optimizer=optimizer,
         scheduler=scheduler,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,11 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Amp, Batch, Comparing, Goal, Joint, Objective, Predicting, Scheduler, Strategy
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Amp, Batch, ChoosingTurns, Comparing, Goal, Joint, Objective, Predicting, Scheduler, Strategy
 from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.metric import Metric, goals_of
+from ddp_train.training.turn import Turn
 
 
 @dataclass(kw_only=True)
@@ -49,7 +52,8 @@ class Evaluated:
 class Components(Evaluated):
     """Everything that the loop works with."""
 
-    module: nn.Module  # what is trained, as the strategy wraps it
+    module: nn.Module  # what is trained, as the strategy wraps it; with turns as it is: each has its own
+    turns: Mapping[str, Turn] = field(default_factory=dict)  # of an objective whose parts take turns
     optimizer: Optimizer
     scheduler: Scheduler
     scaler: torch.amp.GradScaler
@@ -64,6 +68,23 @@ class Components(Evaluated):
             loss: Tensor = self.module(batch)
             return loss
         return self.objective.loss(self.module, batch)
+
+    def turns_at(self, step: int) -> list[Turn]:
+        """Return the turns of the step that comes after `step` steps.
+
+        Raises:
+            ConfigError: the objective chooses none, or one that it does not have.
+        """
+        if not isinstance(self.objective, ChoosingTurns):
+            return list(self.turns.values())
+        names = self.objective.turns_at(step)
+        if not names or any(name not in self.turns for name in names):
+            raise ConfigError(
+                key="objective",
+                happened=f"{type(self.objective).__name__}.turns_at({step}) gives {list(names)}",
+                expected=f"one at least of {', '.join(self.turns)}",
+            )
+        return [self.turns[name] for name in names]
 
     def zero_gradients(self) -> None:
         """Forget the gradients of a step."""
@@ -83,6 +104,10 @@ class Components(Evaluated):
             and not self.module.find_unused_parameters
         )
 
+    def settles(self) -> bool:
+        """Tell whether a run rebuilds its buckets when it begins, too."""
+        return bool(self.turns) or self.keeps_gradients()
+
     def rebuild_buckets(self, world: World, micro_batch: MicroBatch | None = None) -> None:
         """Bring DDP into the state that it has after its first steps, before a checkpoint is loaded. Collective.
 
@@ -90,15 +115,17 @@ class Components(Evaluated):
         values are added. Without this, a resumed run on three or more ranks differs from one that never stopped in the last bits.
         Parameters are not touched; buffers and random streams are, so it comes before loading. Twice, because a static graph takes two.
 
-        Where gradients are kept (`keeps_gradients`) they are in the buckets from then on, so a run that begins is settled, too.
+        Where gradients are kept (`keeps_gradients`) they are in the buckets from then on, so a run that begins is settled, too. So it is
+        with turns, of which one may come for the first time after a checkpoint.
         """
         if world.size == 1:
             return
         micro_batch = micro_batch or self.train_loader.peek()
         batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
-        for _ in range(2):
+        for turn in 2 * [*self.turns.values()] or 2 * [None]:
             self.optimizer.zero_grad(set_to_none=True)  # which would keep the first buckets alive beside those that replace them
-            with self.amp.autocast(world.device):
-                loss = self.loss(batch)
-            loss.backward()
+            with turn.alone() if turn else nullcontext():
+                with self.amp.autocast(world.device):
+                    loss = turn.loss(batch) if turn else self.loss(batch)
+                loss.backward()
         self.zero_gradients()

@@ -26,7 +26,7 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.interfaces import Batch, Indices, Labelled, Objective, batch_size, describe, map_tensors, tensors_of
+from ddp_train.interfaces import Batch, Indices, Labelled, Objective, batch_size, describe, map_tensors, tensors_of, whole_loss
 from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
@@ -92,7 +92,7 @@ def explain(error: Exception, components: Evaluated, named: NamedBatch) -> None:
         return
     seen = _Seen(components.model)
     with contextlib.suppress(Exception), torch.no_grad(), _without_compiling(), seen.forward():
-        components.objective.loss(components.model, named.micro_batch.batch)
+        whole_loss(components.objective, components.model, named.micro_batch.batch)
     _refuse_labels(seen, named, error)
 
 
@@ -114,7 +114,7 @@ def _try(components: Components, named: NamedBatch, world: World, *, split: str,
         with components.amp.autocast(world.device), seen.forward():
             if split == "training":
                 weight = float(objective.weight(micro_batch.batch))
-                loss = objective.loss(model, batch)
+                loss = whole_loss(objective, model, batch)
                 _require_number(loss, "loss")
                 if not loss.requires_grad:
                     raise TypeError("loss does not depend on the parameters: is there a detach(), argmax or no_grad on its way?")
@@ -133,7 +133,8 @@ def _try(components: Components, named: NamedBatch, world: World, *, split: str,
         _refuse_labels(seen, named, error)
         raise _mismatch(error, components, named, seen) from error
     device = next((tensor.device for tensor in tensors_of(batch)), world.device)
-    return f"{split} batch {describe(micro_batch.batch)} on {device}, the model gives {seen.gives}{shown}"
+    gives = f", the model gives {seen.gives}" if seen.gives else ""  # an objective may call parts of the model alone
+    return f"{split} batch {describe(micro_batch.batch)} on {device}{gives}{shown}"
 
 
 def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:
@@ -306,7 +307,7 @@ def _once_and_twice(components: Components, micro_batch: MicroBatch, world: Worl
     components.model.eval()
     with components.amp.autocast(world.device):
         parts = (map_tensors(partial(taken, times=times), batch) for times in (1, 1, 2))
-        losses = [float(components.objective.loss(components.model, part)) for part in parts]
+        losses = [float(whole_loss(components.objective, components.model, part)) for part in parts]
     if not all(map(math.isfinite, losses)) or abs(losses[0] - losses[1]) > _AT_RANDOM * abs(losses[0]):
         return 0.0, 0.0
     return losses[1], losses[2]

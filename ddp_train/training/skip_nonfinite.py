@@ -31,8 +31,12 @@ class StepGuard:
         """
         return objective_value
 
-    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None) -> None:
-        """Let the optimizer step; with `needs_norm`, after unscaling."""
+    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
+        """Let the optimizer step; with `needs_norm`, after unscaling.
+
+        Args:
+            turn: whose parameters have gradients, where an objective takes turns.
+        """
         scaler.step(optimizer)
 
 
@@ -48,7 +52,7 @@ class SkippingGuard(StepGuard):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._can_tell = getattr(optimizer, "_step_supports_amp_scaling", False)
-        self._has_begun = bool(optimizer.state)
+        self._begun = {""} if optimizer.state else set[str]()  # the turns that have been taken
         # Batch norm's kernels change its averages without a trace; every other change in place is counted by torch.
         untraced = {id(buffer) for module in model.modules() if isinstance(module, _NormBase) for buffer in module.buffers(recurse=False)}
         self._kept = [_Kept(buffer, buffer.detach().clone(), buffer._version, id(buffer) in untraced) for buffer in model.buffers()]
@@ -64,17 +68,17 @@ class SkippingGuard(StepGuard):
         """Return the same value, with gradients that are NaN on all ranks where this rank's loss is not finite, and else the same."""
         return objective_value * (1.0 + 0.0 * loss.detach())
 
-    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None) -> None:
+    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
         """Let the optimizer step if the norm is finite."""
         assert grad_norm is not None
         is_bad = torch.isfinite(grad_norm).logical_not_()
         if scaler.is_enabled():  # it skips by itself what unscaling found, which a norm that overflows is not
             for found in scaler._found_inf_per_device(optimizer).values():
                 found.logical_or_(is_bad)
-        if not (self._can_tell and self._has_begun):
+        if not (self._can_tell and turn in self._begun):
             if not is_bad.item():
                 scaler.step(optimizer)
-                self._has_begun = True
+                self._begun.add(turn)
         elif scaler.is_enabled():
             scaler.step(optimizer)
         else:

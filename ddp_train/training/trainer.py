@@ -43,6 +43,7 @@ from ddp_train.training.replica_check import ReplicaCheck
 from ddp_train.training.sanity_check import NamedBatch, check, explain, untouched
 from ddp_train.training.skip_nonfinite import StepGuard
 from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.turn import Turn
 
 
 @dataclass(kw_only=True)
@@ -52,7 +53,8 @@ class Trainer:
     All ranks do the same things, for each step in this order:
 
         data      this rank's micro-batches of the next global batch, each when it is asked for; the loader reads ahead
-        step      forward and backward of each, the gradients' all-reduce in the last backward, clipping, optimizer, schedule
+        step      forward and backward of each, the gradients' all-reduce in the last backward, clipping, optimizer, schedule;
+                  all but the schedule once for each turn, where the parts of an objective take turns
         callbacks their event of each of these, where there are some: after the step, in the evaluation, before the save
         log       every `log_every_steps`: one reduction, one read from the device, the losses are judged, one record
         evaluate  at the end of a period: every sample of the evaluation data once, one record
@@ -142,7 +144,7 @@ class Trainer:
         stream = copied_ahead(components.train_loader.micro_batches(state.samples), world.device)
         if state.step >= components.total_steps:
             return stream
-        is_settled = state.step > 0 or world.size == 1 or not components.keeps_gradients()
+        is_settled = state.step > 0 or world.size == 1 or not components.settles()
         if is_settled and not self.sanity_check:
             return stream
         first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
@@ -257,15 +259,52 @@ class Trainer:
 
         Source: Li et al. 2020, arXiv:2006.15704 (DDP; skipping synchronisation while accumulating).
         """
-        components, window, guard = self.components, self.window, self.guard
+        components, window = self.components, self.window
         window.begin_step()
+        total_weight, micro_batches = _start_total_weight(components.objective, micro_batches, self.world, global_batch_size)
+        if components.turns:
+            grad_norm = self._take_turns([*micro_batches], total_weight, measures_norm=measures_norm)
+        else:
+            grad_norm = self._descend(micro_batches, total_weight, measures_norm=measures_norm)
+        components.scheduler.step()
+        if self.guard.needs_norm and grad_norm is not None:
+            window.norms.append(grad_norm)
+        window.end_step(total_weight(), samples=global_batch_size)
+        return grad_norm
+
+    def _take_turns(
+        self, micro_batches: list[MicroBatch], total_weight: Callable[[], float | Tensor], *, measures_norm: bool
+    ) -> Tensor | None:
+        """Let the turns of a step descend one after the other, each over all micro-batches. Return the norm over all of them."""
+        grad_norm = None
+        for turn in self.components.turns_at(self.state.step):
+            with turn.alone():
+                grad_norm = self._descend(micro_batches, total_weight, measures_norm=measures_norm, turn=turn, before=grad_norm)
+        return grad_norm
+
+    def _descend(
+        self,
+        micro_batches: Iterable[MicroBatch],
+        total_weight: Callable[[], float | Tensor],
+        *,
+        measures_norm: bool,
+        turn: Turn | None = None,
+        before: Tensor | None = None,
+    ) -> Tensor | None:
+        """Let the optimizer step by the gradient of all micro-batches, and forget the gradient.
+
+        Args:
+            turn: whose loss and parameters; None: the objective takes no turns.
+            before: the norm of the turns before this one. A step in which one was not finite takes no further turn (`guard`).
+        """
+        components, guard = self.components, self.guard
+        module = components.module if turn is None else turn.module
         guard.begin()
         last = components.train_loader.grad_accum_steps - 1
-        total_weight, micro_batches = _start_total_weight(components.objective, micro_batches, self.world, global_batch_size)
         for number, micro_batch in enumerate(micro_batches):
             try:
-                with components.strategy.no_sync(components.module) if number < last else nullcontext():
-                    self._accumulate(micro_batch, total_weight)
+                with components.strategy.no_sync(module) if number < last else nullcontext():
+                    self._accumulate(micro_batch, total_weight, turn)
             except IndexError as error:  # a label out of range, say
                 ids = components.train_loader.sample_ids(self.state.samples, number)
                 explain(error, components, NamedBatch(micro_batch, ids, "this rank's micro-batch"))
@@ -279,21 +318,19 @@ class Trainer:
             grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
             if self.clip_grad_norm is not None:
                 nn.utils.clip_grads_with_norm_(parameters, self.clip_grad_norm, grad_norm)
-        guard.step(components.optimizer, components.scaler, grad_norm)
+        if before is not None and grad_norm is not None:
+            grad_norm = torch.hypot(before, grad_norm)
+        guard.step(components.optimizer, components.scaler, grad_norm, turn="" if turn is None else turn.name)
         components.scaler.update()
-        components.scheduler.step()
         components.zero_gradients()
-        if guard.needs_norm and grad_norm is not None:
-            window.norms.append(grad_norm)
-        window.end_step(total_weight(), samples=global_batch_size)
         return grad_norm
 
-    def _accumulate(self, micro_batch: MicroBatch, total_weight: Callable[[], float | Tensor]) -> None:
+    def _accumulate(self, micro_batch: MicroBatch, total_weight: Callable[[], float | Tensor], turn: Turn | None) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
         batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
         with components.amp.autocast(world.device):
-            loss_sum = components.loss(batch)
+            loss_sum = components.loss(batch) if turn is None else turn.loss(batch)
         if not micro_batch.counts:
             loss_sum = loss_sum * 0.0
         weight = total_weight()  # not needed before
@@ -301,6 +338,8 @@ class Trainer:
         objective_value = loss_sum * (world.size / divisor)  # DDP takes the mean over the ranks; the sum is wanted
         components.scaler.scale(self.guard.mark(objective_value, loss_sum)).backward()
         self.window.loss_sum += loss_sum.detach()
+        if turn is not None:  # its mean over ranks and micro-batches is the step's
+            self.logged.add(f"loss_{turn.name}", objective_value.detach() * components.train_loader.grad_accum_steps)
 
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""

@@ -39,6 +39,8 @@ FITTING = {  # what an option of one group needs of the others
         *["cluster=torchrun", "cluster.device=cuda", "cluster.nodes=2", "cluster.rendezvous_endpoint=node0:29400"]
     ],
     "scheduler=warmup_stable_decay": ["trainer.max_steps=5000"],
+    "objective=distillation": ["objective.teacher={_target_: ddp_train.model.mlp.MLP, image_shape: auto, num_classes: auto}"],
+    "optimizer=several": ["optimizer.parts={layers: {_target_: torch.optim.SGD, _partial_: true, lr: 0.1}}"],
 }
 
 NEEDS = {f"metrics={name}": name for name in ("wandb", "mlflow", "trackio")}
@@ -108,7 +110,7 @@ def test_every_yaml_says_what_it_is_and_explains_every_value(path: Path) -> None
     for line in owned:
         is_value = (
             ":" in line
-            and line not in ("data:", "loader:", "evaluation:")
+            and line not in ("data:", "loader:", "evaluation:", "objective:")
             and not line.lstrip().startswith(("#", "_target_", "eval:", "-"))
         )
         if is_value and not line.startswith("  "):

@@ -1,0 +1,87 @@
+"""Turns: within one step the parts of an objective train one after the other, each its own parameters by its own loss (a GAN).
+
+A turn has a module of its own around the whole model, which the strategy wraps while the parameters of others are frozen: so DDP waits for
+the gradients of this turn alone, and finds all of them. While a turn is taken the others' parameters take no gradient. All share one
+optimizer, which leaves alone what has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Batch, Joint, Strategy, TakingTurns, matching, named_parameters
+
+_SHOWN = 6  # names of parameters
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """One part of a step."""
+
+    name: str
+    module: nn.Module  # computes the turn's loss of a batch, as the strategy has wrapped it
+    others: Sequence[nn.Parameter]  # that other turns train
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the turn's loss of a batch, shape []."""
+        loss: Tensor = self.module(batch)
+        return loss
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other turn's parameters take a gradient."""
+        frozen = [parameter for parameter in self.others if parameter.requires_grad]
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+
+
+def takes_turns(objective: object) -> bool:
+    """Tell whether the parts of an objective take turns."""
+    return isinstance(objective, TakingTurns)
+
+
+def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: World) -> dict[str, Turn]:
+    """Return the turns of an objective that takes some, by their names. Collective.
+
+    Raises:
+        ConfigError: a turn trains nothing, or a parameter is in no turn.
+    """
+    if not isinstance(objective, TakingTurns):
+        return {}
+    parameters = {name: parameter for name, parameter in named_parameters(trained).items() if parameter.requires_grad}
+    chosen = {turn: matching(parameters, patterns, key="objective") for turn, patterns in objective.turns.items()}
+    if left := [name for name in parameters if not any(name in names for names in chosen.values())]:
+        raise ConfigError(
+            key="objective",
+            happened=f"{len(left)} parameters are in no turn of {type(objective).__name__}: {', '.join(left[:_SHOWN])}"
+            + (", ..." if len(left) > _SHOWN else ""),
+            expected="each in one at least, or requires_grad=False",
+        )
+    if getattr(strategy, "static_graph", False) and sum(map(len, chosen.values())) > len(parameters):
+        raise ConfigError(
+            key="strategy.static_graph",
+            happened=f"is true, and parameters are in several turns of {type(objective).__name__}",
+            expected="one of the two: the graph changes from turn to turn",
+            fix="strategy.static_graph=false",
+        )
+    model, whole = trained.model if isinstance(trained, Joint) else trained, cast(Any, objective)
+    turns = {}
+    for name, names in chosen.items():
+        others = [parameter for each, parameter in parameters.items() if each not in names]
+        turn = Turn(name=name, module=Joint(model, whole, turn=name), others=others)
+        with turn.alone():
+            turn.module = strategy.prepare(turn.module, world.device, world.size)
+        turns[name] = turn
+    return turns
