@@ -27,6 +27,7 @@ from ddp_train.training.evaluation import as_evaluated
 from ddp_train.training.logged import Logged, check
 from ddp_train.training.sanity_check import untouched
 from ddp_train.training.state import Stopped, TrainState
+from ddp_train.training.turn import make_turns
 
 Show = Callable[[str, "Tensor | str", int], None]
 """Takes the name of an image or a text, itself, and the step; on rank 0."""
@@ -256,10 +257,13 @@ def _wrap_again(components: Components, world: World) -> None:
     The run is then where one would be that resumes from here: DDP has rebuilt its buckets (`rebuild_buckets`), and nothing else is changed.
     """
     components.optimizer.zero_grad(set_to_none=True)
-    if world.size == 1:
+    if world.size == 1 and not components.turns:
         return
-    components.module = components.trained
+    has_turns, components.module, components.turns = bool(components.turns), components.trained, {}
     gc.collect()  # the module before is in a cycle, and keeps its hooks on the parameters as long as it lives
-    components.module = components.strategy.prepare(components.trained, world.device, world.size)
+    if has_turns:
+        components.turns = make_turns(components.trained, components.objective, components.strategy, world)
+    else:
+        components.module = components.strategy.prepare(components.trained, world.device, world.size)
     with untouched(components, world.device), model_log.taken_by(None):
         components.rebuild_buckets(world)

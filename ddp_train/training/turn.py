@@ -60,8 +60,16 @@ def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: Wo
     """
     if not isinstance(objective, TakingTurns):
         return {}
-    parameters = {name: parameter for name, parameter in named_parameters(trained).items() if parameter.requires_grad}
-    chosen = {turn: matching(parameters, patterns, key="objective") for turn, patterns in objective.turns.items()}
+    named = named_parameters(trained)
+    parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+    chosen = {turn: matching(named, patterns, key="objective") & parameters.keys() for turn, patterns in objective.turns.items()}
+    if idle := [turn for turn, names in chosen.items() if not names]:
+        raise ConfigError(
+            key="objective",
+            happened=f"the turn {idle[0]} of {type(objective).__name__} trains nothing: all its parameters are frozen",
+            expected="a turn that trains something",
+            fix="no freezing of all that a turn trains; `turns_at` leaves a turn out",
+        )
     if left := [name for name in parameters if not any(name in names for names in chosen.values())]:
         raise ConfigError(
             key="objective",
