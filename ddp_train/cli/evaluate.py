@@ -51,7 +51,7 @@ metrics.jsonl. Nothing of the run is touched.
 PREDICT_USAGE = """ddp-train predict RUN [key=value group=option ...]
 
   RUN            the folder of a run, or one of its checkpoints: RUN/checkpoints/best
-  key=value      as for `ddp-train evaluate`: data.root=photos
+  key=value      as for `ddp-train evaluate`: data.root=. data.split=photos data.labelled=false, images of data=image_folder
 
 No targets are needed, and none are looked at. What the model says of each sample is in RUN/evaluations/<time>/predictions: NAME.npy with
 one row for each sample, in the data set's order, and samples.txt with their names where the data tells them.

@@ -8,14 +8,18 @@ from difflib import get_close_matches
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import DataError
+from ddp_train.hashing import Keys
+from ddp_train.interfaces import Indices
 
 _HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation
 _SHOWN = 10
+_UNLABELLED = "data.labelled=false, for `ddp-train predict`"
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
@@ -31,6 +35,7 @@ class ImageFolder(ImageArray):
         in_memory: decode everything once at the start and keep it as uint8, instead of decoding each image each time.
         mean, std: one value per channel, white is 1; None is 0.5.
         crop_padding, flip: as for `ImageArray`.
+        labelled: False for root/split/*.jpg without class folders: a batch is images alone (`ddp-train predict`).
 
     Raises:
         DataError: no images, images of different sizes without `image_size`, a damaged file (also from `batch`).
@@ -48,12 +53,13 @@ class ImageFolder(ImageArray):
         std: Sequence[float] | None = None,
         crop_padding: int = 0,
         flip: bool = False,
+        labelled: bool = True,
     ) -> None:
         decoder = ImageDecoder(image_size=image_size, channels=channels)
         _require_split(root, split)
-        self.classes, paths, labels = _list_images(os.path.join(root, split))
+        self.classes, paths, labels = (_list_images if labelled else _list_unlabelled)(os.path.join(root, split))
         images = EncodedImages(_Files(paths), decoder)
-        self._paths = paths
+        self._paths, self._is_labelled = paths, labelled
         super().__init__(
             images.decode_all() if in_memory else images,
             labels,
@@ -66,7 +72,24 @@ class ImageFolder(ImageArray):
 
     @property
     def facts(self) -> Mapping[str, Any]:
+        if not self._is_labelled:
+            return {"image_shape": super().facts["image_shape"]}
         return {**super().facts, "classes": self.classes}
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        if not self._is_labelled:
+            raise DataError(key="data.root", happened="has images without class folders", expected="one folder per class")
+        return super().labels
+
+    def batch(self, indices: Indices) -> Any:
+        """Return normalised images [B, C, H, W] float32 and, where there are classes, labels [B] int64."""
+        images_BCHW, labels_B = super().batch(indices)
+        return (images_BCHW, labels_B) if self._is_labelled else images_BCHW
+
+    def augment(self, batch: Any, keys: Keys) -> Any:
+        """Crop and flip a batch, each image as its key says."""
+        return super().augment(batch, keys) if self._is_labelled else super().augment((batch, torch.empty(0)), keys)[0]
 
     def where(self, index: int) -> str:
         """Return the file of a sample."""
@@ -109,7 +132,12 @@ def _list_images(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.in
     classes = tuple(sorted(entry.name for entry in _scan(folder) if entry.is_dir() and not entry.name.startswith(".")))
     if not classes:
         found = ", ".join(sorted(entry.name for entry in _scan(folder))[:5]) or "nothing"
-        raise DataError(key="data.root", happened=f"{folder} has no class folders", expected=f"one per class; found {found}")
+        raise DataError(
+            key="data.root",
+            happened=f"{folder} has no class folders",
+            expected=f"one per class; found {found}",
+            fix="data.labelled=false, for `ddp-train predict`",
+        )
     paths, labels = [], []
     for label, name in enumerate(classes):
         in_class = sorted(entry.path for entry in _scan(os.path.join(folder, name)) if entry.name.lower().endswith(_SUFFIXES))
@@ -119,6 +147,14 @@ def _list_images(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.in
         paths += in_class
         labels += [label] * len(in_class)
     return classes, paths, np.asarray(labels, np.int64)
+
+
+def _list_unlabelled(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.int64]]:
+    """Return no classes, the files that lie in the folder itself, sorted, and a stand-in for their labels."""
+    paths = sorted(entry.path for entry in _scan(folder) if entry.name.lower().endswith(_SUFFIXES))
+    if not paths:
+        raise DataError(key="data.root", happened=f"{folder} has no images", expected=f"files *{', *'.join(_SUFFIXES)}")
+    return (), paths, np.zeros(len(paths), np.int64)
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:

@@ -13,11 +13,10 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Inferring, Located, Objective, batch_size, describe
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.loader import EvalLoader
+from ddp_train.objective.model_call import TARGETS, give
 from ddp_train.training.components import Evaluated
 from ddp_train.training.evaluation import as_evaluated
 from ddp_train.training.predictions import PredictionFiles
-
-_TARGETS = ("target", "targets", "label", "labels")  # of a batch that is a dict
 
 
 def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: Callable[[], None] = lambda: None) -> int:
@@ -61,7 +60,7 @@ def inputs_of(batch: Batch) -> Any:
     label or labels is.
     """
     if isinstance(batch, Mapping):
-        return {name: value for name, value in batch.items() if name not in _TARGETS}
+        return {name: value for name, value in batch.items() if name not in TARGETS}
     if isinstance(batch, (tuple, list)):
         return tuple(batch[:-1] if len(batch) > 1 else batch)
     return (batch,)
@@ -71,7 +70,7 @@ def infer(objective: Objective, model: nn.Module, inputs: Any) -> dict[str, Tens
     """Return one row per sample: what the objective makes of the model's output, or, where it cannot, the output itself."""
     if isinstance(objective, Inferring):
         return objective.infer(model, inputs)
-    outputs = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+    outputs = give(model, inputs)
     if isinstance(outputs, Tensor):
         return {"output": outputs}
     named = outputs if isinstance(outputs, Mapping) else dict(enumerate(outputs)) if isinstance(outputs, (tuple, list)) else {}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from ddp_train.distributed.world import alone
+from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.evaluation import evaluate
-from tests.conftest import Project, metrics
+from tests.conftest import TINY, Project, finish, metrics, wait_for
+from tests.unit.parts import saved
 from tests.unit.training.finished import finished
 
 pytestmark = pytest.mark.distributed
@@ -30,3 +33,56 @@ def test_a_run_is_scored_on_three_ranks_as_on_one(project: Project) -> None:
     assert expected is not None
     assert record["accuracy"] == expected["accuracy"]
     assert record["loss"] == pytest.approx(expected["loss"], rel=1e-12)
+
+
+@pytest.mark.long
+def test_torchrun_evaluates_and_trains_nothing(project: Project) -> None:
+    run = project.folder / "outputs/run"
+    run.parent.mkdir()
+    finished(run)
+    done = project.run("evaluate", "outputs/run", torchrun=["--nproc-per-node=2"])
+    assert done.returncode == 0, done.output
+    (folder,) = evaluated(run)
+    assert len(metrics(folder)) == 1
+    assert not (folder / "checkpoints").exists()
+
+
+@pytest.mark.long
+def test_a_watch_goes_on_beside_the_training_and_ends_with_it(project: Project) -> None:
+    words = [
+        *TINY,
+        "cluster=cpu",
+        "cluster.processes_per_node=1",
+        "trainer.max_steps=40",
+        "checkpoint.every_steps=5",
+        "checkpoint.keep_last=20",
+    ]
+    training = project.start(*words, "evaluation.every_steps=10", "hydra.run.dir=outputs/run")
+    wait_for(lambda: (project.folder / "outputs/run/config.yaml").exists())
+    watch = project.run("evaluate", "outputs/run", "--watch", "cluster.processes_per_node=2", timeout=300)
+    assert finish(training, timeout=300).returncode == 0
+    assert watch.returncode == 0, watch.output
+    run = project.folder / "outputs/run"
+    (folder,) = evaluated(run)
+    assert [record["step"] for record in metrics(folder)] == [5, 10, 15, 20, 25, 30, 35, 40]
+    scored = {record["step"]: record["accuracy"] for record in metrics(folder)}
+    assert all(scored[record["step"]] == record["accuracy"] for record in metrics(run, "eval"))
+
+
+@pytest.mark.long
+def test_a_stop_ends_a_watch_and_resume_goes_on_with_it(project: Project) -> None:
+    run = project.folder / "outputs/run"
+    run.parent.mkdir()
+    parts = finished(run)
+    watch = project.start("evaluate", "outputs/run", "--watch", "cluster.processes_per_node=2")
+    wait_for(lambda: any(run.glob("evaluations/*/metrics.jsonl")) and metrics(evaluated(run)[0]) != [])
+    watch.send_signal(signal.SIGINT)
+    stopped = finish(watch)
+    assert stopped.returncode == 130, stopped.output
+    (folder,) = evaluated(run)
+    assert f"resume {folder.relative_to(project.folder)}` does it again" in stopped.output
+    saved(run / "checkpoints", 9, parts)
+    Result(status=Status.COMPLETED, step=9).write(run / "result.json")
+    done = project.run("resume", str(folder))
+    assert done.returncode == 0, done.output
+    assert [record["step"] for record in metrics(folder)] == [7, 9]

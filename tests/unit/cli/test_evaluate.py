@@ -119,10 +119,8 @@ def test_predictions_need_no_targets(tmp_path: Path) -> None:
     batches = [each.batch for each in parts.eval_loader]
     with torch.no_grad():
         expected = torch.cat([parts.model.eval()(images) for images, _ in batches]).argmax(dim=1)
-    rows = {path.stem: np.load(path) for path in folder.glob("*.npy")}
-    found = rows["prediction"] if "prediction" in rows else rows["output"].argmax(axis=1)
-    assert np.array_equal(found, expected)
-    assert not {"target", "loss"} & rows.keys()
+    assert np.array_equal(np.load(folder / "prediction.npy"), expected)
+    assert {path.name for path in folder.iterdir()} == {"prediction.npy", "probability.npy"}
     assert not job.run_folder.metrics.exists()
 
 

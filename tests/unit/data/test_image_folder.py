@@ -32,6 +32,21 @@ def test_images_are_the_files_pixels_normalised(tmp_path, in_memory):
     assert labels.tolist() == [1, 0]
 
 
+def test_images_without_labels_are_a_batch_by_themselves(tmp_path):
+    write_image_tree(tmp_path, splits=("",))
+    with pytest.raises(DataError, match=r"has no class folders[\s\S]*data\.labelled=false"):
+        ImageFolder(str(tmp_path / "cat"), "")
+    data = ImageFolder(str(tmp_path / "cat"), "", labelled=False)
+    labelled = ImageFolder(str(tmp_path), "")
+    assert torch.equal(data.batch(np.arange(3)), labelled.batch(np.arange(3))[0])
+    assert data.facts == {"image_shape": (3, 12, 8)}
+    assert data.where(1) == str(tmp_path / "cat/1.png")
+    with pytest.raises(DataError, match="without class folders"):
+        _ = data.labels
+    with pytest.raises(DataError, match="has no images"):
+        ImageFolder(str(tmp_path), "", labelled=False)
+
+
 def test_an_empty_split_reads_classes_directly_in_root(tmp_path):
     write_image_tree(tmp_path, splits=("",))
     assert len(ImageFolder(str(tmp_path), "")) == 6
