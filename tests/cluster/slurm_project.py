@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.deadline import wait_until
 from tests.cluster.machine import Running
@@ -89,6 +91,18 @@ class SlurmProject:
         ]
         subprocess.run([sys.executable, "-m", "ddp_train", *command], cwd=self.folder, check=True, capture_output=True)
         return losses(RunFolder(self.folder / "outputs/alone"))
+
+
+@pytest.fixture
+def project(slurm_hosts: Callable[..., Slurm], tmp_path: Path) -> SlurmProject:
+    """Give a project on a cluster of three nodes, each on a host of its own. Tests import it."""
+    return make(slurm_hosts(3), tmp_path)
+
+
+def make(bed: Slurm, folder: Path) -> SlurmProject:
+    """Make an empty project on a cluster."""
+    (folder / "project").mkdir()
+    return SlurmProject(bed, folder / "project")
 
 
 def records(run_folder: RunFolder) -> list[dict[str, Any]]:

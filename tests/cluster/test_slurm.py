@@ -6,24 +6,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from ddp_train.run_folder.paths import RunFolder
 from tests.cluster.machine import children
-from tests.cluster.slurm import Slurm
-from tests.cluster.slurm_project import SLOW, SlurmProject, logs, losses, steps_of
+from tests.cluster.slurm_project import SLOW, SlurmProject, logs, losses, project, steps_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
-
-
-@pytest.fixture
-def project(slurm_hosts: Callable[..., Slurm], tmp_path: Path) -> SlurmProject:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return SlurmProject(slurm_hosts(3), folder)
+__all__ = ["project"]
 
 
 def test_two_nodes_of_two_processes_give_the_losses_of_one_machine(project: SlurmProject) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,10 @@ import pytest
 from ddp_train import FOLDER
 from ddp_train.run_folder.failure import load
 from ddp_train.run_folder.paths import RunFolder
-from tests.cluster.slurm import Slurm
-from tests.cluster.slurm_project import SLOW, SMALL, SlurmProject, logs, losses, steps_of
+from tests.cluster.slurm_project import SLOW, SMALL, SlurmProject, logs, losses, project, steps_of
 
 pytestmark = [pytest.mark.cluster_long, pytest.mark.xdist_group("cluster")]
-
-
-@pytest.fixture
-def project(slurm_hosts: Callable[..., Slurm], tmp_path: Path) -> SlurmProject:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return SlurmProject(slurm_hosts(3), folder)
+__all__ = ["project"]
 
 
 def test_a_time_limit_requeues_until_it_is_done_and_the_curve_is_bitwise_the_same(project: SlurmProject) -> None:

@@ -13,7 +13,7 @@ from ddp_train.launch.engine.engine import Submission
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.folder import Sweep
 from tests.cluster.slurm import Slurm
-from tests.cluster.slurm_project import SlurmProject, logs
+from tests.cluster.slurm_project import SlurmProject, logs, make
 from tests.conftest import FEW
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -35,9 +35,7 @@ class Fragile(MLP):
 
 @pytest.fixture
 def project(slurm: Callable[..., Slurm], tmp_path: Path) -> SlurmProject:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return SlurmProject(slurm(3), folder)
+    return make(slurm(3), tmp_path)
 
 
 def statuses(project: SlurmProject) -> list[str]:

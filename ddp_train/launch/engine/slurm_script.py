@@ -18,7 +18,7 @@ from ddp_train.config.schema import ClusterConfig, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.setup_lines import setup_lines
 from ddp_train.launch.spec import Spec
-from ddp_train.redaction import redact, reference, references
+from ddp_train.redaction import redact, references
 
 _EXAMINES_MINUTES = 5  # the time limit of an examination (`ddp-train doctor`): a short job begins sooner
 _MARGIN_S = 30  # of the early signal, for what is unknown of a step and for ranks that are told late
@@ -137,7 +137,7 @@ def task_script(spec: Spec) -> str:
     ]
     if cluster.setup:
         lines.append("{  # what it prints is no answer of ddp-train's")
-        lines += [*setup_lines(cluster.setup, refuse="refuse", spell=_in_shell), "} >&2", ""]
+        lines += [*setup_lines(cluster.setup, refuse="refuse"), "} >&2", ""]
     lines += [f"cd {quoted(spec.working_directory)} || refuse 'the folder where the run was submitted is not here'"]
     if spec.code is not None:
         lines += [f'export PYTHONSAFEPATH=1 PYTHONPATH={quoted(spec.code.python_path())}"${{PYTHONPATH:+:$PYTHONPATH}}"']
@@ -303,14 +303,6 @@ def without_secrets(script: str) -> str:
                 expected="its variable: ${oc.env:NAME} in cluster.setup",
             )
     return script
-
-
-def _in_shell(line: str) -> str:
-    """Return a line of cluster.setup as the script has it: the shell there fills in secrets, which srun brings (`--export=ALL`)."""
-    quoted(line)  # refuses a line end
-    for name in references(line):
-        line = line.replace(reference(name), f"${{{name}}}")
-    return line
 
 
 def _plain(value: object, *, key: str) -> str:

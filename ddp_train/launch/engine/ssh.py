@@ -24,7 +24,6 @@ from ddp_train.launch.engine.ssh_client import Remote, run_client
 from ddp_train.launch.engine.ssh_remote import MARK
 from ddp_train.launch.signals import stop_signals
 from ddp_train.launch.spec import Spec
-from ddp_train.redaction import reveal
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import settle
 from ddp_train.system.process import Child, fork, is_alive, start_of
@@ -168,9 +167,7 @@ def _script(spec: Spec, index: int, host: str) -> str:
         host=host,
         mark=MARK.replace("\x1e", "\\036"),
         refuses=ENVIRONMENT_REFUSES,
-        setup=_SETUP.format(lines="\n".join(setup_lines(cluster.setup, refuse="failed", spell=lambda line: str(reveal(line)))))
-        if cluster.setup
-        else "",
+        setup=_SETUP.format(lines="\n".join(setup_lines(cluster.setup, refuse="failed"))) if cluster.setup else "",
         code=_CODE.format(path=shlex.quote(spec.code.python_path())) if spec.code is not None else "",
         **{name: shlex.quote(text) for name, text in quoted.items()},
     )
