@@ -21,7 +21,7 @@ from omegaconf.resolvers import oc
 from ddp_train import FOLDER, redaction
 from ddp_train.config import auto, limits, node_keys
 from ddp_train.config.command_line import whole
-from ddp_train.config.project import conf_folder
+from ddp_train.config.project import is_found
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import RunConfig, typed_sections
 from ddp_train.config.schema import (
@@ -133,9 +133,7 @@ def options(hydra: DictConfig) -> list[str]:
     """Return what a command line needs, beside its overrides, to find the same YAML again."""
     here = Path.cwd()
     sources = hydra.runtime.config_sources
-    found_by_itself = conf_folder()
-    added = [Path(source.path) for source in sources if source.provider == "command-line"]
-    added = [folder for folder in added if found_by_itself is None or folder != Path(found_by_itself).absolute()]
+    added = [Path(source.path) for source in sources if source.provider == "command-line" and not is_found(Path(source.path))]
     instead = [source.path for source in sources if source.provider == "main" and Path(source.path) != CONF]
     found = [f"--config-path={path}" for path in instead]  # whole: Hydra takes a relative one for a module of ours
     found += [f"--config-dir={folder.relative_to(here) if folder.is_relative_to(here) else folder}" for folder in added]

@@ -31,6 +31,15 @@ def with_conf(words: Sequence[str]) -> list[str]:
     return [*words] if folder is None else [f"{_OPTION}={folder}", *words]
 
 
+def is_found(folder: Path) -> bool:
+    """Tell whether commands find a folder of YAML without being told."""
+    try:
+        found = conf_folder()
+    except ConfigError:  # where another one was typed, nobody minds
+        return False
+    return found is not None and folder == Path(found).absolute()
+
+
 def conf_folder() -> str | None:
     """Return the folder that pyproject.toml names, as it stands there; None: there is no such file, or it names none.
 

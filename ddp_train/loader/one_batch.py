@@ -26,6 +26,7 @@ class OneBatch:
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self.grad_accum_steps, self.skips = loader.grad_accum_steps, loader.skips
+        self.source = getattr(loader, "source", None)  # which data with positions has
 
     @property
     def order(self) -> BatchOrder:

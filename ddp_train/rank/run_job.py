@@ -83,8 +83,10 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         tracker=tracker,
         agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
     )
-    halfway = _Halfway(job.config.debug.resume_after_steps, stop, state)
-    trainer = _trainer(job, components, state, world, stop, checkpoints, stops_after=halfway.stops_after)
+    after = job.config.debug.resume_after_steps
+    halfway = _Halfway(after, stop, state)
+    stops_after = stop.comes_after if after is None else halfway.stops_after  # the first costs less, and is asked after each step
+    trainer = _trainer(job, components, state, world, stop, checkpoints, stops_after=stops_after)
     inject(job.config.debug.faults, tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
     is_done = trainer.train()
