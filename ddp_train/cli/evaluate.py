@@ -133,7 +133,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predict
         "debug": {**saved["debug"], "faults": []},
         "cluster": {**saved["cluster"], "node_rank": None},  # of the machine that began it
         # However many ranks: nothing of a global batch is left to be kept.
-        "trainer": {**saved["trainer"], "global_batch_size": None, "grad_accum_steps": None},
+        "trainer": {**saved["trainer"], "global_batch_size": None, "grad_accum_steps": None, "batch_size_schedule": None},
     }
     typed = [_of_data(text) for text in overrides]
     _refuse_without_effect(typed)

@@ -162,7 +162,8 @@ def sizes(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
     if found["layers"]:
         screen.fact("layers", *found["layers"])
     screen.fact("memory", f"{in_units(found['rank_bytes'])} on each rank for weights, gradients and the optimizer; activations come on top")
-    epoch = f"{found['steps_per_epoch']} per epoch of {found['epoch_size']:,} samples" if found["epoch_size"] else "the data has no epochs"
+    per_epoch = f"{found['steps_per_epoch']} per epoch" if found["steps_per_epoch"] else "epochs"
+    epoch = f"{per_epoch} of {found['epoch_size']:,} samples" if found["epoch_size"] else "the data has no epochs"
     screen.fact("steps", f"{found['steps']:,} ({epoch})")
     screen.fact("tests", _evaluations(job))
     keep = config.checkpoint

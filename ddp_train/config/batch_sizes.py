@@ -86,6 +86,11 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
     return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size)
 
 
+def accumulation_of(size: int, loader: LoaderConfig, world_size: int) -> int:
+    """Return how many micro-batches each rank has of a global batch of this size."""
+    return -(-size // (loader.micro_batch_size * world_size))
+
+
 def _too_small(total: int, world_size: int) -> ConfigError:
     return ConfigError(
         key="trainer.global_batch_size",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.batch_sizes import BatchSizes, derive_batch_sizes
+from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
 from ddp_train.config.cluster import check_environment, max_restarts, meeting, most_nodes
 from ddp_train.config.schema import (
     CheckpointConfig,
@@ -16,6 +16,7 @@ from ddp_train.config.schema import (
     HealthConfig,
     LoaderConfig,
     TrainerConfig,
+    batch_changes,
     host_and_processes,
     node_range,
     seconds_of,
@@ -47,8 +48,13 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
         errors += _check_steps(trainer, tree.get("scheduler"))
     if health and checkpoint:
         errors += _check_health(health, checkpoint, is_evaluated=is_evaluated)
-    if batch:
-        errors += _check_strategy(tree.get("strategy"), batch)
+    if batch and trainer and loader:
+        most = batch.grad_accum_steps
+        if trainer.batch_size_schedule:
+            sizes = [size for _, size in batch_changes(trainer.batch_size_schedule)]
+            most = max(most, *(accumulation_of(size, loader, batch.world_size) for size in sizes))
+            errors += _check_batch_sizes(trainer, loader, debug, sizes=sizes, world_size=batch.world_size)
+        errors += _check_strategy(tree.get("strategy"), most, world_size=batch.world_size)
     if evaluation:
         errors += _check_evaluation(evaluation, is_evaluated=is_evaluated)
     if checkpoint and evaluation:
@@ -63,12 +69,36 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
     return batch, errors
 
 
-def _check_strategy(strategy: Any, batch: BatchSizes) -> Iterator[ConfigError]:
+def _check_batch_sizes(
+    trainer: TrainerConfig, loader: LoaderConfig, debug: DebugConfig | None, *, sizes: list[int], world_size: int
+) -> Iterator[ConfigError]:
+    """Refuse batch sizes that change together with what needs one size."""
+    key = "trainer.batch_size_schedule"
+    if min(sizes) < world_size:
+        yield ConfigError(
+            key=key, happened=f"has a size of {min(sizes)} for {world_size} ranks", expected="a sample for each rank at least"
+        )
+    if trainer.grad_accum_steps is not None:
+        yield ConfigError(
+            key="trainer.grad_accum_steps",
+            happened=f"is {trainer.grad_accum_steps}, and {key} changes the global batch",
+            expected="null: it follows from the size, loader.micro_batch_size and the number of ranks",
+            fix="trainer.grad_accum_steps=null trainer.global_batch_size=SIZE",
+        )
+    fixed = {"loader.drop_last": (loader.drop_last, "false"), "loader.bucket_batches": (loader.bucket_batches, "null")}
+    if debug is not None:
+        fixed["debug.overfit"] = (debug.overfit, "false")
+    for name, (value, without) in fixed.items():
+        if value:
+            yield ConfigError(key=name, happened=f"is {value}, and {key} is given", expected="one of the two", fix=f"{name}={without}")
+
+
+def _check_strategy(strategy: Any, grad_accum_steps: int, *, world_size: int) -> Iterator[ConfigError]:
     """Refuse what DDP cannot do (torch fails or reduces wrong gradients; pytorch issue 143580)."""
-    if batch.grad_accum_steps > 1 and batch.world_size > 1 and isinstance(strategy, dict) and strategy.get("static_graph"):
+    if grad_accum_steps > 1 and world_size > 1 and isinstance(strategy, dict) and strategy.get("static_graph"):
         yield ConfigError(
             key="strategy.static_graph",
-            happened=f"is true, with {batch.grad_accum_steps} micro-batches a step",
+            happened=f"is true, with {grad_accum_steps} micro-batches a step",
             expected="one of the two",
             fix="strategy.static_graph=false",
         )

@@ -70,6 +70,21 @@ def seconds_of(walltime: Any) -> int:
     return 60 * (60 * (24 * days + hours) + minutes + whole_minutes) + seconds
 
 
+def batch_changes(given: Any) -> list[tuple[int, int]]:
+    """Return from which step on the global batch has which size, ascending.
+
+    Raises:
+        ValueError: it is no such table; the text says what was expected.
+    """
+    expected = "the first step, counted from 0, and the size from there on: {1000: 128, 5000: 256}"
+    if not isinstance(given, Mapping):
+        raise ValueError(expected)
+    changes = [(int(str(step)) if str(step).isdecimal() else 0, size) for step, size in given.items()]
+    if not all(step > 0 and type(size) is int and size > 0 for step, size in changes):
+        raise ValueError(f"{expected}; steps and sizes of at least 1. trainer.global_batch_size is the size before them")
+    return sorted(changes)
+
+
 def run_folders(given: Any) -> list[str]:
     """Return the run folders that a path or a list of paths names.
 
@@ -108,6 +123,7 @@ class TrainerConfig:
     max_epochs: int | None = field(metadata={"min": 1})
     global_batch_size: int | None = field(metadata={"min": 1})
     grad_accum_steps: int | None = field(metadata={"min": 1})
+    batch_size_schedule: Any = field(metadata={"parse": batch_changes})  # a step and a size, each
     clip_grad_norm: float | None = field(metadata={"above": 0})
     log_every_steps: int = field(metadata={"min": 1})
 

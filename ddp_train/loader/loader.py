@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class Loader(Protocol):
     """What the loop needs of the training data of one rank, with positions or without."""
 
-    grad_accum_steps: int
+    grad_accum_steps: int  # micro-batches of a step, at most
     skips: bool  # samples that cannot be read
 
     @property
@@ -28,6 +28,9 @@ class Loader(Protocol):
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches for ever, from the step that begins after `samples` samples."""
+
+    def micro_steps(self, samples: int) -> int:
+        """Return how many micro-batches the step that begins after `samples` samples has."""
 
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
@@ -68,6 +71,7 @@ class TrainLoader:
         rank: this rank.
         world_size: ranks that share each global batch.
         grad_accum_steps: micro-batches of each rank in a step.
+        by_size: the same by the size of the global batch, where that changes; None: always as many.
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
         skips: replace samples that cannot be read, instead of raising what they raise.
@@ -84,10 +88,12 @@ class TrainLoader:
         num_workers: int,
         pin_memory: bool,
         skips: bool = False,
+        by_size: Mapping[int, int] | None = None,
     ) -> None:
         self.source, self.order = source, order
         self.skips = skips
-        self.grad_accum_steps = grad_accum_steps
+        self._by_size = by_size
+        self.grad_accum_steps = max(by_size.values()) if by_size else grad_accum_steps
         self._rank, self._world_size = rank, world_size
         self._read = TrainReader(source, order, skips=skips)
         self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
@@ -95,6 +101,10 @@ class TrainLoader:
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches for ever, from the step that begins after `samples` samples; seeking is O(1)."""
         return self._reading.results(self._requests(samples))
+
+    def micro_steps(self, samples: int) -> int:
+        """Return how many micro-batches the step that begins after `samples` samples has."""
+        return self._by_size[self.order.size_at(samples)] if self._by_size else self.grad_accum_steps
 
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
@@ -116,19 +126,17 @@ class TrainLoader:
         return []
 
     def _requests(self, samples: int) -> Iterator[TrainRequest]:
-        epoch, first = divmod(samples, self.order.epoch_size)
-        whole = self.order.global_batch_size
         cut = cache(self._cut)
         while True:
-            for start in range(first, self.order.epoch_size, whole):
-                for low, high, counts in cut(min(whole, self.order.epoch_size - start)):
-                    yield TrainRequest(epoch, start + low, start + high, counts)
-            epoch, first = epoch + 1, 0
+            batch = self.order.batch_at(samples)
+            for low, high, counts in cut(batch.size, self.micro_steps(samples)):
+                yield TrainRequest(batch.epoch, batch.start + low, batch.start + high, counts)
+            samples += batch.size
 
-    def _cut(self, size: int) -> list[tuple[int, int, bool]]:
+    def _cut(self, size: int, micro_steps: int) -> list[tuple[int, int, bool]]:
         """Return this rank's micro-batches of a global batch: from where to where in it, and whether they count."""
         low, high = share(0, size, self._rank, self._world_size)
-        parts = [share(low, high, part, self.grad_accum_steps) for part in range(self.grad_accum_steps)]
+        parts = [share(low, high, part, micro_steps) for part in range(micro_steps)]
         return [(start, stop, True) if stop > start else (0, 1, False) for start, stop in parts]
 
 

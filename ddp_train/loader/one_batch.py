@@ -38,6 +38,10 @@ class OneBatch:
         for micro_batch in cycle(first):
             yield micro_batch._replace(batch=map_tensors(torch.clone, micro_batch.batch))  # a model may change its inputs in place
 
+    def micro_steps(self, samples: int) -> int:
+        """Return how many micro-batches a step has: always as many."""
+        return self.grad_accum_steps
+
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch."""
         return self._loader.peek()

@@ -1,12 +1,13 @@
 """Which sample comes when: a sampler, cut into global batches, with O(1) memory and random access.
 
 The sample at position k of epoch e is a pure function of (seed, e, k) and the data set (`sampler.py`). A global batch is a slice of that
-order and a rank's share is a slice of the global batch, so nothing depends on the number of ranks, workers or restarts, and seeking
-costs nothing.
+order, whose size is a function of its position (`batch_plan.py`), and a rank's share is a slice of the global batch, so nothing depends on
+the number of ranks, workers or restarts, and seeking costs nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from ddp_train.hashing import GOLDEN, mix
 from ddp_train.interfaces import Indices, Sampler
+from ddp_train.loader.batch_plan import BatchPlan
 
 _AHEAD = 1 << 14  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a first batch in 1 ms
 
@@ -46,10 +48,17 @@ class BatchOrder(Protocol):
     def epoch_size(self) -> int | None: ...
 
     @property
-    def steps_per_epoch(self) -> int | None: ...
+    def steps_per_epoch(self) -> int | None:
+        """None also where the epochs differ: `trainer.batch_size_schedule`."""
 
     def batch_at(self, samples: int) -> GlobalBatch:
         """Return the global batch that begins after `samples` samples."""
+
+    def samples_after(self, step: int) -> int:
+        """Return how many samples the first `step` steps take."""
+
+    def steps_in(self, epochs: int) -> int | None:
+        """Return how many steps so many epochs have."""
 
 
 def epochs(order: BatchOrder, samples: int) -> float | None:
@@ -64,32 +73,47 @@ class SampleOrder:
         sampler: which sample comes at which position of an epoch.
         global_batch_size: samples of one optimizer step over all ranks.
         drop_last: leave out the last, smaller batch of an epoch; else it is a batch of its own.
+        changes: from which step on the global batch has another size; not with `drop_last`: epochs are as long as the data then.
     """
 
-    def __init__(self, sampler: Sampler, *, global_batch_size: int, drop_last: bool) -> None:
+    def __init__(self, sampler: Sampler, *, global_batch_size: int, drop_last: bool, changes: Sequence[tuple[int, int]] = ()) -> None:
         self._sampler = sampler
         self.global_batch_size = global_batch_size
         self.epoch_size = sampler.length - sampler.length % global_batch_size if drop_last else sampler.length
-        self.steps_per_epoch = -(-self.epoch_size // global_batch_size)
+        self.steps_per_epoch = None if changes else -(-self.epoch_size // global_batch_size)
+        self._plan = BatchPlan(self.epoch_size, global_batch_size, changes)
         self._ahead: dict[tuple[int, int], _Ahead] = {}
 
     def batch_at(self, samples: int) -> GlobalBatch:
         """Return the global batch that begins after `samples` samples. O(1)."""
         epoch, start = divmod(samples, self.epoch_size)
-        return GlobalBatch(epoch, start, min(start + self.global_batch_size, self.epoch_size))
+        return GlobalBatch(epoch, start, min(start + self._plan.size_at(samples), self.epoch_size))
+
+    def size_at(self, samples: int) -> int:
+        """Return the size that this batch was meant to have; the last one of an epoch may be smaller."""
+        return self._plan.size_at(samples)
+
+    def samples_after(self, step: int) -> int:
+        """Return how many samples the first `step` steps take."""
+        return self._plan.samples_after(step)
+
+    def steps_in(self, epochs: int) -> int:
+        """Return how many steps so many epochs have."""
+        return self._plan.steps_in(epochs)
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """Return the data set's indices at the positions [start, stop) of an epoch's order, shape [stop - start]."""
         if self._sampler.window > 1:
             return self._from_windows(epoch, start, stop)
         # A rank reads the same part of one global batch after another: that part of the next ones is drawn with it, and nobody else's.
-        batch, offset = divmod(start, self.global_batch_size)
+        stride, origin = self._plan.size_at(epoch * self.epoch_size + start), self._plan.origin(epoch, start)
+        batch, offset = divmod(start - origin, stride)
         size = stop - start
         ahead = self._ahead.get((offset, size))
-        if ahead is None or ahead.epoch != epoch or not 0 <= batch - ahead.first < len(ahead.indices):
-            num_batches = min(max(1, _AHEAD // size), 1 + (self._sampler.length - stop) // self.global_batch_size)
-            positions = start + self.global_batch_size * np.arange(num_batches)[:, None] + np.arange(size)
-            ahead = _Ahead(epoch, batch, self._sampler(epoch, positions.reshape(-1)).reshape(num_batches, size))
+        if ahead is None or (ahead.epoch, ahead.origin) != (epoch, origin) or not 0 <= batch - ahead.first < len(ahead.indices):
+            num_batches = min(max(1, _AHEAD // size), 1 + (self._sampler.length - stop) // stride)
+            positions = start + stride * np.arange(num_batches)[:, None] + np.arange(size)
+            ahead = _Ahead(epoch, batch, self._sampler(epoch, positions.reshape(-1)).reshape(num_batches, size), origin)
             self._ahead[offset, size] = ahead
         indices: Indices = ahead.indices[batch - ahead.first]
         return indices
@@ -138,3 +162,4 @@ class _Ahead(NamedTuple):
     epoch: int
     first: int
     indices: Indices
+    origin: int = 0  # the position from which these batches are counted

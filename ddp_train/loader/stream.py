@@ -85,6 +85,14 @@ class StreamOrder:
         epoch, start = (0, samples) if self.epoch_size is None else divmod(samples, self.epoch_size)
         return GlobalBatch(epoch, start, start + self.global_batch_size)
 
+    def samples_after(self, step: int) -> int:
+        """Return how many samples the first `step` steps take."""
+        return step * self.global_batch_size
+
+    def steps_in(self, epochs: int) -> int | None:
+        """Return how many steps so many epochs have."""
+        return None if self.steps_per_epoch is None else epochs * self.steps_per_epoch
+
 
 class StreamLoader:
     """The training data of one rank, from a stream. Each worker reads a shard of its own, again from its start when it ends.
@@ -157,6 +165,10 @@ class StreamLoader:
         finally:
             if workers is not None:
                 workers.close()
+
+    def micro_steps(self, samples: int) -> int:
+        """Return how many micro-batches a step has: always as many."""
+        return self.grad_accum_steps
 
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""

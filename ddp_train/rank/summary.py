@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from ddp_train.config.schema import batch_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
 from ddp_train.job import Job
@@ -43,7 +44,8 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     parameters = [parameter.numel() for parameter in components.model.parameters()]
     trained = [parameter.numel() for parameter in components.model.parameters() if parameter.requires_grad]
     frozen = "all trained" if len(trained) == len(parameters) else f"{sum(trained):,} of them trained"
-    epoch = f"{order.steps_per_epoch} per epoch of {order.epoch_size:,} samples" if order.epoch_size else "the data has no epochs"
+    per_epoch = f"{order.steps_per_epoch} per epoch" if order.steps_per_epoch else "epochs"
+    epoch = f"{per_epoch} of {order.epoch_size:,} samples" if order.epoch_size else "the data has no epochs"
     lines = [
         f"model    {type(components.model).__name__}, {sum(parameters):,} parameters, {frozen}",
         f"steps    {components.total_steps} ({epoch})",
@@ -54,6 +56,9 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
         lines.append(
             f"debug    the run is cut off there, its schedules are not{_halfway(debug.resume_after_steps, components.total_steps)}"
         )
+    if changes := job.config.trainer.batch_size_schedule:
+        later = ", ".join(f"{size} from step {step} on" for step, size in batch_changes(changes))
+        lines.append(f"batch    {wanted} samples, then {later}")
     lines += _groups(components.optimizer)
     if order.epoch_size and order.epoch_size < wanted:
         lines.append(

@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddp_train.config import auto
+from ddp_train.config.batch_sizes import accumulation_of
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import EVENTS, LoaderConfig, TrainerConfig
+from ddp_train.config.schema import EVENTS, LoaderConfig, TrainerConfig, batch_changes
 from ddp_train.config.tree import at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
@@ -23,7 +24,7 @@ from ddp_train.interfaces import Amp, Averaging, Borrowing, DataSource, Joint, M
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.loader.one_batch import OneBatch
-from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.sampler import sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.objective.loss import as_objective
@@ -63,7 +64,7 @@ def build(config: RunConfig, world: World) -> Components:
     if config.debug.overfit:
         train_loader = OneBatch(train_loader)
     eval_loader = _eval_loader(eval_source, config, world) if eval_source is not None else None
-    total_steps = _total_steps(config.trainer, train_loader.order.steps_per_epoch)
+    total_steps = _total_steps(config.trainer, train_loader.order)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
 
     model, objective, trained = _model_and_objective(config, world, answers)
@@ -193,6 +194,7 @@ def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) 
     if isinstance(source, Stream):
         _require_plain(loader)
         _require_steps(config, source)
+        _require_one_size(config.trainer, source)
         batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
         return StreamLoader(source, batches, **reading)
     require_samples(source, key="data", at_least=batch.global_batch_size if loader.drop_last else 1)
@@ -205,8 +207,16 @@ def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) 
         sample_weights=loader.sample_weights,
         bucket_batches=loader.bucket_batches,
     )
-    order = SampleOrder(sampler, global_batch_size=min(batch.global_batch_size, sampler.length), drop_last=drop_last)
-    return TrainLoader(source, order, **reading, skips=loader.on_bad_sample == "skip")
+    changes = batch_changes(config.trainer.batch_size_schedule or {})
+    sizes = {size: accumulation_of(size, loader, world.size) for size in sorted({batch.global_batch_size, *(size for _, size in changes)})}
+    order = SampleOrder(
+        sampler,
+        global_batch_size=min(batch.global_batch_size, sampler.length),
+        drop_last=drop_last,
+        changes=[(step, min(size, sampler.length)) for step, size in changes],
+    )
+    by_size = {min(size, sampler.length): accumulation for size, accumulation in sizes.items()} if changes else None
+    return TrainLoader(source, order, **reading, skips=loader.on_bad_sample == "skip", by_size=by_size)
 
 
 def _eval_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Evaluation:
@@ -252,6 +262,17 @@ def _require_steps(config: RunConfig, stream: Stream) -> None:
                 expected="a number of steps",
                 fix=f"{key}={example}",
             )
+
+
+def _require_one_size(trainer: TrainerConfig, stream: Stream) -> None:
+    """Refuse batch sizes that change: what a reader of a stream has read ahead was cut for one."""
+    if trainer.batch_size_schedule:
+        raise ConfigError(
+            key="trainer.batch_size_schedule",
+            happened=f"is given, and the data is a stream ({type(stream.dataset).__name__})",
+            expected="data with positions, or null",
+            fix="trainer.batch_size_schedule=null",
+        )
 
 
 def _place(source: DataSource | Stream, world: World) -> None:
@@ -324,9 +345,9 @@ def _borrow(objective: Borrowing, world: World) -> None:
             print(*lines, sep="\n", flush=True)
 
 
-def _total_steps(trainer: TrainerConfig, steps_per_epoch: int | None) -> int:
+def _total_steps(trainer: TrainerConfig, order: BatchOrder) -> int:
     """Return the run's length in optimizer steps: max_steps or, where there are epochs, max_epochs, whichever ends first."""
-    by_epochs = trainer.max_epochs * steps_per_epoch if trainer.max_epochs is not None and steps_per_epoch is not None else None
+    by_epochs = order.steps_in(trainer.max_epochs) if trainer.max_epochs is not None else None
     limits = [limit for limit in (trainer.max_steps, by_epochs) if limit is not None]
     return int(min(limits))
 

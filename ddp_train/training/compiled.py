@@ -24,8 +24,9 @@ def compile_model(model: nn.Module, world: World) -> None:
     """
     if world.device.type == "meta":
         return
-    cache = os.environ.get(_CACHE) or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
-    os.environ[_CACHE] = str(Path(cache) / f"local_rank_{world.local_rank}")
+    cache = Path(os.environ.get(_CACHE) or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+    own = f"local_rank_{world.local_rank}"
+    os.environ[_CACHE] = str(cache if cache.name == own else cache / own)  # of the part of the model before
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault(_THREADS, str(max(1, min(32, cores // world.local_size))))  # 32: torch's own limit
     model.compile()

@@ -54,14 +54,14 @@ def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder)
     facts = {} if order.steps_per_epoch is None else {"steps_per_epoch": order.steps_per_epoch}
     if own_keys(node, "scheduler").get("every") != "epoch":
         return {"total_steps": total_steps, **facts}
-    if order.steps_per_epoch is None:
+    if order.epoch_size is None:
         raise ConfigError(
             key="scheduler.every",
             happened="is epoch, and the data does not say how many samples it has: there are no epochs",
             expected="a scheduler that counts steps",
             fix="scheduler.every=step",
         )
-    return {"total_steps": -(-total_steps // order.steps_per_epoch), **facts}
+    return {"total_steps": -(-order.samples_after(total_steps) // order.epoch_size), **facts}
 
 
 def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]) -> Scheduler:

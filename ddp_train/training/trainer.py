@@ -227,7 +227,8 @@ class Trainer:
 
     def _micro_batches(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
-        step, parts, window, tracker = self.state.step, self.components.train_loader.grad_accum_steps, self.window, self.tracker
+        step, window, tracker = self.state.step, self.window, self.tracker
+        parts = self.components.train_loader.micro_steps(self.state.samples)
         for number in range(parts):
             started = time.perf_counter()
             tracker.enter(Phase.DATA, step)
@@ -252,7 +253,7 @@ class Trainer:
         loss is a sum, divided by the weight of the whole batch.
 
         Args:
-            micro_batches: as many as the loader's `grad_accum_steps`, asked for one by one.
+            micro_batches: as many as the loader's `micro_steps`, asked for one by one.
 
         Returns:
             Gradient norm before clipping, L2 over all parameters, shape [], not synchronised; None when it is neither measured nor clipped.
@@ -300,7 +301,7 @@ class Trainer:
         components, guard = self.components, self.guard
         module = components.module if turn is None else turn.module
         guard.begin()
-        last = components.train_loader.grad_accum_steps - 1
+        last = components.train_loader.micro_steps(self.state.samples) - 1
         for number, micro_batch in enumerate(micro_batches):
             try:
                 with components.strategy.no_sync(module) if number < last else nullcontext():
@@ -339,7 +340,7 @@ class Trainer:
         components.scaler.scale(self.guard.mark(objective_value, loss_sum)).backward()
         self.window.loss_sum += loss_sum.detach()
         if turn is not None:  # its mean over ranks and micro-batches is the step's
-            self.logged.add(f"loss_{turn.name}", objective_value.detach() * components.train_loader.grad_accum_steps)
+            self.logged.add(f"loss_{turn.name}", objective_value.detach() * components.train_loader.micro_steps(self.state.samples))
 
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""

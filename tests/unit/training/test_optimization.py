@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.training import saved_state
 from ddp_train.training.state import TrainState
 from tests.unit.checkpoint.states import assert_same_state
-from tests.unit.parts import components, saved, trainer
+from tests.unit.parts import checked, components, saved, trainer
 
 DEEP = ["model.depth=3", "trainer.max_steps=3", "scheduler=warmup_linear"]
 
@@ -119,3 +121,52 @@ def test_the_steps_of_the_run_and_of_an_epoch_answer_auto() -> None:
     parts = components(*cycle, "trainer.max_steps=7", "trainer.global_batch_size=160")
     assert parts.scheduler.total_steps == 8  # type: ignore[attr-defined]
     assert parts.answers["scheduler.steps_per_epoch"] == 4
+
+
+def test_batches_that_grow_train_as_their_samples_say() -> None:
+    """Two epochs of 640 samples: 4 steps of 80, and then of 160, whatever fits on a rank at once."""
+    runs = {}
+    for micro in (16, 160):
+        records: list[dict[str, Any]] = []
+        parts = components(
+            *("trainer.global_batch_size=80", "trainer.batch_size_schedule={4: 160}", f"loader.micro_batch_size={micro}"),
+            *("trainer.max_steps=null", "trainer.max_epochs=2", "trainer.clip_grad_norm=1.0"),
+        )
+        assert (parts.total_steps, parts.train_loader.grad_accum_steps) == (10, {16: 10, 160: 1}[micro])
+        trainer(parts, write=records.append).train()
+        runs[micro] = [(record["step"], record["samples"], record["loss"]) for record in records]
+    assert [samples for _, samples, _ in runs[16]] == [80, 160, 240, 320, 480, 640, 640, 800, 960, 1120, 1280, 1280]
+    for mine, theirs in zip(runs[16], runs[160], strict=True):
+        assert mine[:2] == theirs[:2]
+        assert mine[2] == pytest.approx(theirs[2], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["trainer.batch_size_schedule={a: 3}"],
+            r"trainer\.batch_size_schedule: is .*a.*3(.|\n)*the first step, counted from 0, and the size",
+        ),
+        (["trainer.batch_size_schedule={5: 0}"], "steps and sizes of at least 1"),
+        (
+            ["trainer.batch_size_schedule={5: 3}", "loader.drop_last=true"],
+            r"loader\.drop_last: is True, and trainer\.batch_size_schedule is given",
+        ),
+        (
+            ["trainer.batch_size_schedule={5: 3}", "trainer.grad_accum_steps=2"],
+            r"trainer\.grad_accum_steps: is 2, and trainer\.batch_size_sched",
+        ),
+        (
+            ["trainer.batch_size_schedule={5: 1}", "cluster.processes_per_node=2", "trainer.global_batch_size=2"],
+            r"trainer\.batch_size_schedule: has a size of 1 for 2 ranks",
+        ),
+        (
+            ["trainer.batch_size_schedule={5: 900}", "cluster.processes_per_node=2", "strategy.static_graph=true"],
+            r"strategy\.static_graph: is true, with 15 micro-batches a step",
+        ),
+    ],
+)
+def test_batch_sizes_that_cannot_be_are_refused(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigErrors, match=says):
+        checked(*overrides)
