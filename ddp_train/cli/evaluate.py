@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
-from ddp_train.cli.saved_run import record, require_place, run_of
+from ddp_train.cli.saved_run import record, require_place, run_of, typed
 from ddp_train.config import check as config_check
 from ddp_train.config import hydra_errors
 from ddp_train.config.cluster import check_tasks
-from ddp_train.config.composition import loader_of
+from ddp_train.config.composition import loader_of, parse
+from ddp_train.config.project import with_conf
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config
 from ddp_train.config.spelling import nearest
@@ -59,8 +59,8 @@ one row for each sample, in the data set's order, and samples.txt with their nam
 
 _WATCH = "--watch"
 _WITHOUT_EFFECT = (
-    *("trainer", "optimizer", "scheduler", "strategy", "checkpoint", "sweep", "health", "callbacks", "experiment", "hydra"),
-    *("name", "resume", "init_from", "init_from_keys", "init_from_strict", "sanity_check", "evaluation.every_steps"),
+    *("trainer", "optimizer", "scheduler", "strategy", "checkpoint", "sweep", "health", "callbacks", "debug", "experiment", "hydra"),
+    *("name", "resume", "init_from", "init_from_keys", "init_from_strict", "sanity_check", "compile", "summary", "evaluation.every_steps"),
     *(f"loader.{name}" for name in ("micro_batch_size", "drop_last", "sampling", "sample_weights", "bucket_batches", "sampler")),
 )
 """What an evaluation does not read: sections, groups and keys."""
@@ -99,7 +99,7 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
         _wait_for_first(RunFolder(folder))
     elif not is_checkpoint(path) and not any(word.startswith("after=") for word in overrides):
         require_candidates(checkpoint, key="RUN")
-    config = _config(folder, overrides, [command, *words], predicts=command == "predict")
+    config = _config(folder, overrides, [command, str(path.absolute()), *overrides], predicts=command == "predict")
     if config.cluster.launcher == "torchrun" and not is_torchrun_worker() and (code := torchrun.follow(config)) is not None:
         return code  # the first machine claims
     own = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
@@ -135,12 +135,12 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predict
         # However many ranks: nothing of a global batch is left to be kept.
         "trainer": {**saved["trainer"], "global_batch_size": None, "grad_accum_steps": None, "batch_size_schedule": None},
     }
-    typed = [_of_data(text) for text in overrides]
-    _refuse_without_effect(typed)
-    choices = {key: option for key, _, option in (text.partition("=") for text in typed) if isinstance(config_for.get(key), Mapping)}
+    changed = [_of_data(text) for text in overrides]
+    _refuse_without_effect(changed)
+    choices = {key: option for key, _, option in (text.partition("=") for text in changed) if isinstance(config_for.get(key), Mapping)}
     for group, option in choices.items():
-        config_for[group] = _section(group, option)
-    values = [text for text in typed if text.partition("=")[0] not in choices]
+        config_for[group] = _section(group, option, folder)
+    values = [text for text in changed if text.partition("=")[0] not in choices]
     hydra_errors.refuse_unknown([text for text in values if not text.startswith("+")], config_for)
     require_place(words, folder, config_for)
     merged: Any = OmegaConf.merge(OmegaConf.create(config_for), OmegaConf.from_dotlist([text.lstrip("+") for text in values]))
@@ -156,13 +156,14 @@ def _of_data(text: str) -> str:
     return plus + text[len(plus) :].replace("data.eval.", "data.", 1) if text[len(plus) :].startswith("data.eval.") else text
 
 
-def _section(group: str, option: str) -> Any:
-    """Return what an option of a group has, as if it were composed with our defaults.
+def _section(group: str, option: str, folder: Path) -> Any:
+    """Return what an option of a group has, as if it were composed with the defaults, from where the run's own YAML came.
 
     Raises:
         ConfigError: there is no such option.
     """
-    loader = loader_of(Namespace(config_path=None, config_dir=None))
+    args = parse(with_conf(typed(folder)[1]))
+    loader = loader_of(args)
     if option not in (offered := loader.get_group_options(group)):
         close = nearest(option, offered)
         raise ConfigError(
@@ -171,7 +172,9 @@ def _section(group: str, option: str) -> Any:
             expected=f"one of {', '.join(offered)}",
             fix=f"{group}={close}" if close else "",
         )
-    composed: Any = OmegaConf.to_container(loader.load_configuration("config", [f"{group}={option}"], RunMode.RUN)[group], resolve=True)
+    composed: Any = OmegaConf.to_container(
+        loader.load_configuration(args.config_name or "config", [f"{group}={option}"], RunMode.RUN)[group], resolve=True
+    )
     if group == "data":
         changes = composed.pop("eval", None)
         return {**composed, **(changes or {})}

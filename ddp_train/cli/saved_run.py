@@ -62,7 +62,7 @@ def frozen_job(
     require_place(["resume", str(Path(asked or checkpoint or folder).absolute()), *overrides], folder, saved)
     saved["cluster"] = {**saved["cluster"], "node_rank": None}  # of the machine that began it
     tree: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
-    first, options = _typed(folder)
+    first, options = typed(folder)
     return Job(
         config=config_check.load(tree),
         run_folder=RunFolder(folder),
@@ -175,7 +175,7 @@ def _is_only_there(began: Path, name: str) -> bool:
         return True
 
 
-def _typed(folder: Path) -> tuple[list[str], list[str]]:
+def typed(folder: Path) -> tuple[list[str], list[str]]:
     """Return the overrides and the options that a run began with. They are shown only: a file that was cut off keeps no run back."""
     hydra = folder / ".hydra"
     try:

@@ -129,7 +129,8 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
     auto.require_kind(answers, source.facts)
     if config.loader.on_device:
         _place(source, world)
-    model, objective, trained = _model_and_objective(config, world, {})
+    added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, source.facts)  # with what was typed: another metric
+    model, objective, trained = _model_and_objective(config, world, added)
     if config.evaluation.save_predictions:
         _require_predictions(objective, source)
     return Evaluated(
@@ -138,7 +139,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
         objective=objective,
         amp=instantiate(config.amp, key="amp"),
         eval_loader=_eval_loader(source, config, world),
-        metrics=build_metrics(config.evaluation.metrics, objective, world, {}),
+        metrics=build_metrics(config.evaluation.metrics, objective, world, added),
     )
 
 

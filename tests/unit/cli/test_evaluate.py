@@ -105,6 +105,15 @@ def test_a_group_is_chosen_as_for_a_run(tmp_path: Path) -> None:
         begun(evaluate, str(tmp_path), "data.num_sample=3")
 
 
+def test_a_group_of_the_users_own_is_found_where_the_project_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(tmp_path / "run")
+    (tmp_path / "conf/amp").mkdir(parents=True)
+    (tmp_path / "conf/amp/mine.yaml").write_text("_target_: ddp_train.amp.Amp\ndtype: bfloat16\n")
+    (tmp_path / "pyproject.toml").write_text('[tool.ddp_train]\nconf = "conf"\n')
+    monkeypatch.chdir(tmp_path)
+    assert begun(evaluate, "run", "amp=mine").config.amp["dtype"] == "bfloat16"
+
+
 def test_data_of_another_kind_is_refused(tmp_path: Path) -> None:
     finished(tmp_path)
     with pytest.raises(ConfigError, match=r"it has num_classes 5, and the model was made for 10 \(model\.num_classes\)"):
