@@ -57,14 +57,14 @@ class Job:
         return {key: _leaf(self.config.tree, key, text) for key, _, text in typed}
 
     def to_json(self) -> str:
-        config = {"tree": self.config.tree, "batch": asdict(self.config.batch)}
+        config = {"tree": self.config.tree, "batch": asdict(self.config.batch), "left_out": self.config.left_out}
         task = None if self.task is None else asdict(self.task)
         return json.dumps({**vars(self), "config": config, "run_folder": str(self.run_folder.root), "task": task})
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         fields: dict[str, Any] = json.loads(text)
-        config = RunConfig.of(fields["config"]["tree"], BatchSizes(**fields["config"]["batch"]))
+        config = RunConfig.of(fields["config"]["tree"], BatchSizes(**fields["config"]["batch"]), fields["config"]["left_out"])
         task = Task(**fields["task"]) if fields["task"] is not None else None
         return cls(**{**fields, "config": config, "run_folder": RunFolder(Path(fields["run_folder"])), "task": task})
 

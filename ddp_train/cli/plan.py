@@ -90,7 +90,7 @@ def _begin() -> plan_text.Screen:
 def _show_run(screen: plan_text.Screen, composition: Composition, job: Job, found: Mapping[str, Any] | str) -> None:
     """Show one run: where its configuration comes from, how large it is, and how long it takes."""
     plan_text.pipeline(screen, job)
-    plan_text.configuration(screen, composition)
+    plan_text.configuration(screen, composition, job.config.left_out)
     plan_text.sizes(screen, job, found)
     plan_text.time(screen, job, found, newest_like(job.config, _runs(job.run_folder.root)))
 

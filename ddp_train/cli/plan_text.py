@@ -108,8 +108,8 @@ def jobs(screen: Screen, folder: Path, found: Sequence[Job], settings: SweepConf
     screen.fact("", "what follows is job 0")
 
 
-def configuration(screen: Screen, composition: Composition) -> None:
-    """Say who chose each option, and where the values come from that are not their options' own."""
+def configuration(screen: Screen, composition: Composition, left_out: Iterable[str]) -> None:
+    """Say who chose each option, where the values come from that are not their options' own, and what was left out."""
     choices = composition.choices
     chosen = sorted((each for each in choices if each.source == TYPED or each.instead_of), key=lambda each: each.source != TYPED)
     others = [each for each in choices if each not in chosen and each.option != "None"]
@@ -126,6 +126,8 @@ def configuration(screen: Screen, composition: Composition) -> None:
         screen.fact("", f"~{key}   {TYPED}")
     if not values and not composition.removed():
         screen.fact("", "none")
+    for line in left_out:
+        screen.fact("", line)
 
 
 def _replaced(value: Value) -> str:

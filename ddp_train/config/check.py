@@ -7,21 +7,20 @@ Every `_target_` is imported and its arguments bound against its signature, so t
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from omegaconf.resolvers import oc
 
 from ddp_train import FOLDER, redaction
 from ddp_train.config import auto, limits, node_keys
 from ddp_train.config.command_line import whole
+from ddp_train.config.evaluation_split import merged
+from ddp_train.config.own_target import settle
 from ddp_train.config.project import is_found
+from ddp_train.config.resolve import resolve
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import RunConfig, typed_sections
 from ddp_train.config.schema import (
@@ -39,8 +38,8 @@ from ddp_train.config.schema import (
     typed,
 )
 from ddp_train.config.spelling import nearest, removal
-from ddp_train.config.target import check_target
-from ddp_train.config.tree import at, changed, leaves, nodes, texts
+from ddp_train.config.target import check_object_names, check_target
+from ddp_train.config.tree import at, leaves, nodes, texts
 from ddp_train.config.unknown_names import targets_in_extra, unknown, unknown_hydra_names, unknown_root_names
 from ddp_train.errors import ConfigError
 
@@ -87,8 +86,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     limits.check_interpolations(config)
     if hydra is not None:
         errors += unknown_hydra_names(hydra)
-    with _secrets_sealed():
-        tree = {**{name: {} for name in NAMED}, **changed(_resolve(config, "", errors), "", _unmarked)}
+    tree, left_out = settle({**{name: {} for name in NAMED}, **resolve(config, errors)}, hydra)
     errors += unknown_root_names(tree, hydra)
     errors += targets_in_extra(tree)
     errors += [_spelled_out(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
@@ -101,6 +99,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
+    errors += check_object_names(tree)
     errors += auto.check(tree, MADE)
     errors += node_keys.check(tree)
     errors += [
@@ -120,7 +119,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     tree.update(sections)
     tree["trainer"] |= {"global_batch_size": batch.global_batch_size, "grad_accum_steps": batch.grad_accum_steps}
     tree["data"] = {**data, "eval": data.get("eval")}
-    return RunConfig.of(tree, batch)
+    return RunConfig.of(tree, batch, left_out)
 
 
 def load(tree: dict[str, Any]) -> RunConfig:
@@ -157,47 +156,6 @@ def section(composed: DictConfig, schema: type[_Section]) -> _Section:
 
 OWN = [key for name, schema in SECTIONS.items() for key in keys_of(schema, f"{name}.")]
 """The keys of our own sections."""
-
-
-def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError]) -> dict[str, Any]:
-    """Turn a composed config into plain containers, collecting every value that cannot be had."""
-    plain: dict[str, Any] = {}
-    for name in node:
-        key, path = str(name), f"{prefix}{name!s}"  # text, as JSON has it on its way to the other ranks
-        if OmegaConf.is_missing(node, name):
-            errors.append(ConfigError(key=path, happened="has no value yet (???)", fix=f"{path}=VALUE"))
-            continue
-        try:
-            value = node[name]
-            if isinstance(value, DictConfig):
-                plain[key] = _resolve(value, f"{path}.", errors)
-            else:
-                plain[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        except OmegaConfBaseException as error:
-            errors.append(ConfigError(key=path, happened=str(error).splitlines()[0], expected="an interpolation that resolves"))
-    return plain
-
-
-@contextmanager
-def _secrets_sealed() -> Iterator[None]:
-    """Let a secret's `${oc.env:NAME}` stand: the value is for the rank that needs it, not for a file, another machine or a hash."""
-
-    def env(name: str, *default: Any, _node_: Any) -> Any:
-        is_secret = redaction.is_secret_reference(name) or redaction.is_secret_key(str(_node_._get_full_key(None)))
-        return f"{_MARK}{name}{_MARK}" if name in os.environ and is_secret else oc.env(name, *default)
-
-    OmegaConf.register_new_resolver("oc.env", env, replace=True)
-    try:
-        yield
-    finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
-
-
-_MARK = "\0"  # around the name of a variable; what looked like an interpolation would be resolved again
-
-
-def _unmarked(key: str, value: Any) -> Any:
-    return re.sub(f"{_MARK}(.*?){_MARK}", lambda found: redaction.reference(found[1]), value) if isinstance(value, str) else value
 
 
 def _spelled_out(key: str, name: str) -> ConfigError:
@@ -301,7 +259,7 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
             changes = node.get("eval") or {}
             node = {key: value for key, value in node.items() if key != "eval"}
             if changes and isinstance(changes, dict) and "_target_" in node:
-                yield {**node, **changes}, "data.eval"
+                yield from _nodes_of_evaluation(node, merged(node, changes))
         made = {f"{name}.{key}": each for key, each in node.items()} if name in NODES else {name: node}
         for key, inner in made.items():
             if isinstance(inner, dict) and "_target_" not in inner:
@@ -309,6 +267,14 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
         for key, inner in nodes({name: node}):
             if isinstance(inner, dict) and "_target_" in inner:
                 yield inner, key
+
+
+def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the evaluation split's node, and those inside it that the training data does not have."""
+    there = dict(nodes({"data": node}))
+    for key, inner in nodes({"data.eval": split}):
+        if isinstance(inner, dict) and "_target_" in inner and there.get(key.replace("data.eval", "data", 1)) != inner:
+            yield inner, key
 
 
 def _of_evaluation(errors: Iterable[ConfigError], node: Mapping[str, Any], changes: Mapping[str, Any]) -> list[ConfigError]:

@@ -5,7 +5,6 @@ Hydra has composed when this is asked; it reads the same YAML again, in the orde
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from ddp_train.config.check import CONF
+from ddp_train.config.own_target import folder_of
 from ddp_train.config.tree import leaves
 
 TYPED = "typed"
@@ -80,7 +80,7 @@ class Composition:
     """
 
     def __init__(self, loader: ConfigLoader, composed: DictConfig, overrides: list[str]) -> None:
-        self._folders = [folder for source in composed.hydra.runtime.config_sources if (folder := _folder(source.schema, source.path))]
+        self._folders = [folder for source in composed.hydra.runtime.config_sources if (folder := folder_of(source.schema, source.path))]
         self._chosen: dict[str, Any] = dict(composed.hydra.runtime.choices)
         self._typed = [each for each in OverridesParser.create().parse_overrides(overrides) if not each.key_or_group.startswith("hydra")]
         found = loader.compute_defaults_list(composed.hydra.job.config_name, overrides, RunMode.RUN)
@@ -184,12 +184,3 @@ class Composition:
         if file.is_relative_to(CONF):
             return f"conf/{file.relative_to(CONF)}"
         return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
-
-
-def _folder(schema: str, path: str) -> Path | None:
-    """Return where a source of YAML lies; None for Hydra's own and for what is no folder."""
-    if schema == "file":
-        return Path(path)
-    if schema == "pkg" and path != "hydra.conf":
-        return Path(str(importlib.resources.files(path)))
-    return None

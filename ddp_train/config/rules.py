@@ -112,6 +112,13 @@ def _check_loader(loader: LoaderConfig) -> Iterator[ConfigError]:
             happened=f"is {loader.num_workers}, but loader.on_device=true leaves nothing to read",
             fix="loader.num_workers=0",
         )
+    if loader.sampler is not None and loader.sampling != "shuffled":
+        yield ConfigError(
+            key="loader.sampling",
+            happened=f"is {loader.sampling}, and loader.sampler says which sample comes when",
+            expected="one of the two",
+            fix="loader.sampling=shuffled, which leaves it to the sampler",
+        )
     is_weighted = loader.sampling == "weighted"
     if is_weighted != (loader.sample_weights is not None):
         yield ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,16 @@ class RunConfig(RootConfig):
 
     tree: dict[str, Any]  # all of it as it is written to config.yaml, hashed and compared
     batch: BatchSizes
+    left_out: list[str] = field(default_factory=list)  # lines that say what of an option another target does not take
 
     @classmethod
-    def of(cls, tree: dict[str, Any], batch: BatchSizes) -> RunConfig:
+    def of(cls, tree: dict[str, Any], batch: BatchSizes, left_out: list[str] | None = None) -> RunConfig:
         """Return the typed form of a tree that was checked."""
         root = {key: tree[key] for key in ROOT_KEYS}
         parts = {name: tree[name] for name in (*TARGETS, *NAMED)}
-        return cls(**root, **typed_sections({name: tree[name] for name in SECTIONS}), **parts, tree=tree, batch=batch)
+        return cls(
+            **root, **typed_sections({name: tree[name] for name in SECTIONS}), **parts, tree=tree, batch=batch, left_out=left_out or []
+        )
 
     def runs_before(self) -> list[Path]:
         """Return the folders of the runs that have to be done before this one begins (`after`)."""
@@ -79,7 +82,9 @@ class RunConfig(RootConfig):
         if world_size == self.batch.world_size:
             return self
         batch = self.batch.on(world_size, micro_batch_size=self.loader.micro_batch_size)
-        return RunConfig.of({**self.tree, "trainer": {**self.tree["trainer"], "grad_accum_steps": batch.grad_accum_steps}}, batch)
+        return RunConfig.of(
+            {**self.tree, "trainer": {**self.tree["trainer"], "grad_accum_steps": batch.grad_accum_steps}}, batch, self.left_out
+        )
 
     def yaml(self, answers: Mapping[str, Any] | None = None) -> str:
         """Return config.yaml.

@@ -233,6 +233,8 @@ class LoaderConfig:
     sampling: str = field(metadata={"one_of": ("shuffled", "weighted", "balanced")})
     sample_weights: str | None
     bucket_batches: int | None = field(metadata={"min": 1})
+    sampler: dict[str, Any] | None
+    collate: dict[str, Any] | None
 
 
 EVERY_ATTEMPT = "every"
@@ -316,7 +318,8 @@ NODES = (*NAMED, EVALUATION_METRICS)
 """Where components stand by names: those sections, and the metrics of the evaluation."""
 
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
-MADE = (*TARGETS, *NODES)
+MADE = (*TARGETS, *NODES, "loader.sampler", "loader.collate")
+"""Where something is made: all nodes with a `_target_` stand at these keys, or below."""
 NODE_KEYS = {"optimizer": ("groups", "layer_decay"), "scheduler": ("every", "metric")}
 """Keys of ours in a node that is made by a class of others; a class that has an argument of that name keeps it."""
 OWN_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}

@@ -14,10 +14,11 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from ddp_train.config import refused_targets
+from ddp_train.config import object_names, refused_targets
 from ddp_train.config.from_source import stand_in
 from ddp_train.config.schema import EVALUATION_METRICS, NODE_KEYS, OWN_KEYS
 from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
+from ddp_train.config.tree import leaves
 from ddp_train.errors import ConfigError
 
 AUTO = "auto"
@@ -35,6 +36,13 @@ FACTS = {
 
 COMPLETED = ("optimizer", "scheduler")
 """Nodes whose first argument is given when the run has it: parameters or the model, the optimizer."""
+
+GIVEN = {
+    "optimizer": ("params", "model"),
+    "scheduler": ("optimizer",),
+    "loader.sampler": ("data_source", "dataset", "labels", "seed", "global_batch_size"),
+}
+"""What the run gives by name where it is missing, also in nodes inside: the schedulers of a SequentialLR have the same optimizer."""
 
 DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 """What Hydra's instantiate reads itself."""
@@ -134,23 +142,18 @@ def _check_arguments(
             )
     positional = len(node.get("_args_") or ())
     missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in given]
-    if missing and not node.get("_partial_") and (key in COMPLETED or (_is_completed(key) and not inspect.isclass(target))):
-        yield ConfigError(
-            key=f"{key}._partial_",
-            happened=f"is missing, and {path} needs {', '.join(missing)}, of which the run has to give the first",
-            expected="_partial_: true, for what is completed when the run has it",
-            fix=f"+{key}._partial_=true",
-        )
+    if key in COMPLETED:  # when the run has what comes first
+        missing = [name for name in missing if name != named[positional]]
+    elif node.get("_partial_"):  # by the class that gets it
         missing = []
-    if node.get("_partial_"):  # completed later; what completes an optimizer or a schedule is known
-        missing = [name for name in missing if key in COMPLETED and name != named[positional]]
+    missing = [name for name in missing if name not in given_in(key)]
     for name in missing:
         value = AUTO if name in FACTS.get(key.partition(".")[0], ()) else "VALUE"
         yield ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}={value}")
     hints = hints_of(target)
     for name, value in given.items():
         is_default = name in parameters and value == parameters[name].default
-        if name in hints and not is_default and not _fits(value, hints[name]):
+        if name in hints and not is_default and not fits(value, hints[name]):
             wants_text = str in _members(hints[name]) and not isinstance(value, (list, Mapping))
             yield ConfigError(
                 key=f"{key}.{name}",
@@ -158,6 +161,28 @@ def _check_arguments(
                 expected=f"a value of type {_spell(hints[name])}",
                 fix=f"""'{key}.{name}="{value}"'""" if wants_text else "",
             )
+
+
+def given_in(key: str) -> tuple[str, ...]:
+    """Return the names of the arguments that the run gives to a node, or to one inside."""
+    return next((names for section, names in GIVEN.items() if f"{key}.".startswith(f"{section}.")), ())
+
+
+def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield what is wrong with each `${object:NAME}`: nothing lies there, or it is a tool."""
+    for key, value in leaves(tree):
+        for place, each in enumerate(value if isinstance(value, list) else [value]):
+            at = f"{key}.{place}" if isinstance(value, list) else key
+            try:
+                name = object_names.name_in(each)
+                reason = refused_targets.refuse(name, locate(name)) if name is not None else ""
+            except ValueError as error:
+                yield ConfigError(key=at, happened=str(error), expected="${object:NAME} alone, as a whole argument")
+            except Exception as error:  # a user's module may raise anything while it is imported
+                yield ConfigError(key=at, happened=f"cannot import {name}: {type(error).__name__}: {error}")
+            else:
+                if reason:
+                    yield ConfigError(key=at, happened=f"{name} {reason}", expected="a type, or a class or function of a component")
 
 
 def own_keys(node: Mapping[str, Any], key: str, parameters: Collection[str] | None = None) -> dict[str, Any]:
@@ -172,9 +197,9 @@ def own_keys(node: Mapping[str, Any], key: str, parameters: Collection[str] | No
     return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and name not in parameters}
 
 
-def _is_completed(key: str) -> bool:
-    """Tell whether the run calls a function of this node: a loss, a metric."""
-    return key == "objective" or (key.startswith(f"{EVALUATION_METRICS}.") and key.count(".") == 2)
+def calls_functions(key: str) -> bool:
+    """Tell whether the run calls a function that this node names, with what it has then: a loss, a metric, a collate function."""
+    return key in ("objective", "loader.collate") or (key.startswith(f"{EVALUATION_METRICS}.") and key.count(".") == 2)
 
 
 def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
@@ -190,9 +215,10 @@ def admits_text(hint: Any) -> bool:
     return any(member is str or AUTO in typing.get_args(member) for member in _members(hint))
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Tell whether a plain YAML value may be passed for a hint; in doubt it may. A node with a `_target_` may become anything."""
-    if value == AUTO or (isinstance(value, Mapping) and "_target_" in value):
+    is_made = isinstance(value, Mapping) and "_target_" in value
+    if value == AUTO or is_made or (isinstance(value, str) and value.startswith(f"${{{object_names.RESOLVER}:")):
         return True
     return any(_fits_one(value, member) for member in _members(hint))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,10 @@ from torch.utils.data import default_collate
 from ddp_train.errors import ConfigError
 from ddp_train.hashing import mix
 from ddp_train.interfaces import Batch, DataSource, Indices
+from ddp_train.loader.stream_shard import comes_from
+
+Collate = Callable[[list[Any]], Batch]
+"""Makes a batch of samples, as the DataLoader's `collate_fn`."""
 
 
 class DatasetSource:
@@ -22,16 +27,17 @@ class DatasetSource:
     Facts are the dataset's own `facts`, if any, and `num_classes` where it has `classes`.
     Transforms inside the dataset may draw from the global generators of python, numpy and torch: these are seeded for each sample, so that
     it looks the same whatever the number of ranks, workers or restarts, and the process's own streams go on as if nothing had been drawn.
-    Generators of a dataset's own are out of our reach.
+    Generators of a dataset's own are out of our reach. A Hugging Face dataset without a format gives tensors.
 
     Args:
         fields: the keys of a sample that make the batch, in this order; None: all of the sample.
+        by: what makes the batch of the samples; None: torch's default. It may draw, too: as its samples say.
 
     Raises:
         TypeError: the dataset has no length or no positions.
     """
 
-    def __init__(self, dataset: Any, fields: Sequence[str] | None = None) -> None:
+    def __init__(self, dataset: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> None:
         name = type(dataset).__name__
         if isinstance(dataset, Mapping):
             raise TypeError(
@@ -40,8 +46,10 @@ class DatasetSource:
         for method, what in {"__len__": "how many samples there are", "__getitem__": "the sample at a position"}.items():
             if not hasattr(type(dataset), method):
                 raise TypeError(f"{name} has no {method}: a dataset must tell {what}")
-        self.dataset = dataset
-        self._fields = fields
+        has_no_format = comes_from(dataset, "datasets") and dataset.format["type"] is None
+        # As tensors: torch's way of stacking turns lists of numbers, which Hugging Face gives else, on their side.
+        self.dataset = dataset.with_format("torch") if has_no_format else dataset
+        self._fields, self._by = fields, by
         self._draws = False  # whether a read has ever drawn; it is found out by itself in each process
         self.keys_of: Callable[[Indices], NDArray[np.uint64]] = _always_the_same
         """What the generators are seeded with for each sample, as in `Augmenting`: in training it depends on the epoch."""
@@ -54,7 +62,7 @@ class DatasetSource:
         return len(self.dataset)
 
     def batch(self, indices: Indices) -> Batch:
-        """Return the samples at `indices`, collated as torch's DataLoader does by default."""
+        """Return the samples at `indices`, collated."""
         positions, before, have_moved = indices.tolist(), _streams(), True
         try:
             if not self._draws:
@@ -68,7 +76,10 @@ class DatasetSource:
         finally:
             if have_moved:
                 _put_back(before)
-        return collate(samples, self._fields)
+        if self._by is None:
+            return collate(samples, self._fields)
+        with seeded(int(np.add.reduce(self.keys_of(indices)))):
+            return collate(samples, self._fields, self._by)
 
     def _read(self, positions: list[int]) -> list[Any]:
         if hasattr(self.dataset, "__getitems__"):
@@ -76,12 +87,13 @@ class DatasetSource:
         return [self.dataset[position] for position in positions]
 
 
-def as_source(candidate: Any, fields: Sequence[str] | None = None) -> DataSource:
+def as_source(candidate: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> DataSource:
     """Return `candidate` when it is a data source already, else a `DatasetSource` of it."""
     if not isinstance(candidate, DataSource):
-        return DatasetSource(candidate, fields)
-    if fields is not None:
-        raise ConfigError(key="loader.fields", happened=f"{type(candidate).__name__} gives whole batches", expected="null")
+        return DatasetSource(candidate, fields, by)
+    for key, given in {"loader.fields": fields, "loader.collate": by}.items():
+        if given is not None:
+            raise ConfigError(key=key, happened=f"is given, and {type(candidate).__name__} gives whole batches", expected="null")
     return candidate
 
 
@@ -97,22 +109,34 @@ def facts_of(dataset: Any) -> Mapping[str, Any]:
     return facts
 
 
-def collate(samples: list[Any], fields: Sequence[str] | None) -> Batch:
-    """Stack samples as torch's DataLoader does by default.
+def collate(samples: list[Any], fields: Sequence[str] | None, by: Collate | None = None) -> Batch:
+    """Make a batch of samples.
 
     Args:
         fields: for samples that are dicts: the keys that make the batch, in this order. None: all of the sample.
+        by: what makes it; None: stacked as torch's DataLoader does by default.
 
     Raises:
         ConfigError: a sample does not have them.
     """
-    if fields is None:
-        return default_collate(samples)
-    for sample in samples:
-        if not isinstance(sample, Mapping) or not all(name in sample for name in fields):
+    for sample in samples if fields is not None else ():
+        if not isinstance(sample, Mapping) or not all(name in sample for name in fields or ()):
             what = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
-            raise ConfigError(key="loader.fields", happened=f"a sample {what}", expected=f"a dict with {', '.join(fields)}")
-    return default_collate([tuple(sample[name] for name in fields) for sample in samples])
+            raise ConfigError(key="loader.fields", happened=f"a sample {what}", expected=f"a dict with {', '.join(fields or ())}")
+    chosen = samples if fields is None else [tuple(sample[name] for name in fields) for sample in samples]
+    made = (by or default_collate)(chosen)
+    return dict(made) if isinstance(made, Mapping) else made  # others have mappings of their own, as transformers' BatchEncoding
+
+
+@contextmanager
+def seeded(key: int) -> Iterator[None]:
+    """Let the global generators of python, numpy and torch begin at a key, and go on afterwards as if nothing had been drawn."""
+    before = _streams()
+    _seed(key)
+    try:
+        yield
+    finally:
+        _put_back(before)
 
 
 def _always_the_same(indices: Indices) -> NDArray[np.uint64]:

@@ -8,6 +8,7 @@ Shapes: N samples in the data set, C classes that have samples, n positions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from numpy.typing import NDArray
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import GOLDEN, mix
 from ddp_train.interfaces import DataSource, Indices, Labelled, Measured, Sampler
-from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.dataset_adapter import DatasetSource, seeded
 from ddp_train.loader.permutation import Permutation, permute_each
 
-_WEIGHTED, _CLASSES, _MEMBERS, _BATCHES = 1, 2, 3, 4  # what a key is for; the shuffle's own has no such number
+_WEIGHTED, _CLASSES, _MEMBERS, _BATCHES, _ITERATED = 1, 2, 3, 4, 5  # what a key is for; the shuffle's own has no such number
 
 
 class Shuffled:
@@ -146,6 +147,57 @@ class Bucketed:
         return np.take_along_axis(in_batches, turns[:, :, None], axis=1).reshape(positions.shape)
 
 
+class Iterated:
+    """The indices that a sampler of others gives (`torch.utils.data.Sampler`), an epoch at a time. 8 bytes per index.
+
+    It begins each epoch with the global generators seeded for it, and is told of the epoch where it has `set_epoch`.
+
+    Args:
+        sampler: gives indices when it is iterated over, equally many in each epoch.
+        num_samples: of the data set.
+
+    Raises:
+        ConfigError: it gives something else, or draws from a generator of its own: the same order could not be had again.
+    """
+
+    repeats, window = True, 1
+
+    def __init__(self, sampler: Any, *, num_samples: int, seed: int) -> None:
+        self.seed, self._sampler, self._num_samples = seed, sampler, num_samples
+        self._epoch, self._indices = 0, self._drawn(0)
+        self.length = len(self._indices)
+        if not np.array_equal(self._indices, self._drawn(0)):
+            raise self._refused("gives another order when it is asked again", "one that draws from the global generators, or from none")
+
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        if self._epoch != epoch:
+            self._epoch, self._indices = epoch, self._drawn(epoch)
+            if len(self._indices) != self.length:
+                happened = f"gives {len(self._indices)} indices in epoch {epoch}, and {self.length} in the first"
+                raise self._refused(happened, "equally many in each")
+        indices: Indices = self._indices[positions]
+        return indices
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_epoch": -1, "_indices": None}  # for data-loader workers: each draws for itself
+
+    def _drawn(self, epoch: int) -> Indices:
+        with seeded(_key(self.seed, epoch, _ITERATED)):
+            if hasattr(self._sampler, "set_epoch"):
+                self._sampler.set_epoch(epoch)
+            try:
+                indices = np.fromiter(self._sampler, np.int64)
+            except (TypeError, ValueError) as error:
+                raise self._refused(f"gives no indices: {error}", "an index for each sample, not batches of them") from error
+        if not len(indices) or indices.min() < 0 or indices.max() >= self._num_samples:
+            given = f"{indices.min()} to {indices.max()}" if len(indices) else "none"
+            raise self._refused(f"gives the indices {given}", f"0 to {self._num_samples - 1}, one at least")
+        return indices
+
+    def _refused(self, happened: str, expected: str) -> ConfigError:
+        return ConfigError(key="loader.sampler", happened=f"{type(self._sampler).__name__} {happened}", expected=expected)
+
+
 def sampler_from(
     source: DataSource,
     *,
@@ -155,16 +207,22 @@ def sampler_from(
     sampling: str,
     sample_weights: str | None,
     bucket_batches: int | None,
+    own: Any = None,
 ) -> Sampler:
     """Return the sampler that the config's loader keys ask for.
+
+    Args:
+        own: what `loader.sampler` made: a `Sampler` (interfaces.py), or one of torch's.
 
     Raises:
         ConfigError: the data set has no labels or lengths.
         DataError: weights, labels or lengths do not fit the data set.
     """
     sampler: Sampler
-    if sampling == "balanced":
-        sampler = Balanced(_labels(source), seed=seed, multiple_of=global_batch_size if drop_last else 1)
+    if own is not None:
+        sampler = own if callable(own) and hasattr(own, "length") else Iterated(own, num_samples=len(source), seed=seed)
+    elif sampling == "balanced":
+        sampler = Balanced(labels_of(source), seed=seed, multiple_of=global_batch_size if drop_last else 1)
         if sampler.length == 0:
             raise ConfigError(
                 key="trainer.global_batch_size",
@@ -207,16 +265,29 @@ def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
     return weights
 
 
-def _labels(source: DataSource) -> NDArray[np.integer[Any]]:
+def labels_of(source: DataSource) -> NDArray[np.integer[Any]]:
+    """Return the class of each sample: what the data set has as `labels`, or as `targets` like torchvision's, or Hugging Face's one label.
+
+    Raises:
+        ConfigError: it has none of these.
+    """
     offered = source.dataset if isinstance(source, DatasetSource) else source
-    if not isinstance(offered, Labelled):
+    features = getattr(offered, "features", None)
+    columns = [name for name, feature in features.items() if hasattr(feature, "num_classes")] if isinstance(features, Mapping) else []
+    if isinstance(offered, Labelled):
+        name, found = "labels", offered.labels
+    elif hasattr(offered, "targets"):
+        name, found = "targets", offered.targets
+    elif len(columns) == 1:
+        name, found = columns[0], offered[columns[0]][:]  # type: ignore[index]
+    else:
         raise ConfigError(
             key="loader.sampling",
             happened=f"is balanced, but {type(offered).__name__} does not tell the classes of its samples",
-            expected="a data set with `labels`, one whole number per sample",
+            expected="a data set with `labels` or `targets`, one whole number per sample",
             fix="loader.sampling=shuffled, or weighted with a file of weights",
         )
-    return _checked(offered, "labels", (len(source),), "iu", "whole numbers")
+    return _checked(found, f"{type(offered).__name__}.{name}", (len(source),), "iu", "whole numbers")
 
 
 def _lengths(source: DataSource) -> NDArray[Any]:
@@ -228,14 +299,13 @@ def _lengths(source: DataSource) -> NDArray[Any]:
             expected="a data set with `lengths`, one number per sample",
             fix="loader.bucket_batches=null",
         )
-    return _checked(offered, "lengths", (len(source),), "iuf", "numbers")
+    return _checked(offered.lengths, f"{type(offered).__name__}.lengths", (len(source),), "iuf", "numbers")
 
 
-def _checked(source: object, name: str, shape: tuple[int], kinds: str, expected: str) -> NDArray[Any]:
-    found = np.asarray(getattr(source, name))
+def _checked(offered: Any, name: str, shape: tuple[int], kinds: str, expected: str) -> NDArray[Any]:
+    found = np.asarray(offered)
     if found.shape != shape or found.dtype.kind not in kinds:
-        happened = f"{type(source).__name__}.{name} is {found.dtype} {found.shape}"
-        raise DataError(key="data", happened=happened, expected=f"{expected} {shape}")
+        raise DataError(key="data", happened=f"{name} is {found.dtype} {found.shape}", expected=f"{expected} {shape}")
     return found
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Batch
-from ddp_train.loader.dataset_adapter import collate, facts_of
+from ddp_train.loader.dataset_adapter import Collate, collate, facts_of
 from ddp_train.loader.order import GlobalBatch, share
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.loader.stream_shard import comes_from, cut, reads_all
@@ -36,12 +36,17 @@ class Stream:
         dataset: gives samples when it is iterated over. A pass that begins is told to `set_epoch`, a position comes from `state_dict` and
             goes to `load_state_dict`, where it has them.
         fields: the keys of a sample that make the batch, in this order; None: all of the sample.
+        by: what makes a batch of samples; None: torch's default.
     """
 
-    def __init__(self, dataset: Any, fields: Sequence[str] | None = None) -> None:
+    def __init__(self, dataset: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> None:
         # As tensors: torch's way of stacking turns lists of numbers, which Hugging Face gives else, on their side.
         self.dataset = dataset.with_format("torch") if comes_from(dataset, "datasets") else dataset
-        self.fields = fields
+        self._fields, self._by = fields, by
+
+    def collate(self, samples: list[Any]) -> Batch:
+        """Make a batch of samples."""
+        return collate(samples, self._fields, self._by)
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -242,12 +247,12 @@ class StreamEvalLoader:
         is_empty = True
         while batch := list(islice(samples, self._batch_size)):
             is_empty = False
-            yield MicroBatch(collate(batch, self._stream.fields), counts=True)
+            yield MicroBatch(self._stream.collate(batch), counts=True)
         if is_empty:  # fewer samples than ranks: a stand-in, so that all ranks have the same sums to reduce
             first = list(islice(self._samples(0), 1))
             if not first:
                 raise DataError(key="data.eval", happened="the stream gave no sample", expected="at least 1")
-            yield MicroBatch(collate(first, self._stream.fields), counts=False)
+            yield MicroBatch(self._stream.collate(first), counts=False)
 
     def peek(self) -> MicroBatch | None:
         """Return this rank's first micro-batch, of a copy; None where a stream that cannot be copied gives its samples only once."""
@@ -294,7 +299,7 @@ class _Reader:
         if self._samples is None:
             self._shard = cut(self._stream.dataset, self._number, self._count)
             self._samples = self._all_samples()
-        batch = collate(list(islice(self._samples, request.size)), self._stream.fields)
+        batch = self._stream.collate(list(islice(self._samples, request.size)))
         return batch, self._position_now() if request.keeps_position and self._stream.has_state else None
 
     def _all_samples(self) -> Iterator[Any]:

@@ -34,6 +34,7 @@ def opening(job: Job, world: World) -> str:
             f"ranks    {world.size} on {world.device.type}",
             *([f"warning  no GPU is used: {why} (cluster=cpu: on purpose)"] if why else []),
             *([f"batch    {job.config.batch}"] if job.task is None else []),
+            *job.config.left_out,
         ]
     )
 

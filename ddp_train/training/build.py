@@ -6,7 +6,7 @@ objective), the number of steps (scheduler) or the run's folder (metrics) by the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,19 @@ from torch import Tensor, nn
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import accumulation_of
+from ddp_train.config.evaluation_split import evaluation_split
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import EVENTS, LoaderConfig, TrainerConfig, batch_changes
+from ddp_train.config.target import AUTO, accepts, given_in, locate
 from ddp_train.config.tree import at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Amp, Averaging, Borrowing, DataSource, Joint, Meeting, Objective, Predicting, Resident, Strategy
-from ddp_train.loader.dataset_adapter import as_source
+from ddp_train.loader.dataset_adapter import DatasetSource, as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.loader.one_batch import OneBatch
 from ddp_train.loader.order import BatchOrder, SampleOrder
-from ddp_train.loader.sampler import sampler_from
+from ddp_train.loader.sampler import labels_of, sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer.groups import freeze
@@ -50,8 +52,8 @@ def build(config: RunConfig, world: World) -> Components:
     refuse_tools(config)
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():  # rank 0 downloads; the others find the files
-        train_source = _source(config, {}, key="data")
-        eval_source = _source(config, config.data["eval"], key="data.eval") if config.data["eval"] is not None else None
+        train_source = _source(config, key="data")
+        eval_source = _source(config, key="data.eval") if config.data["eval"] is not None else None
     facts = train_source.facts
     if eval_source is not None:
         _require_same_facts(facts, eval_source.facts)
@@ -125,7 +127,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
         )
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():
-        source = _source(config, config.data["eval"], key="data.eval")
+        source = _source(config, key="data.eval")
     auto.require_kind(answers, source.facts)
     if config.loader.on_device:
         _place(source, world)
@@ -169,23 +171,50 @@ def _model_and_objective(config: RunConfig, world: World, answers: Mapping[str, 
     return model, objective, Joint(model, objective) if has_state(objective) else model
 
 
-def make_data(config: RunConfig, changes: Mapping[str, Any], *, key: str) -> Any:
-    """Return what the section `data` names, with the arguments that differ."""
-    node = {name: value for name, value in config.data.items() if name != "eval"}
+def make_data(config: RunConfig, *, key: str) -> Any:
+    """Return what the section `data` names.
+
+    Args:
+        key: `data`, or `data.eval` for the evaluation data.
+    """
+    if key == "data":
+        return instantiate({name: value for name, value in config.data.items() if name != "eval"}, key=key)
     try:
-        return instantiate({**node, **changes}, key=key)
+        return instantiate(evaluation_split(config.data), key=key)
     except UserError as error:
         name = error.key.removeprefix("data.")
-        if name in changes:  # a data set knows its arguments as `data.split` alone
+        if name in config.data["eval"]:  # a data set knows its arguments as `data.split` alone
             error.key = f"data.eval.{name}"
             fix = error.fix.replace(f"data.{name}=", f"data.eval.{name}=")
             error.fix = " or ".join(part for part in (fix, "data.eval=null for none") if part)
         raise
 
 
-def _source(config: RunConfig, changes: Mapping[str, Any], *, key: str) -> DataSource | Stream:
-    made = make_data(config, changes, key=key)
-    return Stream(made, config.loader.fields) if is_stream(made) else as_source(made, config.loader.fields)
+def _source(config: RunConfig, *, key: str) -> DataSource | Stream:
+    made, fields, node = make_data(config, key=key), config.loader.fields, config.loader.collate
+    collate = instantiate(node, key="loader.collate") if node is not None else None
+    if not callable(collate) and collate is not None:
+        expected = "a function that takes a list of samples, or a class whose objects do"
+        raise ConfigError(key="loader.collate._target_", happened=f"gave a {type(collate).__name__}", expected=expected)
+    return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
+
+
+def _own_sampler(source: DataSource, config: RunConfig) -> Any:
+    """Return what `loader.sampler` names, completed with what it asks for by name; None: nothing."""
+    node, key = config.loader.sampler, "loader.sampler"
+    if node is None:
+        return None
+    dataset = source.dataset if isinstance(source, DatasetSource) else source
+    offers: dict[str, Callable[[], Any]] = {
+        "data_source": lambda: dataset,
+        "dataset": lambda: dataset,
+        "labels": lambda: labels_of(source),
+        "seed": lambda: config.seed,
+        "global_batch_size": lambda: config.batch.global_batch_size,
+    }
+    target = locate(node["_target_"])
+    given = {f"{key}.{name}": offers[name]() for name in given_in(key) if name not in node and accepts(target, name)}
+    return instantiate({**node, **dict.fromkeys((each.rpartition(".")[2] for each in given), AUTO)}, key=key, answers=given)
 
 
 def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:
@@ -207,6 +236,7 @@ def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) 
         sampling=loader.sampling,
         sample_weights=loader.sample_weights,
         bucket_batches=loader.bucket_batches,
+        own=_own_sampler(source, config),
     )
     changes = batch_changes(config.trainer.batch_size_schedule or {})
     sizes = {size: accumulation_of(size, loader, world.size) for size in sorted({batch.global_batch_size, *(size for _, size in changes)})}
@@ -242,7 +272,7 @@ def _reading(loader: LoaderConfig, world: World) -> dict[str, Any]:
 
 def _require_plain(loader: LoaderConfig) -> None:
     """Refuse for a stream what needs positions: samples to choose from, and one to name when it cannot be read."""
-    for key, plain in {"on_bad_sample": "raise", "sampling": "shuffled", "bucket_batches": None}.items():
+    for key, plain in {"on_bad_sample": "raise", "sampling": "shuffled", "bucket_batches": None, "sampler": None}.items():
         if getattr(loader, key) != plain:
             expected = f"{'null' if plain is None else plain}: samples of a stream have no positions"
             if key == "on_bad_sample":

@@ -42,13 +42,13 @@ class FinishedRun:
     @cached_property
     def data(self) -> Any:
         """The training data: what the config's `_target_` makes, opened when it is asked for."""
-        return make_data(self.typed, {}, key="data")
+        return make_data(self.typed, key="data")
 
     @cached_property
     def eval_data(self) -> Any:
         """The evaluation data, likewise; None where the run has none."""
         changes = self.typed.data["eval"]
-        return make_data(self.typed, changes, key="data.eval") if changes is not None else None
+        return make_data(self.typed, key="data.eval") if changes is not None else None
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import hydra.utils
 from hydra.errors import HydraException
+from torch import nn
 
-from ddp_train.config import auto
+from ddp_train.config import auto, object_names
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import MADE
 from ddp_train.config.spelling import removal
-from ddp_train.config.target import locate, refusal
+from ddp_train.config.target import given_in, locate, refusal
 from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MetricWriter
@@ -43,8 +45,10 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
         name: answers[f"{key}.{name}"] for name in node if f"{key}.{name}" in answers
     }  # as they are, whatever Hydra would make of them
     given = {name: auto.put(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
+    gives = _what_is_given(key, first)
     try:
-        make = hydra.utils.instantiate({"_convert_": "all", **reveal(given), "_partial_": True})
+        make = hydra.utils.instantiate({"_convert_": "all", **_prepared(reveal(given), gives), "_partial_": True})
+        make = _with_given(make, node, gives) if gives else make
     except KeyError as error:
         raise ConfigError(key=key, happened=f"the environment variable {error} is not set here", fix=f"export {error}=...") from None
     except HydraException as error:  # of a node inside this one: its cause says more than Hydra's words around it
@@ -54,8 +58,9 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
         raise cause from None
     if node.get("_partial_") and first is None:
         return functools.partial(make, **filled)
+    is_given = first is None or _first_name(make.func) in {*make.keywords, *filled}  # as an optimizer around another one
     try:
-        return make(*([] if first is None else [first]), **filled)
+        return make(*([] if is_given else [first]), **filled)
     except UserError:
         raise
     except Exception as error:
@@ -64,6 +69,84 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
         refuse_unexpected(error, node, key)
         error.add_note(f"config key: {key}")
         raise
+
+
+def _what_is_given(key: str, first: Any) -> dict[str, Any]:
+    """Return what nodes inside a node may lack, by their arguments' names: the optimizer of a schedule, the parameters of an optimizer."""
+    if first is None:
+        return {}
+    names = given_in(key)
+    return {"model" if isinstance(first, nn.Module) else "params": first} if "params" in names else dict.fromkeys(names, first)
+
+
+def _prepared(value: Any, gives: Mapping[str, Any], *, is_inside: bool = False) -> Any:
+    """Return a node as Hydra is to make it: objects by their names, and what waits inside it as `_partial_`."""
+    if isinstance(value, list):
+        return [_prepared(item, gives, is_inside=True) for item in value]
+    if not isinstance(value, Mapping):
+        name = object_names.name_in(value)
+        return value if name is None else {"_target_": "hydra.utils.get_object", "path": name}
+    node = {name: _prepared(inner, gives, is_inside=True) for name, inner in value.items()}
+    return {**node, "_partial_": True} if gives and is_inside and _waits(value, gives) else node
+
+
+def _waits(value: Any, gives: Mapping[str, Any]) -> bool:
+    """Tell whether a node cannot be made before the run has given something to it, or to one inside it.
+
+    What the user has called `_partial_` waits in a schedule, where it lacks the optimizer. In an optimizer it may be what the outer class
+    wants: something to make an optimizer with.
+    """
+    if isinstance(value, list):
+        return any(_waits(item, gives) for item in value)
+    if not isinstance(value, Mapping):
+        return False
+    is_left = "_partial_" in value and "optimizer" not in gives
+    if "_target_" in value and not is_left and _lacks(locate(value["_target_"]), value, gives):
+        return True
+    return any(_waits(inner, gives) for inner in value.values())
+
+
+def _with_given(made: Any, node: Any, gives: Mapping[str, Any]) -> Any:
+    """Return what Hydra has made of a node, where what waited inside has been given what it lacks, and is made."""
+    if isinstance(made, functools.partial) and isinstance(node, Mapping):
+        inner = {name: _given_to(value, node.get(name), gives) for name, value in made.keywords.items()}
+        return functools.partial(made.func, *_given_to(made.args, node.get("_args_"), gives), **inner)
+    return made
+
+
+def _given_to(made: Any, node: Any, gives: Mapping[str, Any]) -> Any:
+    if isinstance(made, functools.partial) and isinstance(node, Mapping) and _waits(node, gives):
+        waited = _with_given(made, node, gives)
+        lacking = _lacks(made.func, node, gives)
+        return waited(**lacking) if lacking or "_partial_" not in node else waited
+    if isinstance(made, (list, tuple)) and isinstance(node, list):
+        return type(made)(_given_to(item, of, gives) for item, of in zip(made, node, strict=True))
+    if isinstance(made, dict) and isinstance(node, Mapping):
+        return {name: _given_to(item, node.get(name), gives) for name, item in made.items()}
+    return made
+
+
+def _lacks(target: Any, node: Mapping[str, Any], gives: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the given arguments that a callable needs and a node does not have."""
+    if not gives:
+        return {}
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):  # some C extensions have no signature
+        return {}
+    return {
+        name: value
+        for name, value in gives.items()
+        if name in parameters and parameters[name].default is inspect.Parameter.empty and name not in node
+    }
+
+
+def _first_name(target: Any) -> str:
+    """Return what the first argument of a callable is called; "" where that cannot be known."""
+    try:
+        return next(iter(inspect.signature(target).parameters), "")
+    except (TypeError, ValueError):
+        return ""
 
 
 def refuse_tools(config: RunConfig) -> None:

@@ -25,7 +25,9 @@ from ddp_train.system import nvml
 from ddp_train.system.files import write_json
 
 OPTIONS = sorted(
-    f"{path.parent.name}={path.stem}" for path in app.CONF.glob("*/*.yaml") if path.parent.name not in ("experiment", "cluster")
+    f"{path.parent.name}={path.stem}"
+    for path in app.CONF.glob("*/*.yaml")
+    if path.parent.name not in ("experiment", "cluster") and path.stem != "custom"
 )
 CLUSTERS = sorted(path.stem for path in app.CONF.glob("cluster/*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in app.CONF.glob("experiment/*.yaml"))

@@ -14,6 +14,7 @@ from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.training.seeding import seed_all
+from tests.unit.parts import components
 
 
 class Squares(Dataset):
@@ -156,3 +157,41 @@ def test_fields_that_are_not_there_are_named() -> None:
         collate([{"image": 1, "label": 2}], ["image", "target"])
     with pytest.raises(ConfigError, match=r"loader.fields: a sample is a int"):
         collate([1], ["image"])
+
+
+def pad(samples):
+    """Pad to the longest, and mark a place at random: 8 lines, as a user's own."""
+    longest = max(len(numbers) for numbers, _ in samples)
+    inputs = torch.zeros(len(samples), longest, dtype=torch.int64)
+    for row, (numbers, _) in enumerate(samples):
+        inputs[row, : len(numbers)] = torch.tensor(numbers)
+    return {"inputs": inputs, "masked": torch.randint(100, (len(samples),))}, torch.tensor([label for _, label in samples])
+
+
+class Ragged(Dataset):
+    def __len__(self):
+        return 640
+
+    def __getitem__(self, index):
+        return [1] * (1 + index % 5), index % 2
+
+
+def test_an_own_collate_makes_the_batch_and_what_it_draws_is_its_samples():
+    source = as_source(Ragged(), by=pad)
+    before = torch.get_rng_state()
+    inputs, labels = source.batch(np.asarray([0, 4, 2]))
+    assert inputs["inputs"].tolist() == [[1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert labels.tolist() == [0, 0, 0]
+    assert source.batch(np.asarray([0, 4, 2]))[0]["masked"].tolist() == inputs["masked"].tolist()
+    assert source.batch(np.asarray([1, 4, 2]))[0]["masked"].tolist() != inputs["masked"].tolist()
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(ConfigError, match=r"loader\.collate: is given, and SyntheticImages gives whole batches"):
+        as_source(SyntheticImages(10), by=pad)
+
+
+def test_collate_by_target_is_a_function_or_what_a_class_makes():
+    base = ["model=mlp", "model.image_shape=[1,1,5]", "model.num_classes=2", "~metrics.tensorboard", "~data"]
+    own = [f"+data._target_={__name__}.Ragged", f"+loader.collate._target_={__name__}.pad"]
+    batch, labels = next(components(*own, base=base).train_loader.micro_batches(0)).batch
+    assert batch["inputs"].shape == (32, 5)
+    assert labels.shape == (32,)

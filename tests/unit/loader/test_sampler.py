@@ -20,7 +20,7 @@ from ddp_train.interfaces import Indices, Sampler
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
-from ddp_train.loader.sampler import Balanced, Bucketed, Shuffled, Weighted, read_weights, sampler_from
+from ddp_train.loader.sampler import Balanced, Bucketed, Iterated, Shuffled, Weighted, read_weights, sampler_from
 from tests.unit.loader.numbers import Numbers
 from tests.unit.parts import checked, components
 
@@ -248,6 +248,79 @@ def test_the_keys_of_the_config_choose_the_draw(tmp_path: Path) -> None:
     assert np.bincount(order.indices(0, 0, 30) % 10).tolist() == [3] * 10
     with pytest.raises(ConfigError, match=r"loader\.bucket_batches: is given, but SyntheticImages"):
         components("loader.bucket_batches=4")
+
+
+def test_targets_are_classes_too_as_torchvisions_and_those_of_a_label() -> None:
+    class Targets(torch.utils.data.Dataset[int]):
+        targets = torch.arange(100) % 2
+
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    drawn = draw_of(as_source(Targets()), sampling="balanced")(0, np.arange(10))
+    assert np.bincount(drawn % 2).tolist() == [5, 5]
+
+
+class Every:
+    """A sampler as torch has them: every second sample, in an order that it draws."""
+
+    def __init__(self, data_source: Any, step: int = 2, generator: torch.Generator | None = None) -> None:
+        self.length_of, self.step, self.generator, self.epochs = len(data_source), step, generator, list[int]()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Any:
+        return iter((torch.randperm(self.length_of // self.step, generator=self.generator) * self.step).tolist())
+
+
+class Last:
+    """A sampler as ours are."""
+
+    repeats, window = False, 1
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.length, self.seed = len(dataset), seed
+
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        return self.length - 1 - positions
+
+
+def test_a_sampler_of_others_is_entered_anywhere_and_leaves_the_streams_alone() -> None:
+    before = torch.get_rng_state()
+    sampler = Iterated(Every(range(100)), num_samples=100, seed=3)
+    first, second = (sampler(epoch, np.arange(50)) for epoch in (0, 1))
+    assert sorted(first) == sorted(second) == list(range(0, 100, 2)) and first.tolist() != second.tolist()
+    assert sampler(0, np.asarray([7, 3])).tolist() == first[[7, 3]].tolist()
+    copy = ForkingPickler.loads(ForkingPickler.dumps(sampler))
+    assert copy(1, np.arange(50)).tolist() == second.tolist()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "said"),
+    [
+        (Every(range(100), generator=torch.Generator()), "gives another order when it is asked again"),
+        ([[0, 1], [2, 3]], "an index for each sample, not batches of them"),
+        ([99, 100], "gives the indices 99 to 100"),
+        ([], "gives the indices none"),
+    ],
+)
+def test_a_sampler_whose_order_cannot_be_had_again_is_refused(sampler: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Iterated(sampler, num_samples=100, seed=0)
+
+
+def test_a_sampler_by_target_gets_what_it_asks_for() -> None:
+    order = components(f"+loader.sampler._target_={__name__}.Every").train_loader.order
+    assert order.epoch_size == 320
+    order = components(f"+loader.sampler._target_={__name__}.Last").train_loader.order
+    assert order.indices(0, 0, 3).tolist() == [639, 638, 637]
+    with pytest.raises(ConfigErrors, match=r"loader\.sampler says which sample comes when"):
+        checked(f"+loader.sampler._target_={__name__}.Last", "loader.sampling=balanced")
 
 
 @pytest.mark.parametrize(

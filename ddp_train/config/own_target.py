@@ -1,0 +1,151 @@
+"""A `_target_` of the user's own in the place of an option's: what of the option stays, and what goes.
+
+`model._target_=my_package.MyModel` leaves the chosen option's other arguments where they are: those of another class. What the new one
+takes by name is kept, the rest is left out, and one line says so. What was typed, or given another value in an experiment, is never left
+out: where the new class does not take it, that is an error. Imports no torch itself.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ddp_train.config.schema import NODE_KEYS, TARGETS
+from ddp_train.config.spelling import text_of
+from ddp_train.config.target import COMPLETED, DIRECTIVES, calls_functions, fits, hints_of, look_up
+from ddp_train.config.tree import changed, texts
+
+_EVAL = "eval"
+
+
+def settle(tree: Mapping[str, Any], hydra: DictConfig | None) -> tuple[dict[str, Any], list[str]]:
+    """Return a configuration whose nodes fit their own targets, and a line for each from which something was left out.
+
+    Args:
+        hydra: the `hydra` node, which knows the options; None: of a configuration that was settled before.
+    """
+    settled, lines = dict(tree), list[str]()
+    for section in TARGETS:
+        node = tree.get(section)
+        option = _option(hydra, section) if hydra is not None and isinstance(node, Mapping) else {}
+        if hydra is None or node is None or option.get("_target_") in (None, "???", node.get("_target_")):
+            continue
+        target = _target(node)
+        if target is not None:
+            settled[section] = _without_what_is_not_taken(node, option, target, _typed(hydra, section))
+            lines += _lines(section, node, settled[section], option)
+    return changed(settled, "", _partial), lines
+
+
+def _partial(key: str, node: Any) -> Any:
+    """Return a node with `_partial_`, where the run calls what it names later, with what it has only then."""
+    if (key in COMPLETED or calls_functions(key)) and isinstance(node, Mapping) and "_partial_" not in node:
+        target = _target(node)
+        if target is not None and (key in COMPLETED or _needs_arguments(target, node)):
+            return {**node, "_partial_": True}
+    return node
+
+
+def _needs_arguments(target: Any, node: Mapping[str, Any]) -> bool:
+    """Tell whether a function lacks arguments: it is the loss itself, say, and makes none."""
+    if inspect.isclass(target):
+        return False
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):  # some C functions have no signature; none of them makes an objective
+        return True
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(item.default is item.empty and item.name not in node for item in parameters if item.kind in positional)
+
+
+def takes_by_name(target: Any, name: str) -> bool:
+    """Tell whether a callable has an argument of this name; a class that passes on others (`**kwargs`) has its bases' too."""
+    bases = target.__mro__ if inspect.isclass(target) else ()
+    makers = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
+    for make in [target, *makers]:
+        try:
+            parameters = inspect.signature(make).parameters
+        except (TypeError, ValueError):
+            return False
+        if name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+            return True
+        if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()):
+            return False
+    return False
+
+
+def _target(node: Any) -> Any:
+    """Return what a node names; None where that is told elsewhere."""
+    if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+        return None
+    try:
+        return look_up(node["_target_"])
+    except Exception:  # a user's module may raise anything while it is imported
+        return None
+
+
+def _without_what_is_not_taken(node: Mapping[str, Any], option: Mapping[str, Any], target: Any, typed: set[str]) -> dict[str, Any]:
+    hints, stays, kept = hints_of(target), {*DIRECTIVES, *(key for keys in NODE_KEYS.values() for key in keys)}, {}
+    for name, value in node.items():
+        is_the_options = name in option and name not in typed and (value == option[name] or "${" in str(option[name]))
+        if name == _EVAL and isinstance(value, Mapping) and isinstance(option.get(_EVAL), Mapping):
+            inner = {each.removeprefix(f"{_EVAL}.") for each in typed if each.startswith(f"{_EVAL}.")}
+            changes = _without_what_is_not_taken(value, option[_EVAL], target, inner)
+            kept[name] = changes or None  # nothing is left that tells the splits apart: no evaluation, rather than on the training data
+        elif not is_the_options or name in stays or (takes_by_name(target, name) and (name not in hints or fits(value, hints[name]))):
+            kept[name] = value
+    return kept
+
+
+def _lines(section: str, node: Mapping[str, Any], kept: Mapping[str, Any], option: Mapping[str, Any]) -> Iterator[str]:
+    """Say what was left out, and what of the option is still there."""
+    left_out = [name for name in node if name not in kept]
+    is_unevaluated = kept.get(_EVAL, {}) is None and node.get(_EVAL) is not None
+    if not left_out and not is_unevaluated:
+        return
+    taken = [f"{name}={text_of(value)}" for name, value in kept.items() if name in option and name not in (*DIRECTIVES, _EVAL)]
+    line = f"{section:<8} {node['_target_']} instead of {option['_target_'].rpartition('.')[2]}:"
+    line += f" takes {', '.join(taken) or 'nothing'} of its arguments, not {', '.join(left_out) or 'those of its evaluation split'}"
+    yield line + ("; no evaluation: +data.eval.NAME=VALUE says what differs for it" if is_unevaluated else "")
+
+
+def _typed(hydra: DictConfig, section: str) -> set[str]:
+    """Return the arguments of a node that stand on the command line, dotted below it."""
+    keys = [text.lstrip("+~").partition("=")[0].strip() for text in texts(hydra.overrides.task)]
+    parts = [key.removeprefix(f"{section}.") for key in keys if key.startswith(f"{section}.")]
+    return {".".join(part.split(".")[:length]) for part in parts for length in range(1, 1 + len(part.split(".")))}
+
+
+def _option(hydra: DictConfig, section: str) -> dict[str, Any]:
+    """Return what the chosen option of a group has for its section, with the options that it is based on; {} where there is none."""
+    choice = hydra.runtime.choices.get(section)
+    folders = [folder for source in hydra.runtime.config_sources if (folder := folder_of(source.schema, source.path))]
+    return _read(folders, section, str(choice), ()) if choice else {}
+
+
+def folder_of(schema: str, path: str) -> Path | None:
+    """Return where a source of YAML lies; None for Hydra's own and for what is no folder."""
+    if schema == "file":
+        return Path(path)
+    if schema == "pkg" and path != "hydra.conf":
+        return Path(str(importlib.resources.files(path)))
+    return None
+
+
+def _read(folders: list[Path], section: str, option: str, above: tuple[str, ...]) -> dict[str, Any]:
+    file = next((path for folder in folders if (path := folder / section / f"{option}.yaml").is_file()), None)
+    if file is None or option in above:
+        return {}
+    content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    if not isinstance(content, Mapping):
+        return {}
+    based_on = [each for each in content.get("defaults") or () if isinstance(each, str) and each != "_self_"]
+    inherited = [_read(folders, section, each.removesuffix(".yaml"), (*above, option)) for each in based_on]
+    own = content.get(section) if file.read_text().lstrip().startswith("# @package _global_") else content
+    parts = [*inherited, {name: value for name, value in (own or {}).items() if name != "defaults"}]
+    return {name: value for part in parts for name, value in part.items()}

@@ -1,0 +1,76 @@
+"""From what Hydra composed to plain values: interpolations are resolved, but for those that stand for what no file may or can hold.
+
+A secret's `${oc.env:NAME}` stays as it is until a rank needs the value (redaction.py), and so does `${object:torch.float32}`: a type, a
+class or a function is named in a configuration, and had where the component is made (object_names.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
+
+from ddp_train import redaction
+from ddp_train.config import object_names
+from ddp_train.config.tree import changed
+from ddp_train.errors import ConfigError
+
+
+def resolve(config: DictConfig, errors: list[ConfigError]) -> dict[str, Any]:
+    """Return a composed config as plain containers.
+
+    Args:
+        errors: takes every value that cannot be had.
+    """
+    with _sealed():
+        plain: dict[str, Any] = changed(_resolve(config, "", errors), "", _unsealed)
+    return plain
+
+
+def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for name in node:
+        key, path = str(name), f"{prefix}{name!s}"  # text, as JSON has it on its way to the other ranks
+        if OmegaConf.is_missing(node, name):
+            fix = f"{path}=my_package.MyClass" if name == "_target_" else f"{path}=VALUE"
+            errors.append(ConfigError(key=path, happened="has no value yet (???)", fix=fix))
+            continue
+        try:
+            value = node[name]
+            if isinstance(value, DictConfig):
+                plain[key] = _resolve(value, f"{path}.", errors)
+            else:
+                plain[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except OmegaConfBaseException as error:
+            errors.append(ConfigError(key=path, happened=str(error).splitlines()[0], expected="an interpolation that resolves"))
+    return plain
+
+
+@contextmanager
+def _sealed() -> Iterator[None]:
+    """Let a secret and the name of an object stand: not their value is for a file, another machine or a hash."""
+
+    def env(name: str, *default: Any, _node_: Any) -> Any:
+        is_secret = redaction.is_secret_reference(name) or redaction.is_secret_key(str(_node_._get_full_key(None)))
+        return f"{_MARK}oc.env:{name}{_MARK}" if name in os.environ and is_secret else oc.env(name, *default)
+
+    OmegaConf.register_new_resolver("oc.env", env, replace=True)
+    OmegaConf.register_new_resolver(object_names.RESOLVER, lambda path: f"{_MARK}{object_names.RESOLVER}:{path}{_MARK}", replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        OmegaConf.clear_resolver(object_names.RESOLVER)
+
+
+_MARK = "\0"  # around what was inside the braces; what looked like an interpolation would be resolved again
+
+
+def _unsealed(key: str, value: Any) -> Any:
+    return re.sub(f"{_MARK}(.*?){_MARK}", lambda found: f"${{{found[1]}}}", value) if isinstance(value, str) else value
