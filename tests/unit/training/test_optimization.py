@@ -170,3 +170,9 @@ def test_batches_that_grow_train_as_their_samples_say() -> None:
 def test_batch_sizes_that_cannot_be_are_refused(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigErrors, match=says):
         checked(*overrides)
+
+
+def test_a_checkpoint_before_the_first_evaluation_has_no_best_value_yet(tmp_path: Path) -> None:
+    again = components(*PLATEAU)
+    saved_state.load(saved(tmp_path, 1, components(*PLATEAU)), again, TrainState(), alone())
+    assert again.scheduler.scheduler.best == -float("inf")  # type: ignore[attr-defined]
