@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,10 @@ def printed(cell: Any) -> str:
     return "".join(output.get("text", "") for output in cell.outputs)
 
 
+def is_training(run: Path) -> bool:
+    return (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size > 0
+
+
 def test_what_a_run_says_is_in_its_cell_and_its_result_in_the_next(project: Project) -> None:
     client = notebook(
         project,
@@ -49,7 +54,7 @@ def test_the_stop_button_ends_a_cell_with_everything_saved(project: Project) -> 
     async def press() -> None:
         async with client.async_setup_kernel():
             cell = asyncio.ensure_future(client.async_execute_cell(client.nb.cells[0], 0))
-            await asyncio.to_thread(wait_for, lambda: any((run / "metrics.jsonl").exists() for run in project.runs()), _LIMIT_S)
+            await asyncio.to_thread(wait_for, lambda: any(is_training(run) for run in project.runs()), _LIMIT_S)
             await client.km.interrupt_kernel()
             with pytest.raises(Exception, match="KeyboardInterrupt"):
                 await cell
