@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import FOLDER, redaction
-from ddp_train.config import auto, limits, node_keys
+from ddp_train.config import auto, callbacks, limits, node_keys
 from ddp_train.config.command_line import whole
 from ddp_train.config.evaluation_split import merged
 from ddp_train.config.own_target import settle
@@ -102,6 +102,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     errors += check_object_names(tree)
     errors += auto.check(tree, MADE)
     errors += node_keys.check(tree)
+    errors += callbacks.check(tree)
     errors += [
         ConfigError(
             key=name,

@@ -6,6 +6,7 @@ Only where there are some, ranks tell each other, and these names' sums take a r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import chain
 from numbers import Real
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
+from ddp_train.model_log import Sink
 from ddp_train.training.state import Stopped, TrainState, WindowSums
 
 _OURS = ("loss", "lr", "grad_norm", "samples_per_s", "step_ms", "data_wait_ms", "skipped_samples", "skipped_steps")
@@ -40,6 +42,11 @@ class Logged:
         number: float | Tensor = value.detach().reshape(()).to(torch.float64, copy=True) if isinstance(value, Tensor) else float(value)
         self._sums[name] = self._sums[name] + number if name in self._sums else number
         self._counts[name] = self._counts.get(name, 0) + 1
+
+    def sink(self) -> Sink:
+        """Return `add` for what torch.compile may have compiled: called there and not traced, or each count would be compiled anew."""
+        add: Sink = torch.compiler.disable(self.add) if "torch._dynamo" in sys.modules else self.add  # which takes a second to import
+        return add
 
     def numbers(self) -> list[float]:
         """Return what this rank's host knows of the next reduction; as many numbers on every rank."""

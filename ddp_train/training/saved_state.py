@@ -140,7 +140,6 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
             training_mode(optimizer, shared.get("parameters_in_training", ()))
             for name, part in parts(components, state).items():
                 part.load_state_dict(schedule if name == "scheduler" else shared[name])
-            differences += callbacks.load_states(components.callbacks, shared["callbacks"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             problems = [f"{type(error).__name__}: {error}"]
     if problems:
@@ -150,6 +149,7 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
             expected="a checkpoint of the same configuration",
             fix="resume=never, or the configuration that it was saved with",
         )
+    differences += callbacks.load_states(components.callbacks, shared["callbacks"])
     if world.is_main:
         for difference in differences:
             print(difference, flush=True)

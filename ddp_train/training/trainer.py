@@ -130,7 +130,7 @@ class Trainer:
         stream = self._begin()
         while True:
             try:
-                with model_log.taken_by(self.logged.add):
+                with model_log.taken_by(self.logged.sink()):
                     return self._train(stream)
             except Rewind as found:  # the data goes on where it is
                 if self.rewind is None:
