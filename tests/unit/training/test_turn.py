@@ -69,6 +69,30 @@ class Forgetful(Adversarial):
     turns: Mapping[str, Sequence[str]] = {"discriminator": ["discriminator"]}
 
 
+class Actors(nn.Module):
+    """Actor and critic on one trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(768, 8)
+        self.critic, self.actor = nn.Linear(8, 1), nn.Linear(8, 10)
+
+
+class ActorCritic(Adversarial):
+    turns: Mapping[str, Sequence[str]] = {"critic": ["trunk", "critic"], "actor": ["trunk", "actor"]}
+
+    def loss(self, model: Any, batch: Batch, turn: str) -> Tensor:
+        seen, reward = model.trunk(batch[0].flatten(1)).relu(), batch[1].float() / 10
+        value = model.critic(seen)[:, 0]
+        if turn == "critic":
+            return (value - reward).square().sum()
+        chosen = model.actor(seen).log_softmax(dim=1).gather(1, batch[1][:, None])[:, 0]
+        return -(chosen * (reward - value.detach())).sum()
+
+    def score(self, model: Any, batch: Batch) -> dict[str, Tensor]:
+        return {"gap": self.loss(model, batch, "critic"), "samples": torch.tensor(len(batch[1]))}
+
+
 class Bad(Adversarial):
     """Its discriminator's loss is lost in some steps."""
 
@@ -79,9 +103,9 @@ class Bad(Adversarial):
         return loss * float("nan") if turn == "discriminator" and next(self.lost, False) else loss
 
 
-def gan(*overrides: str, objective: str = "Adversarial", steps: int = 4) -> Components:
+def gan(*overrides: str, objective: str = "Adversarial", model: str = "Pair", steps: int = 4) -> Components:
     clean = ["~model.width", "~model.depth", "~model.image_shape", "~model.num_classes", "~objective.label_smoothing"]
-    mine = [f"model._target_={HERE}.Pair", f"objective._target_={HERE}.{objective}", f"trainer.max_steps={steps}"]
+    mine = [f"model._target_={HERE}.{model}", f"objective._target_={HERE}.{objective}", f"trainer.max_steps={steps}"]
     return components(*mine, *clean, "scheduler=constant", "trainer.global_batch_size=32", *overrides)
 
 
@@ -216,4 +240,19 @@ def test_each_turn_reduces_its_own_gradients(group_of_one: None, overrides: list
     world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
     monkeypatch.setattr(World, "gather", lambda self, value: [value, value])
     weights, _ = trained(parts, world=world)  # with Adam gradients of twice the size make the same steps, but for eps
+    assert all(torch.allclose(weights[name], expected[name], atol=1e-4) for name in weights)
+
+
+def test_turns_may_share_parameters(group_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of DDP's reducers have hooks on the trunk, and each minds its own turn."""
+    shared = {"objective": "ActorCritic", "model": "Actors"}
+    expected, records = trained(gan("loader.micro_batch_size=8", **shared))  # type: ignore[arg-type]
+    assert {"loss_critic", "loss_actor"} <= records[0].keys()
+    parts = gan("loader.micro_batch_size=8", **shared)  # type: ignore[arg-type]
+    for turn in parts.turns.values():
+        with turn.alone():
+            turn.module = nn.parallel.DistributedDataParallel(turn.module, gradient_as_bucket_view=True)
+    world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
+    monkeypatch.setattr(World, "gather", lambda self, value: [value, value])
+    weights, _ = trained(parts, world=world)
     assert all(torch.allclose(weights[name], expected[name], atol=1e-4) for name in weights)
