@@ -178,11 +178,7 @@ def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
     Raises:
         ConfigError: it is neither of torchmetrics' kind nor a function.
     """
-    if (
-        isinstance(candidate, nn.Module)
-        and hasattr(candidate, "compute")
-        and any(hasattr(part, "_reductions") for part in candidate.modules())
-    ):
+    if isinstance(candidate, nn.Module) and hasattr(candidate, "_reductions"):  # a MetricCollection has none: it keeps states in groups
         return KeptMetric(candidate.to(device))
     if callable(candidate) and not isinstance(candidate, (nn.Module, type)) and not hasattr(candidate, "compute"):
         return FunctionMetric(candidate)

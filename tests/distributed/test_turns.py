@@ -71,6 +71,8 @@ COMMON = [
     *(
         "~model.width",
         "~model.dropout",
+        "~model.image_shape",
+        "~model.num_classes",
         "~objective.label_smoothing",
         "cluster=cpu",
         "trainer.max_epochs=null",
@@ -103,7 +105,7 @@ def test_a_gan_is_the_same_on_any_number_of_processes(project: Project, ranks: i
 def test_a_gan_that_is_killed_and_resumed_is_bitwise_the_one_that_never_stopped(project: Project) -> None:
     """With noise, batch norm, two optimizers; the generator trains every third step, for the first time after the first checkpoint."""
     project.write("gan.py", GAN + RARELY)
-    command = [*COMMON, "model._target_=gan.Pair", "objective._target_=gan.Rarely", "cluster.processes_per_node=3", "trainer.max_steps=60"]
+    command = [*COMMON, "model._target_=gan.Pair", "objective._target_=gan.Rarely", "cluster.processes_per_node=3", "trainer.max_steps=30"]
     command += ["checkpoint.every_steps=2", "evaluation.every_steps=10", "trainer.log_every_steps=5"]
     command += ["optimizer=several", f"optimizer.parts={{generator: {ADAM}, discriminator: {SGD}}}"]
     whole = project.run(*command, "hydra.run.dir=outputs/whole", timeout=300)
