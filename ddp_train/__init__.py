@@ -9,7 +9,11 @@ __version__ = "0.1.0"
 FOLDER = Path(__file__).parent
 """Where the package lies."""
 
-_FOR_PYTHON = {**dict.fromkeys(("run", "RunResult", "RunFailed"), "cli.from_python"), "load": "training.finished_run", "log": "model_log"}
+_FOR_PYTHON = {
+    **dict.fromkeys(("run", "RunResult", "RunFailed"), "cli.from_python"),
+    "load": "training.finished_run",
+    "log": "metrics.model_log",
+}
 """What programs, notebooks and models use, and where it is defined: imported when it is asked for, so that this package costs nothing."""
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import DataError
-from ddp_train.hashing import Keys
+from ddp_train.data.hashing import Keys
 from ddp_train.interfaces import Indices
 
 _HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation

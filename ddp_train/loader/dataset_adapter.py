@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from ddp_train.errors import ConfigError
-from ddp_train.hashing import mix
+from ddp_train.data.hashing import mix
 from ddp_train.interfaces import Batch, DataSource, Indices
 from ddp_train.loader.stream_shard import comes_from
 

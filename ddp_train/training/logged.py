@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.model_log import Sink
+from ddp_train.metrics.model_log import Sink
 from ddp_train.training.state import Stopped, TrainState, WindowSums
 
 _OURS = ("loss", "lr", "grad_norm", "samples_per_s", "step_ms", "data_wait_ms", "skipped_samples", "skipped_steps")

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ddp_train.hashing import Keys, random_bits
+from ddp_train.data.hashing import Keys, random_bits
 
 _CROP_TOP, _CROP_LEFT, _FLIP = 0, 1, 2  # which independent draw of a key decides what
 

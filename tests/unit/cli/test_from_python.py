@@ -17,7 +17,7 @@ import pytest
 import ddp_train
 from ddp_train.cli import from_python
 from ddp_train.cli.from_python import RunFailed, RunResult, run
-from ddp_train.pytest_plugin import ddp_train_run  # noqa: F401  (a fixture)
+from ddp_train.cli.pytest_plugin import ddp_train_run  # noqa: F401  (a fixture)
 from ddp_train.run_folder.failure import Failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
