@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ddp_train.data.hashing import Keys
 from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import DataError
-from ddp_train.data.hashing import Keys
 from ddp_train.interfaces import Indices
 
 _HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from ddp_train.errors import ConfigError
 from ddp_train.data.hashing import mix
+from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, DataSource, Indices
 from ddp_train.loader.stream_shard import comes_from
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.metrics import model_log
 from ddp_train.checkpoint import codec
 from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError, UserError
 from ddp_train.interfaces import Batch, Callback, Goal, named_parameters
 from ddp_train.loader.device_copy import to_device
+from ddp_train.metrics import model_log
 from ddp_train.metrics.model_log import Sink
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import as_evaluated

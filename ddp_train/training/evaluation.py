@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_train.metrics import model_log
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import Averaging, plain_name
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.loader import EvalLoader
+from ddp_train.metrics import model_log
 from ddp_train.training import metric
 from ddp_train.training.components import Evaluated
 from ddp_train.training.predictions import PredictionFiles

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_train.metrics import model_log
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Objective, batch_size
 from ddp_train.loader.device_copy import copied_ahead, to_device
 from ddp_train.loader.order import GlobalBatch, epochs
 from ddp_train.loader.reader import MicroBatch
+from ddp_train.metrics import model_log
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.scheduler.every_epoch import EveryEpoch
 from ddp_train.scheduler.plateau import Plateau
