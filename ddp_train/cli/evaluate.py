@@ -124,6 +124,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predict
             expected="data to evaluate on",
             fix="data.split=test, or another data=OPTION",
         )
+    of_another_start = {"node_rank": None, **({"processes_per_node": None} if is_torchrun_worker() else {})}  # torchrun has started them
     config_for = {
         **saved,
         "data": {**data, **(changes or {})},
@@ -131,7 +132,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predict
         "init_from": None,
         "resume": "auto",
         "debug": {**saved["debug"], "faults": []},
-        "cluster": {**saved["cluster"], "node_rank": None},  # of the machine that began it
+        "cluster": {**saved["cluster"], **of_another_start},
         # However many ranks: nothing of a global batch is left to be kept.
         "trainer": {**saved["trainer"], "global_batch_size": None, "grad_accum_steps": None, "batch_size_schedule": None},
     }
