@@ -21,6 +21,7 @@ from ddp_train.config import check as config_check
 from ddp_train.config import hydra_errors
 from ddp_train.config.cluster import check_tasks
 from ddp_train.config.composition import loader_of, parse
+from ddp_train.config.evaluation_split import evaluation_split
 from ddp_train.config.project import with_conf
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config
@@ -127,7 +128,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predict
     of_another_start = {"node_rank": None, **({"processes_per_node": None} if is_torchrun_worker() else {})}  # torchrun has started them
     config_for = {
         **saved,
-        "data": {**data, **(changes or {})},
+        "data": evaluation_split({**data, "eval": changes or {}}),
         "after": None,
         "init_from": None,
         "resume": "auto",
@@ -177,8 +178,7 @@ def _section(group: str, option: str, folder: Path) -> Any:
         loader.load_configuration(args.config_name or "config", [f"{group}={option}"], RunMode.RUN)[group], resolve=True
     )
     if group == "data":
-        changes = composed.pop("eval", None)
-        return {**composed, **(changes or {})}
+        return evaluation_split({**composed, "eval": composed.get("eval") or {}})
     return composed
 
 
