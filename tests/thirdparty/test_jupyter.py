@@ -54,7 +54,7 @@ def test_the_stop_button_ends_a_cell_with_everything_saved(project: Project) -> 
     async def press() -> None:
         async with client.async_setup_kernel():
             cell = asyncio.ensure_future(client.async_execute_cell(client.nb.cells[0], 0))
-            await asyncio.to_thread(wait_for, lambda: any(is_training(run) for run in project.runs()), _LIMIT_S)
+            await asyncio.to_thread(wait_for, lambda: cell.done() or any(map(is_training, project.runs())), _LIMIT_S)
             await client.km.interrupt_kernel()
             with pytest.raises(Exception, match="KeyboardInterrupt"):
                 await cell
