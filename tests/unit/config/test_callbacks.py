@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from ddp_train.config.check import CONF, ConfigErrors
+from ddp_train.config import callbacks
+from ddp_train.config.check import ConfigErrors
 from tests.unit.parts import checked
 
 HERE = "tests.unit.config.test_callbacks"
@@ -34,13 +33,12 @@ def test_early_stopping_needs_an_evaluation_and_freeze_its_patterns() -> None:
     assert "callbacks.freeze.patterns" in str(caught.value)
 
 
-def test_ours_are_checked_without_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.startswith("ddp_train.callbacks")]:
-        monkeypatch.delitem(sys.modules, module)
-    options = sorted(path.stem for path in (CONF / "callbacks").glob("*.yaml"))
-    given = ["callbacks.freeze.patterns=[head]", "callbacks.webhook.url=http://localhost"]
-    assert sorted(checked(f"callbacks=[{','.join(options)}]", *given).callbacks) == options
-    assert not [name for name in sys.modules if name.startswith("ddp_train.callbacks.")]
+def test_ours_are_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(callbacks, "locate", asked.append)
+    nodes = {"ema": {"_target_": "ddp_train.callbacks.ema.EMA"}, "mine": {"_target_": f"{HERE}.Fine"}}
+    assert list(callbacks.check({"callbacks": nodes})) == []
+    assert asked == [f"{HERE}.Fine"]
 
 
 def test_several_options_and_one_are_composed() -> None:
