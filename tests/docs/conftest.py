@@ -45,8 +45,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def compose(words: list[str]) -> DictConfig:
-    """Return what Hydra makes of what is typed at `ddp-train`, without its own node; of a sweep the first job."""
+def compose(words: list[str]) -> tuple[DictConfig, DictConfig]:
+    """Return what Hydra makes of what is typed at `ddp-train`, of a sweep the first job: the run's configuration, and Hydra's own node."""
     args = parse(hydra_errors.options_first([word for word in words if word != "--full"]))
     overrides = [_first(each) for each in OverridesParser.create().parse_overrides(args.overrides)]
     composed = loader_of(args).load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
@@ -54,13 +54,14 @@ def compose(words: list[str]) -> DictConfig:
     OmegaConf.set_readonly(config, False)
     OmegaConf.set_struct(config, False)
     del config["hydra"]
-    return config
+    return config, composed.hydra
 
 
 def problems_of(words: list[str]) -> list[str]:
     """Return what is wrong with what is typed at `ddp-train`. What needs a package that is not here is not looked at any further."""
     try:
-        check(compose(words))
+        config, hydra = compose(words)
+        check(config, hydra=hydra)
     except ConfigErrors as errors:
         return [str(error) for error in errors.errors if not is_missing_package(str(error))]
     except Exception as error:

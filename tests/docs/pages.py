@@ -161,7 +161,8 @@ def write_files(page: Path, folder: Path) -> list[Path]:
         if block.file is not None:
             path = folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
+            is_table = path.suffix == ".csv"  # whose first line is its columns
+            path.write_text(block.text.partition("\n")[2] if is_table else block.text)
             found.append(path)
     return found
 

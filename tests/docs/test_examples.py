@@ -1,0 +1,126 @@
+"""The examples of docs/extending.md and docs/howto train: those of extending.md for two steps on one rank.
+
+With the marker `long` all of them, and as they are typed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from ddp_train.config.check import ConfigErrors, check
+from ddp_train.config.run_config import RunConfig
+from ddp_train.distributed.world import alone
+from ddp_train.errors import UserError
+from ddp_train.run_folder.result import Status
+from ddp_train.training.build import build
+from ddp_train.training.instantiate import build_writers
+from ddp_train.training.state import TrainState
+from ddp_train.training.trainer import Trainer
+from tests.conftest import Project
+from tests.docs.conftest import compose, is_missing_package
+from tests.docs.pages import ROOT, Command, commands, write_files
+
+EXTENDING = ROOT / "docs/extending.md"
+_MAY_LACK = re.compile(
+    r"(FILE|outputs/\w+)\b.*(not exist|is no |not there|cannot be read)"
+)  # what the reader has, or an earlier command made
+EXAMPLES = [EXTENDING, *sorted((ROOT / "docs/howto").glob("*.md"))]
+
+HERE = [EXTENDING, *(pytest.param(page, marks=pytest.mark.long) for page in EXAMPLES[1:])]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("page", HERE, ids=lambda page: page.stem)
+def test_what_a_page_trains_trains(page: Path, folder: Path) -> None:
+    write_files(page, folder)
+    trained, problems = 0, []
+    for command in commands(page):
+        words = command.typed_at_ddp_train()
+        if words is None or (words and "=" not in words[0] and not words[0].startswith(("-", "~"))):
+            continue  # another command; with `long` it is typed
+        try:
+            _train(_small(*compose(words)), folder)
+        except (ConfigErrors, UserError) as error:
+            if not is_missing_package(str(error)) and not _MAY_LACK.search(str(error)):
+                problems.append(f"{command}\n{error}")
+        except Exception as error:
+            problems.append(f"{command}\n{''.join(traceback.format_exception(error))}")
+        trained += 1
+    assert trained and not problems, "\n\n".join(problems)
+
+
+def _small(config: DictConfig, hydra: DictConfig) -> RunConfig:
+    """Make a run of two steps on one rank of a page's configuration."""
+    config.cluster.update(launcher="local", device="cpu", nodes=1, processes_per_node=1)
+    config.trainer.update(max_steps=2, log_every_steps=1)
+    config.loader.num_workers = 0
+    if str(config.data.get("_target_", "")).endswith("SyntheticImages"):
+        config.data.num_samples, config.data.eval.num_samples = 128, 40
+    return check(config, hydra=hydra)
+
+
+def _train(config: RunConfig, folder: Path) -> None:
+    parts = build(config, alone())
+    own = {name: node for name, node in config.metrics.items() if node and not node["_target_"].startswith("ddp_train.")}
+    facts: dict[str, Any] = {"run_dir": str(folder), "config": config.tree, "step": 0, "run_name": "", "total_steps": parts.total_steps}
+    writers = build_writers(own, **facts)
+
+    def write(record: dict[str, Any]) -> None:
+        for writer in writers:
+            writer.write(record)
+
+    trainer = Trainer(
+        components=parts,
+        state=TrainState(),
+        world=alone(),
+        log_every_steps=1,
+        evaluate_every_steps=None,
+        clip_grad_norm=config.trainer.clip_grad_norm,
+        sanity_check=True,
+        write=write,
+        save=lambda window: None,
+        folder=folder,
+        settings=config.callbacks,
+    )
+    assert trainer.train()
+    trainer.callbacks.end(Status.COMPLETED)
+    for writer in writers:
+        writer.close()
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)
+def test_a_page_can_be_typed_from_top_to_bottom(page: Path, project: Project) -> None:
+    write_files(page, project.folder)
+    done: list[Path] = []
+    for command in commands(page):
+        words = command.typed_at_ddp_train()
+        if words is None:
+            _run_script(command, project)
+            continue
+        words = [word.replace("RUN", str(done[-1].relative_to(project.folder))) if re.search(r"\bRUN\b", word) else word for word in words]
+        finished = project.run(*words, env={"CUDA_VISIBLE_DEVICES": ""}, timeout=900)
+        if finished.returncode == 2 and is_missing_package(finished.output):
+            continue
+        assert finished.returncode == 0, f"{command}\n{finished.output}"
+        done += sorted(set(project.runs()) - set(done), key=os.path.getmtime)
+
+
+def _run_script(command: Command, project: Project) -> None:
+    """Run a file of the page; one that needs a package that is not here is left out, and so is every other program."""
+    names = [word for word in command.words if word.endswith(".py") and (project.folder / word).exists()]
+    if not names or command.words[0] not in ("python", "torchrun"):
+        return
+    start = ["-m", "torch.distributed.run"] if command.words[0] == "torchrun" else []
+    done = subprocess.run([sys.executable, *start, *command.words[1:]], cwd=project.folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or "ModuleNotFoundError" in done.stderr, f"{command}\n{done.stdout}{done.stderr}"
