@@ -98,6 +98,7 @@ def test_a_run_goes_back_and_on_past_the_bad_batch(project: Project) -> None:
     assert all(jump["jumped"][0] <= lost["samples"] < jump["jumped"][1] for jump, lost in zip(jumps, found[::2], strict=True))
 
 
+@pytest.mark.long
 def test_a_weight_that_drifts_on_one_rank_ends_the_run_and_is_named(project: Project) -> None:
     done = start(
         project,

@@ -93,6 +93,7 @@ def test_an_elastic_run_survives_a_machine_that_leaves_and_takes_it_back(project
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["global_batch_size"] == 64
 
 
+@pytest.mark.long
 def test_machines_that_an_engine_starts_run_what_their_spec_says(project: Project) -> None:
     run_folder = RunFolder(project.folder / "outputs/run")
     run_folder.root.mkdir(parents=True)

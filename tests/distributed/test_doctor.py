@@ -42,6 +42,7 @@ def test_what_is_wrong_is_named_with_advice_and_ends_with_78(project: Project) -
     assert "Traceback" not in done.output and "not tried" in done.stdout
 
 
+@pytest.mark.long
 def test_under_ones_own_torchrun_it_is_the_same(project: Project) -> None:
     done = project.run(*DOCTOR, torchrun=["--nproc-per-node=2"])
     assert done.returncode == 0, done.output

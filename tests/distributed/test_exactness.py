@@ -126,6 +126,7 @@ def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped(project: Proje
     assert json.loads((stopped / "result.json").read_text())["step"] == 60
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(project: Project) -> None:
     command = [*TINY, "cluster=cpu", "checkpoint.every_steps=2", "hydra.run.dir=outputs/run"]
     assert project.run(*command, "trainer.max_steps=6").returncode == 0

@@ -61,7 +61,9 @@ def screens(output: str) -> int:
 @pytest.mark.parametrize(
     ("fault", "error", "said"),
     [
-        ("raise", "ValueError", "the third forward of rank 1"),
+        pytest.param(
+            "raise", "ValueError", "the third forward of rank 1", marks=pytest.mark.long
+        ),  # under torchrun it is in the default suite
         ("SIGKILL", "SIGKILL", "ended by SIGKILL"),
         pytest.param("SIGSEGV", "SIGSEGV", "ended by SIGSEGV", marks=pytest.mark.long),
         pytest.param("SIGABRT", "SIGABRT", "after this line in its log: CUDA error: misaligned address", marks=pytest.mark.long),
@@ -142,6 +144,7 @@ def missing_file(folder: Path) -> list[str]:
         pytest.param(lambda folder: ["model=gpt"], "image_shape=[3,16,16], num_classes=10", marks=pytest.mark.long),  # not text
     ],
 )
+@pytest.mark.long
 def test_bad_data_is_named_without_a_traceback(project: Project, make: object, named: str) -> None:
     assert callable(make)
     done = project.run(*make(project.folder / "bad"), "cluster=cpu", "cluster.max_restarts=2")
@@ -164,7 +167,7 @@ KILLED = {"launcher": -9, "agent": 1, "rank 0": 1}
 """Who is killed with -9 -> the exit code of the launcher."""
 
 
-@pytest.mark.parametrize("name", ["launcher", "agent", pytest.param("rank 0", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["launcher", *(pytest.param(name, marks=pytest.mark.long) for name in ("agent", "rank 0"))])
 def test_whoever_is_killed_nothing_is_left(project: Project, name: str) -> None:
     """The fixture sees to the same after a normal end, an exception and a stop, in all other tests."""
     process = project.start(*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "cluster=cpu", "loader.num_workers=1")

@@ -34,6 +34,7 @@ def waits(process: subprocess.Popen[str]) -> str:
     return next(line for line in process.stderr if line.startswith("waiting for "))
 
 
+@pytest.mark.long
 def test_it_waits_is_stopped_waits_again_and_begins_with_the_best_weights(half: Project) -> None:
     stopped = half.start(*LATER, "hydra.run.dir=second", "init_from=first/checkpoints/best")
     assert waits(stopped).startswith("waiting for first: not running: stopped in good order; it continues from step ")

@@ -85,6 +85,7 @@ def gradients(project: Project, world_size: int) -> list[Any]:
     return first
 
 
+@pytest.mark.long
 def test_masked_tokens_on_three_ranks_give_the_gradients_and_predictions_of_one(project: Project) -> None:
     order = SampleOrder(Shuffled(NUM_SAMPLES, seed=0), global_batch_size=GLOBAL_BATCH, drop_last=False)
     shares = [order.indices(0, *share(0, GLOBAL_BATCH, rank, 3)) for rank in range(3)]

@@ -92,6 +92,7 @@ def test_a_killed_rank_costs_only_the_steps_since_the_last_checkpoint(project: P
     assert [json.loads((run / f"failure.{number}.json").read_text())["rank"] for number in (1, 2)] == [1, 1]
 
 
+@pytest.mark.long
 def test_under_a_users_own_torchrun_rank_0_continues_instead_of_composing_again(project: Project, undisturbed: Path) -> None:
     prepare(project.folder)
     done = project.run(*RUN, "+model.deaths=[4,7]", torchrun=["--standalone", "--nproc-per-node=3", "--max-restarts=3"])

@@ -72,6 +72,7 @@ def test_two_runs_of_one_name_never_share_a_folder(project: Project) -> None:
     assert json.loads((project.the_run() / "result.json").read_text())["status"] == "completed"
 
 
+@pytest.mark.long
 def test_two_machines_by_hand_that_start_seconds_apart_share_one_run(project: Project, free_port: int) -> None:
     command = [*TINY, "trainer.max_steps=3", "cluster=torchrun", "cluster.device=cpu", "cluster.nodes=2", "cluster.processes_per_node=1"]
     command += [f"cluster.rendezvous_endpoint=127.0.0.1:{free_port}"]

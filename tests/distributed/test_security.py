@@ -90,7 +90,7 @@ def titles(folder: Path) -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_secrets_stay_in_the_environment_and_only_loopback_listens(project: Project, fails: bool) -> None:
     project.write("parts.py", PARTS)
     before = os.umask(0)

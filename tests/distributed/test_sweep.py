@@ -158,6 +158,7 @@ def mark():
 """
 
 
+@pytest.mark.long
 def test_a_killed_sweep_continues_where_it_was_with_the_configs_that_it_had(project: Project) -> None:
     project.write("mine/model/mine.yaml", "_target_: ddp_train.model.mlp.MLP\nimage_shape: auto\nnum_classes: auto\nwidth: 16\n")
     swept = ["--config-dir=mine", "-m", "model=mine", *FEW, "trainer.max_steps=60", "checkpoint.every_steps=10", "cluster=cpu"]
