@@ -45,7 +45,7 @@ def test_a_timm_model(train: Callable[..., Path]) -> None:
 def test_a_torchvision_model_on_fake_data(train: Callable[..., Path]) -> None:
     run = train(*SHORT, *FAKE, "model._target_=torchvision.models.resnet18", "model.num_classes=10")
     log = (run / "logs" / "rank_00000.log").read_text()
-    assert "torchvision.models.resnet18 instead of ConvNet: takes nothing of its arguments, not " in log
+    assert "torchvision.models.resnet18 instead of ConvNet: takes num_classes=10 of its arguments, not image_shape, width, dropout" in log
 
 
 @needs("torchvision")
@@ -90,6 +90,39 @@ def test_hugging_face_parquet_comes_as_tensors(train: Callable[..., Path], proje
     assert metrics(run, "eval")
 
 
+SHARDS = """
+# @package _global_
+data:
+  _target_: webdataset.WebDataset.to_tuple
+  _args_:
+    - _target_: webdataset.WebDataset.decode
+      _args_: [{_target_: webdataset.WebDataset, urls: "train-{000000..000003}.tar", shardshuffle: 4, seed: 0}, torchrgb]
+    - png
+    - cls
+  eval:
+    _args_:
+      - _target_: webdataset.WebDataset.decode
+        _args_: [{_target_: webdataset.WebDataset, urls: "test-{000000..000001}.tar", shardshuffle: false}, torchrgb]
+      - png
+      - cls
+evaluation:
+  every_steps: 2
+"""
+
+
+@needs("webdataset")
+def test_a_webdataset_pipeline(train: Callable[..., Path], project: Project) -> None:
+    import webdataset
+
+    for split, count in (("train", 32), ("test", 9)):
+        with webdataset.ShardWriter(str(project.folder / f"{split}-%06d.tar"), maxcount=8, verbose=0) as writer:
+            for number in range(count):
+                writer.write({"__key__": f"{number:04d}", "png": np.full((16, 16, 3), number, np.uint8), "cls": number % 2})
+    project.write("mine/data/shards.yaml", SHARDS)
+    run = train(*SHORT, "--config-dir=mine", "data=shards", "loader.num_workers=1", *small_model(2))
+    assert metrics(run, "eval")
+
+
 PADDED = """
 import torch
 class Ragged(torch.utils.data.Dataset):
@@ -103,6 +136,7 @@ def pad(samples):
 
 def test_a_collate_function_that_pads(train: Callable[..., Path], project: Project) -> None:
     project.write("my_padded.py", PADDED)
+    assert len(PADDED.strip().splitlines()) <= 8
     data = ["data=custom", "data._target_=my_padded.Ragged", "+loader.collate._target_=my_padded.pad", "loader.num_workers=1"]
     train(*SHORT, *data, "model=mlp", "model.image_shape=[1,3,4]", "model.num_classes=2")
 
