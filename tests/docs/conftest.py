@@ -35,6 +35,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(STAND_INS, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    for path in STAND_INS.glob("*.py"):  # of another test's folder
+        sys.modules.pop(path.stem, None)
     before, environment = set(sys.modules), dict(os.environ)
     version.setbase("1.3")
     yield tmp_path
