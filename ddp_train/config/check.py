@@ -94,8 +94,9 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(tree["name"]) if "name" in tree else []
     data = tree["data"] if isinstance(tree.get("data"), dict) else {}
+    told = {error.key for error in errors}  # that a value is missing, for one
     for node, key in _target_nodes(tree):
-        found = check_target(node, key)
+        found = [error for error in check_target(node, key) if error.key not in told]
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))

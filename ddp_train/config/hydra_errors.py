@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from argparse import ArgumentError
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command_line import whole, without_override
 from ddp_train.config.composition import loader_of, parse
-from ddp_train.config.schema import SECTIONS, TARGETS
+from ddp_train.config.schema import NAMED, SECTIONS, TARGETS
 from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
 from ddp_train.config.target import look_up, takes
 from ddp_train.config.tree import nodes
@@ -137,6 +137,7 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     words, errors = whole(args.overrides)
     choices: list[Override] = []
     values: list[Override] = []
+    lists: list[str] = []
     for text in words:
         try:
             override_ = parser.parse_override(text)
@@ -144,13 +145,16 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
             if "=" in text or text.startswith("~"):
                 errors.append(_unreadable(text, error))
             continue
-        if offered := loader.get_group_options(override_.key_or_group):
+        if override_.is_delete() and override_.key_or_group in NAMED:
+            lists.append(override_.key_or_group)
+        elif offered := loader.get_group_options(override_.key_or_group):
             wrong = [] if override_.is_delete() else [*_wrong_options(override_, offered)]
             errors += wrong
             if not wrong:
                 choices.append(override_)
         else:
             values.append(override_)
+    lists = [group for group in lists if not any(each.key_or_group == group and isinstance(each.value(), str) for each in choices)]
     chosen, again = _without_second_choice(choices, compose([_one(each) for each in choices if not each.is_add()]).hydra.runtime.choices)
     errors += again
     base = _plain(compose(chosen))
@@ -186,8 +190,9 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     except ConfigErrors as error:
         found = error.errors
     except (HydraException, OmegaConfBaseException):
-        if not errors and not unknown:
+        if not errors and not unknown and not lists:
             raise  # else it is a consequence of what was found above, as a rule
+    errors += [_removed_whole(group, base.get(group) or ()) for group in lists]
     return [*errors, *(_not_there(each, base, [*known, *groups]) for each in unknown), *found]
 
 
@@ -264,6 +269,12 @@ def _without_second_choice(choices: Sequence[Override], defaults: Mapping[str, A
             errors.append(ConfigError(key=key, happened="is in the configuration already", expected="no + before it", fix=fix))
         meant.append(text)
     return meant, errors
+
+
+def _removed_whole(group: str, names: Iterable[str]) -> ConfigError:
+    """Say how to remove what several options of one group have put there: Hydra removes a group only where one option is chosen."""
+    fix = " ".join(removal(f"{group}.{name}", {}) for name in names)
+    return ConfigError(key=group, happened="is not removed as a whole", expected="the names in it, one by one", fix=fix or "leave it out")
 
 
 def _wrong_sign(given: Override, known: Mapping[str, Any]) -> ConfigError | None:
