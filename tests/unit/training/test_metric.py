@@ -164,9 +164,13 @@ def number(predictions: Tensor, targets: Tensor) -> int:
     return len(np.asarray(targets))
 
 
+def test_a_function_needs_no_partial() -> None:
+    assert checked(MINE[0]).evaluation.metrics["mine"]["_partial_"] is True
+
+
 def test_what_cannot_be_a_metric_is_refused_before_the_run() -> None:
-    with pytest.raises(ConfigErrors, match=r"evaluation\.metrics\.mine\._partial_"):
-        checked(MINE[0])  # without _partial_
+    with pytest.raises(ConfigErrors, match=r"evaluation\.metrics\.mine\.predictions: .* needs this argument"):
+        checked(MINE[0], "+evaluation.metrics.mine._partial_=false")
     with pytest.raises(ConfigErrors, match=r"torch\.nn has no"):
         checked("+evaluation.metrics.mine._target_=torch.nn.F1")
     with pytest.raises(ConfigErrors, match="_target_"):
