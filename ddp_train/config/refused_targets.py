@@ -46,16 +46,19 @@ _TOOLS = (
     *map(module_name, ("ddp_train.data.download", "ddp_train.data.tokens.token_writer")),  # beside what makes components
     *("torch.hub", "torch.package", "torch.serialization", "torch.multiprocessing", "torch.distributed", "torch.utils.cpp_extension"),
     *("torch.utils.model_zoo", "torch._inductor", "torch._ops", "torch._classes", "numpy.memmap"),
+    *("torch.utils.collect_env", "torch.utils.hipify", "torch.utils.benchmark", "torch.testing", "torch.fx.graph_module"),
+    *("numpy.testing", "numpy.f2py", "numpy.DataSource", "numpy.lib.npyio.DataSource", "numpy.lib._datasource", "sympy", "jinja2"),
     *("hydra", "omegaconf", "IPython", "ipykernel", "pip", "setuptools", "pkg_resources", "_pytest", "cffi", "werkzeug"),
     *("dill", "cloudpickle", "joblib", "yaml", "fsspec", "huggingface_hub", "requests", "urllib3", "httpx", "aiohttp", "boto3", "botocore"),
     *("psutil", "pexpect", "ptyprocess", "sh", "plumbum", "invoke", "fabric", "paramiko", "docker", "git"),
 )
 """Packages and modules that start, write or fetch, or that look up or run whatever they are told."""
 
-_TOOL_NAMES = re.compile(  # functions that write, start or fetch code, by how they are called
-    r"^_*(save|write|dump|delete|remove|unlink|rename|move|push|upload|download|extract|untar|unzip|spawn|exec|eval|system|popen|run_|shell|main$|cli$"
-    r"|compile|load_inline|load_module|load_library|load_url|import|tofile|from_file|pipe|gopen"
-    r"|loads?$|full_load|unsafe_load|read_pickle|unpickle|memmap|urlopen|urlretrieve|get_(class|method|object|attr)"
+_TOOL_NAMES = re.compile(  # functions that write, start or fetch code, by how they are called; a verb is a whole word: `evaluate` is no `eval`
+    r"^_*((save(z|txt|fig|mat)?|write(lines|str)?|dumps?|delete|remove|unlink|rename|move|push|upload|download|untar|unzip|spawn(v|ve|vp|vpe|l)?"
+    r"|exec(ute|file|v|ve|vp|l)?|eval|system|popen|run|runstring|shell|compile|import|pipe|gopen|memmap|urlopen|urlretrieve"
+    r"|load_inline|load_module|load_library|load_url|read_pickle|unpickle|tofile|from_file|get_(class|method|object|attr))(_|$|(?-i:[A-Z]))"
+    r"|(main|cli|loads?|full_load|extract(_?all|_(archive|zip|tar|file)\w*)?)$"
     r"|to_(csv|pickle|parquet|json|excel|html|hdf|feather|file|disk|sql|yaml)|\w+_(download|upload|to_disk|to_hub|to_file|from_url))",
     re.IGNORECASE,
 )

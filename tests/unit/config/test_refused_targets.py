@@ -18,6 +18,9 @@ torch.save torch.load torch.jit.load torch.hub.load torch.multiprocessing.spawn 
 numpy.save numpy.memmap hydra.utils.instantiate hydra.utils.get_method torch.package.PackageImporter torch.nn.Module.__subclasses__
 ddp_train.system.process.fork ddp_train.system.files.write_atomic ddp_train.data.download.os.remove ddp_train.data.download.ensure
 ddp_train.data.tokens.token_writer.TokenWriter ddp_train.loader.worker_pool.WorkerPool
+torch.utils.collect_env.run torch.utils.collect_env.run_and_read_all torch.utils.hipify.hipify_python.hipify torch.utils.benchmark.Timer
+torch.testing.make_tensor torch.fx.graph_module._forward_from_src numpy.testing.runstring numpy.f2py.get_include numpy.lib.npyio.DataSource
+numpy.savetxt numpy.savez_compressed torch.compile sympy.sympify jinja2.Template pytest.main
 """
 COMPONENTS = """
 torch.nn.Linear torch.nn.functional.gelu torch.nn.MSELoss torch.optim.AdamW torch.optim.lr_scheduler.StepLR torch.tanh
@@ -58,6 +61,8 @@ def package(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.delitem(sys.modules, "installed_parts", raising=False)
 
 
+HONEST = "importance_weighted_loss evaluate_auc extract_features pipeline executor_loss systematic_loss compiled_net moveaxis running_mean".split()
+TOOL_NAMES = "run run_it runstring eval save saveAll save_to write_file execute exec_module import_it pipe extractall extract_all main _spawn".split()
 INSTALLED = """
 import subprocess, torch
 from os import system as alias
@@ -81,4 +86,11 @@ def test_a_package_that_is_installed_needs_no_listing_and_its_tools_are_refused(
         assert not refuse(f"installed_parts.{name}", locate(f"installed_parts.{name}"))
     for name in ("alias", "Runner", "download", "weights_from_url", "load", "Transform.save_pretrained", "subprocess.run"):
         assert refuse(f"installed_parts.{name}", locate(f"installed_parts.{name}")), name
+    del sys.modules["installed_parts"]
+
+
+def test_a_verb_is_a_whole_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package(tmp_path, monkeypatch, "\n".join(f"def {name}(x): ..." for name in (*HONEST, *TOOL_NAMES)))
+    found = {name: refuse(f"installed_parts.{name}", locate(f"installed_parts.{name}")) for name in (*HONEST, *TOOL_NAMES)}
+    assert [name for name, why in found.items() if not why] == HONEST
     del sys.modules["installed_parts"]
