@@ -96,7 +96,8 @@ def _without_what_is_not_taken(node: Mapping[str, Any], option: Mapping[str, Any
         if name == _EVAL and isinstance(value, Mapping) and isinstance(option.get(_EVAL), Mapping):
             inner = {each.removeprefix(f"{_EVAL}.") for each in typed if each.startswith(f"{_EVAL}.")}
             changes = _without_what_is_not_taken(value, option[_EVAL], target, inner)
-            kept[name] = changes or None  # nothing is left that tells the splits apart: no evaluation, rather than on the training data
+            # What was dropped may be what told the splits apart: no evaluation then, rather than one on the training data.
+            kept[name] = changes if inner or len(changes) == len(value) else None
         elif not is_the_options or name in stays or (takes_by_name(target, name) and (name not in hints or fits(value, hints[name]))):
             kept[name] = value
     return kept

@@ -33,6 +33,10 @@ class MyData:
         return index
 
 
+class Counted(MyData):
+    def __init__(self, num_samples: int = 8, train: bool = True) -> None: ...
+
+
 def my_loss(outputs: Any, targets: Any) -> Any: ...
 
 
@@ -72,6 +76,10 @@ def test_splits_that_nothing_tells_apart_are_not_evaluated(monkeypatch: pytest.M
     assert "no evaluation" in line
     tree, _ = tree_of(monkeypatch, tmp_path, f"data._target_={HERE}.MyData", "+data.eval.train=false")
     assert tree["data"]["eval"] == {"train": False}
+    tree, (line,) = tree_of(monkeypatch, tmp_path, f"data._target_={HERE}.Counted")  # it takes num_samples, and no split
+    assert tree["data"]["eval"] is None and "no evaluation" in line
+    tree, _ = tree_of(monkeypatch, tmp_path, f"data._target_={HERE}.Counted", "+data.eval.train=false")
+    assert tree["data"]["eval"] == {"num_samples": 2000, "train": False}
 
 
 def test_custom_options_hold_nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
