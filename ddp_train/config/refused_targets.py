@@ -54,7 +54,7 @@ _TOOLS = (
 )
 """Packages and modules that start, write or fetch, or that look up or run whatever they are told."""
 
-_TOOL_NAMES = re.compile(  # functions that write, start or fetch code, by how they are called; a verb is a whole word: `evaluate` is no `eval`
+_TOOL_NAMES = re.compile(  # functions that write, start or fetch code, by how they are called; `evaluate` is no `eval`
     r"^_*((save(z|txt|fig|mat)?|write(lines|str)?|dumps?|delete|remove|unlink|rename|move|push|upload|download|untar|unzip|spawn(v|ve|vp|vpe|l)?"
     r"|exec(ute|file|v|ve|vp|l)?|eval|system|popen|run|runstring|shell|compile|import|pipe|gopen|memmap|urlopen|urlretrieve"
     r"|load_inline|load_module|load_library|load_url|read_pickle|unpickle|tofile|from_file|get_(class|method|object|attr))(_|$|(?-i:[A-Z]))"
