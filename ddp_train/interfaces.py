@@ -350,7 +350,8 @@ class Callback(Protocol):
     `if run.rank == 0`. An exception ends the run and names the callback.
 
     With `state_dict` and `load_state_dict` a callback has a state in every checkpoint: containers, numbers, text and tensors, the same on
-    every rank. It comes back before `start`, and over a rewind.
+    every rank. It comes back before `start`, and over a rewind. `state_dict` is asked once when the callback is made, too: a run that goes
+    back to a checkpoint without its state begins with that.
     """
 
     def start(self, run: Run) -> None:
@@ -373,7 +374,7 @@ class Callback(Protocol):
 class Averaging(Protocol):
     """A callback that has other weights for evaluation; one of a run at most."""
 
-    def weights(self) -> Mapping[str, Tensor] | None:
+    def evaluation_weights(self) -> Mapping[str, Tensor] | None:
         """Return tensors by the names that the model has for them, which stand in for its own in every evaluation; None: its own."""
 
 

@@ -66,7 +66,7 @@ class EMA:
                 if name not in parameters:
                     dist.broadcast(average, src=0)
 
-    def weights(self) -> Mapping[str, Tensor] | None:
+    def evaluation_weights(self) -> Mapping[str, Tensor] | None:
         """Return the averages, which are evaluated."""
         return self._averages if self._for_evaluation and self._averages else None
 

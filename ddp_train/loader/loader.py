@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import Any, Protocol
@@ -71,7 +71,7 @@ class TrainLoader:
         rank: this rank.
         world_size: ranks that share each global batch.
         grad_accum_steps: micro-batches of each rank in a step.
-        by_size: the same by the size of the global batch, where that changes; None: always as many.
+        by_size: the same by the size of the global batch, where that changes; they are the most then. None: always as many.
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
         skips: replace samples that cannot be read, instead of raising what they raise.
@@ -88,12 +88,12 @@ class TrainLoader:
         num_workers: int,
         pin_memory: bool,
         skips: bool = False,
-        by_size: Mapping[int, int] | None = None,
+        by_size: Callable[[int], int] | None = None,
     ) -> None:
         self.source, self.order = source, order
         self.skips = skips
         self._by_size = by_size
-        self.grad_accum_steps = max(by_size.values()) if by_size else grad_accum_steps
+        self.grad_accum_steps = grad_accum_steps
         self._rank, self._world_size = rank, world_size
         self._read = TrainReader(source, order, skips=skips)
         self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
@@ -104,7 +104,7 @@ class TrainLoader:
 
     def micro_steps(self, samples: int) -> int:
         """Return how many micro-batches the step that begins after `samples` samples has."""
-        return self._by_size[self.order.size_at(samples)] if self._by_size else self.grad_accum_steps
+        return self._by_size(self.order.batch_at(samples).size) if self._by_size else self.grad_accum_steps
 
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""

@@ -89,10 +89,6 @@ class SampleOrder:
         epoch, start = divmod(samples, self.epoch_size)
         return GlobalBatch(epoch, start, min(start + self._plan.size_at(samples), self.epoch_size))
 
-    def size_at(self, samples: int) -> int:
-        """Return the size that this batch was meant to have; the last one of an epoch may be smaller."""
-        return self._plan.size_at(samples)
-
     def samples_after(self, step: int) -> int:
         """Return how many samples the first `step` steps take."""
         return self._plan.samples_after(step)

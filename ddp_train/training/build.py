@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from ddp_train.loader.sampler import labels_of, sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer.groups import freeze
-from ddp_train.training import initial_weights
+from ddp_train.training import callbacks, initial_weights
 from ddp_train.training.compiled import compile_model, use_plain_names
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.instantiate import instantiate, refuse_tools
@@ -87,6 +88,7 @@ def build(config: RunConfig, world: World) -> Components:
     amp: Amp = instantiate(config.amp, key="amp")
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
+    made = _callbacks(config.callbacks)
     return Components(
         model=model,
         trained=trained,
@@ -101,7 +103,8 @@ def build(config: RunConfig, world: World) -> Components:
         train_loader=train_loader,
         eval_loader=eval_loader,
         total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
-        callbacks=_callbacks(config.callbacks),
+        callbacks=made,
+        fresh=callbacks.fresh_states(made),
         metrics=metrics,
         answers=answers,
     )
@@ -239,15 +242,19 @@ def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) 
         own=_own_sampler(source, config),
     )
     changes = batch_changes(config.trainer.batch_size_schedule or {})
-    sizes = {size: accumulation_of(size, loader, world.size) for size in sorted({batch.global_batch_size, *(size for _, size in changes)})}
     order = SampleOrder(
         sampler,
         global_batch_size=min(batch.global_batch_size, sampler.length),
         drop_last=drop_last,
         changes=[(step, min(size, sampler.length)) for step, size in changes],
     )
-    by_size = {min(size, sampler.length): accumulation for size, accumulation in sizes.items()} if changes else None
-    return TrainLoader(source, order, **reading, skips=loader.on_bad_sample == "skip", by_size=by_size)
+    skips = loader.on_bad_sample == "skip"
+    if not changes:
+        return TrainLoader(source, order, **reading, skips=skips)
+    by_size = partial(accumulation_of, loader=loader, world_size=world.size)  # the last batch of an epoch has as few as its size asks for
+    sizes = (batch.global_batch_size, *(size for _, size in changes))
+    reading["grad_accum_steps"] = max(by_size(min(size, sampler.length)) for size in sizes)
+    return TrainLoader(source, order, **reading, skips=skips, by_size=by_size)
 
 
 def _eval_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Evaluation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -155,6 +156,8 @@ class Callbacks:
     def evaluation(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Say what was measured; return what was logged, the mean over all calls on all ranks. Collective."""
         if not self._at["evaluation"]:
+            if self.has_steps:  # who may have asked for a stop since the last log step
+                self._view.logged.agree(self._view.world)
             return {}
         view, values = self._view, dict[str, list[float]]()
 
@@ -221,16 +224,32 @@ def states(callbacks: Mapping[str, Any], world: World) -> dict[str, dict[str, An
     return found
 
 
-def load_states(callbacks: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    """Give each callback its state back.
+def fresh_states(callbacks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of the states that callbacks are made with, by name: of those that have one and can load it."""
+    found = {}
+    for name, each in callbacks.items():
+        if hasattr(each, "state_dict") and hasattr(each, "load_state_dict"):
+            try:
+                found[name] = copy.deepcopy(each.state_dict())
+            except Exception as error:
+                raise _named(error, name, "state_dict")  # noqa: B904  # the same error
+    return found
+
+
+def load_states(callbacks: Mapping[str, Any], saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
+    """Give each callback its state back; where the checkpoint has none, the one that it was made with: this may be a rewind.
+
+    Args:
+        fresh: the latter (`fresh_states`).
 
     Returns:
         A line for each that is new, and for each that is gone.
     """
     own = {name: each for name, each in callbacks.items() if hasattr(each, "load_state_dict")}
-    for name in own.keys() & saved.keys():
+    given = copy.deepcopy({**fresh}) | {**saved}
+    for name in own.keys() & given.keys():
         try:
-            own[name].load_state_dict(saved[name])
+            own[name].load_state_dict(given[name])
         except Exception as error:
             raise _named(error, name, "load_state_dict")  # noqa: B904  # the same error
     lines = [f"callbacks.{name} has no state in the checkpoint, and begins now" for name in own if name not in saved]

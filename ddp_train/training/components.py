@@ -60,6 +60,7 @@ class Components(Evaluated):
     strategy: Strategy
     train_loader: Loader
     total_steps: int
+    fresh: Mapping[str, Any] = field(default_factory=dict)  # the states of the callbacks as they were made (`callbacks.fresh_states`)
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
 
     def loss(self, batch: Batch) -> Tensor:

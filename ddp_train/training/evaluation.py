@@ -115,7 +115,7 @@ def _measure(
 
 def averages(components: Evaluated) -> Mapping[str, Tensor]:
     """Return the weights that a callback brings for evaluation, by the model's names; {} where none does."""
-    return next((each.weights() or {} for each in components.callbacks.values() if isinstance(each, Averaging)), {})
+    return next((each.evaluation_weights() or {} for each in components.callbacks.values() if isinstance(each, Averaging)), {})
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
             expected="a checkpoint of the same configuration",
             fix="resume=never, or the configuration that it was saved with",
         )
-    differences += callbacks.load_states(components.callbacks, shared["callbacks"])
+    differences += callbacks.load_states(components.callbacks, shared["callbacks"], components.fresh)
     if world.is_main:
         for difference in differences:
             print(difference, flush=True)

@@ -72,7 +72,7 @@ def test_the_averages_are_evaluated_and_the_weights_are_back_afterwards() -> Non
     parts.model.load_state_dict(raw)
     assert evaluate(parts, alone()) != found
     ema._for_evaluation = False
-    assert ema.weights() is None
+    assert ema.evaluation_weights() is None
 
 
 def test_the_averages_are_in_the_checkpoint_once_and_come_back(tmp_path: Path) -> None:
@@ -104,6 +104,17 @@ def test_what_is_taken_from_a_finished_run_are_the_averages_tied_ones_too(tmp_pa
     assert model.head.weight is model.token_embedding.weight
     assert all((parameter == 0.5).all() for parameter in model.parameters())
     assert not any((parameter == 0.5).all() for parameter in parts.model.parameters())
+
+
+def test_a_rewind_to_a_checkpoint_without_them_begins_anew(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, 1, components("trainer.max_steps=3"))
+    parts = components("callbacks=[ema,early_stopping]", "trainer.max_steps=3", "trainer.global_batch_size=32")
+    trainer(parts, evaluate_every_steps=1).train()
+    for average in averages(parts.callbacks["ema"]).values():
+        average.fill_(float("nan"))
+    load(checkpoint, parts, TrainState(), alone())
+    assert parts.callbacks["ema"].state_dict() == {"num_updates": 0, "averages": {}}
+    assert parts.callbacks["early_stopping"].state_dict()["best"] is None
 
 
 def test_of_another_model_they_are_refused() -> None:

@@ -174,8 +174,13 @@ def test_a_stop_ends_the_run_as_its_last_step_would() -> None:
     assert str(training.state.stopped) == "callbacks.stopping: that is enough"
     training, records = run(soon=StoppingSoon())
     assert training.train()
+    assert training.state.step == 2  # the next evaluation, before a log step
+    assert [(record["split"], record["step"]) for record in records] == [("eval", 2)]
+    training, records = run(soon=StoppingSoon())
+    training.evaluate_every_steps = 100
+    assert training.train()
     assert training.state.step == 3  # the next log step
-    assert [(record["split"], record["step"]) for record in records] == [("eval", 2), ("train", 3), ("eval", 3)]
+    assert [(record["split"], record["step"]) for record in records] == [("train", 3), ("eval", 3)]
 
 
 def test_a_run_that_was_stopped_takes_no_step_when_it_is_continued() -> None:
@@ -233,4 +238,8 @@ def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None
 
 
 def test_protocols_tell_who_takes_images_and_who_averages() -> None:
-    assert not isinstance(Diary(), (interfaces.Averaging, interfaces.ImageWriter))
+    class Weighted:
+        weights = (1.0, 2.0)  # of its own, and for something else
+
+    for each in (Diary(), Weighted()):
+        assert not isinstance(each, (interfaces.Averaging, interfaces.ImageWriter))
