@@ -77,6 +77,13 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
             )
         mine = [left.pop(name) for name in named if name in names]
         made.append(make(split_by_decay(mine, getattr(make, "keywords", {}).get("weight_decay"))))
+        if all(callable(getattr(made[-1], mode, None)) for mode in ("train", "eval")):
+            raise ConfigError(
+                key=f"optimizer.parts.{part}",
+                happened=f"{type(made[-1]).__name__} has other weights to evaluate than to train, which the other parts would not follow",
+                expected="an ordinary optimizer as a part; a schedule-free one trains the whole model",
+                fix="optimizer=custom with its optimizer._target_",
+            )
     if left:
         shown = ", ".join([*left][:_SHOWN]) + (", ..." if len(left) > _SHOWN else "")
         raise ConfigError(key="optimizer.parts", happened=f"{len(left)} parameters are in no part: {shown}", expected="each in one")

@@ -58,3 +58,14 @@ def test_every_parameter_is_in_one_part() -> None:
         several(model(), parts={"0": PARTS["0"]})
     with pytest.raises(ConfigError, match=r"has 0\.bias, and a part before it has it"):
         several(model(), parts={**PARTS, "*.bias": PARTS["1"]})
+
+
+class WithModes(torch.optim.SGD):
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+def test_a_part_with_modes_is_refused_and_not_trained_without_them() -> None:
+    with pytest.raises(ConfigError, match="WithModes has other weights to evaluate"):
+        several(nn.Linear(2, 2), parts={"*": partial(WithModes, lr=0.1)})
