@@ -11,6 +11,7 @@ Nothing here imports torchmetrics: a metric is known by what it offers.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Comparing, Goal, Objective, describe, map_tensors
 from ddp_train.training.instantiate import instantiate
+
+logger = logging.getLogger(__name__)
 
 State = Any
 """What one rank has of a metric, on the CPU; None: it was given nothing."""
@@ -208,6 +211,27 @@ def update(metrics: Mapping[str, Metric], pair: tuple[Any, Any]) -> None:
             ) from error
 
 
+def refuse_others(metrics: Mapping[str, Metric]) -> None:
+    """Refuse metrics whose value is of another type than a record takes, by what was given to them so far; then forget that.
+
+    Raises:
+        ConfigError: naming the metric. Other errors say little: few samples may be too few.
+    """
+    for name, metric in metrics.items():
+        try:
+            state = metric.state()
+            _ = _numbers(name, metric.result([state])) if state is not None else {}
+        except TypeError as error:
+            raise ConfigError(
+                key=f"evaluation.metrics.{name}",
+                happened=str(error),
+                expected="a metric whose value is a number, a row of numbers, or a dict of them",
+            ) from error
+        except Exception as error:
+            logger.info("not tried whether evaluation.metrics.%s gives numbers: %s: %s", name, type(error).__name__, error)
+        metric.reset()
+
+
 def results(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
     """Return the values of all metrics over all ranks, the same on each. Collective.
 
@@ -240,4 +264,6 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
         return {key: number for part, inner in value.items() for key, number in _numbers(f"{name}_{part}", inner).items()}
     if isinstance(value, Tensor) and value.ndim == 1 and len(value) > 1:
         return {f"{name}_{place}": float(each) for place, each in enumerate(value.tolist())}
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise TypeError(f"gave a tensor {list(value.shape)}, and not a number, a row of them or a dict")
     return {name: float(value)}

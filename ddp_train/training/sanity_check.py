@@ -124,7 +124,8 @@ def _try(components: Components, named: NamedBatch, world: World, *, split: str,
                     scores, _, pair = components.examine(batch, predicts=predicts)
                 _require_scores(objective, scores, world, counts=micro_batch.counts)
                 if pair is not None and micro_batch.counts:
-                    metric.update(components.metrics, pair)  # evaluation resets them
+                    metric.update(components.metrics, pair)
+                    metric.refuse_others(components.metrics)
     except _TELLING:
         raise
     except Exception as error:

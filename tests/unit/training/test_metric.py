@@ -13,7 +13,7 @@ from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.training.evaluation import evaluate
-from ddp_train.training.metric import FunctionMetric, KeptMetric, as_metric, results, update
+from ddp_train.training.metric import FunctionMetric, KeptMetric, as_metric, refuse_others, results, update
 from tests.unit.parts import checked, components
 
 torch.manual_seed(0)
@@ -177,3 +177,14 @@ def test_what_cannot_be_a_metric_is_refused_before_the_run() -> None:
         checked("+evaluation.metrics.mine.width=3")
     with pytest.raises(ConfigError, match="has a metric of this name"):
         components(f"+evaluation.metrics.loss._target_={HERE}.number", "+evaluation.metrics.loss._partial_=true")
+
+
+def table(predictions: Tensor, targets: Tensor) -> Tensor:
+    return torch.zeros(10, 10)
+
+
+def test_a_metric_that_gives_no_number_is_refused_before_the_first_step() -> None:
+    metrics = {"table": as_metric(table, "table", torch.device("cpu"))}
+    metrics["table"].update(torch.zeros(3, 10), torch.zeros(3))
+    with pytest.raises(ConfigError, match=r"gave a tensor \[10, 10\]"):
+        refuse_others(metrics)
