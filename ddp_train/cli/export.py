@@ -34,6 +34,8 @@ def export(arguments: list[str], launcher: Launcher) -> int:
     formats = [word.removeprefix(_FORMAT) for word in arguments if word.startswith(_FORMAT)]
     places = [word.removeprefix(_TO) for word in arguments if word.startswith(_TO)]
     runs = [word for word in arguments if not word.startswith((_FORMAT, _TO))]
+    if dashed := next((word for word in runs if word.startswith(f"--{_TO}")), None):
+        raise ConfigError(key="--to", happened=f"{dashed} is no option", expected="to=PATH, without dashes", fix=dashed.lstrip("-"))
     if len(runs) != 1 or runs[0].startswith("-") or "=" in runs[0] or len(formats) > 1 or len(places) > 1:
         raise ConfigError(happened="which run, and what of it?", expected=USAGE.partition("\n")[0], fix="ddp-train export --help")
     path, format = Path(runs[0]), (formats or ["safetensors"])[0]

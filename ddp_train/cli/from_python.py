@@ -105,7 +105,7 @@ def _check(overrides: Sequence[str]) -> None:
         if name in _WHERE_YAML_LIES:
             if not equals:
                 next(words, None)  # its value
-        elif word.startswith("-") or not (equals or word.startswith("~")):
+        elif word.startswith("-") or not (equals or word.startswith("~")) or name.lstrip("+") == "hydra.mode":
             fix = "run() in a loop instead of -m; `ddp-train ...` in a shell for the rest"
             problem = UserError(happened=f"{word!r} starts no single run", expected="key=value, group=option, +key=value or ~key", fix=fix)
             raise RunFailed(str(problem), exit_code=WRONG_INPUT)

@@ -27,7 +27,7 @@ def init(arguments: list[str], launcher: Launcher) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise ConfigError(happened="where?", expected="ddp-train init DIR", fix="give the name of a new folder")
     folder = Path(arguments[0])
-    package = _package(folder.absolute().name)
+    package = _package(folder.resolve().name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(happened=f"{folder} is there already", expected="a new folder, or an empty one", fix="another name")
     source = starter()
@@ -50,7 +50,7 @@ def _package(name: str) -> str:
         ConfigError: it is none that Python takes, or that of something else.
     """
     package, fix = re.sub(r"[-. ]", "_", name).lower(), "another name"
-    if not package.isidentifier() or keyword.iskeyword(package):
+    if not package.isidentifier() or keyword.iskeyword(package) or package.startswith("__"):
         expected = "letters, digits, '-' and '_', a letter first"
         raise ConfigError(happened=f"{name} is no name for a package of Python", expected=expected, fix=fix)
     found = importlib.util.find_spec(package)

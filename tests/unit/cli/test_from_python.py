@@ -71,7 +71,16 @@ def test_wrong_overrides_are_raised_with_all_of_their_problems_and_not_printed_t
 
 
 @pytest.mark.parametrize(
-    "words", ["model=mlp", ["-m", "seed=1,2"], ["resume", "outputs/x"], ["--cfg=job"], ["--config-dir", "a", "--help"]]
+    "words",
+    [
+        "model=mlp",
+        ["-m", "seed=1,2"],
+        ["resume", "outputs/x"],
+        ["--cfg=job"],
+        ["hydra.mode=MULTIRUN", "seed=1,2"],
+        ["+hydra.mode=MULTIRUN"],
+        ["--config-dir", "a", "--help"],
+    ],
 )
 def test_what_is_no_single_run_is_refused_at_once(words: list[str]) -> None:
     with pytest.raises(RunFailed) as raised:

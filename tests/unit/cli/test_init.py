@@ -67,6 +67,7 @@ def run_mode() -> Any:
         ([], "where?"),
         (["a", "b"], "where?"),
         (["1st"], "no name for a package"),
+        (["__main__"], "no name for a package"),
         (["torch"], "here already"),
         (["full"], "full is there already"),
     ],
@@ -78,6 +79,17 @@ def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(here: Path, 
         make(*words)
     assert says in str(raised.value)
     assert sorted(path.name for path in here.rglob("*")) == ["file", "full"]
+
+
+def test_a_folder_is_called_what_it_is_called_where_it_lies(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "mine/inner").mkdir(parents=True)
+    monkeypatch.chdir(here / "mine/inner")
+    with pytest.raises(ConfigError, match="there already"):
+        make("..")
+    (here / "empty").mkdir()
+    monkeypatch.chdir(here / "empty")
+    make(".")
+    assert (here / "empty/empty/__init__.py").exists()
 
 
 def test_an_empty_folder_is_filled(here: Path) -> None:

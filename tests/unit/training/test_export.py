@@ -109,6 +109,7 @@ def test_nothing_is_written_over_and_what_is_typed_wrong_is_told(tmp_path: Path)
         ([run, "--format=safetensor"], r"--format=safetensors"),
         ([run, "--format=pt", f"to={tmp_path}/there.pt"], "nothing is written over"),
         ([run, f"to={tmp_path}/new.pt"], r"--format=pt"),
+        ([run, "--to=w.safetensors"], r"--to=w.safetensors is no option[\s\S]*fix: to=w.safetensors"),
         ([str(tmp_path / "nowhere")], "no run folder"),
     ):
         with pytest.raises(ConfigError, match=said):
