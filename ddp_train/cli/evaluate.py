@@ -23,6 +23,7 @@ from ddp_train.config.cluster import check_tasks
 from ddp_train.config.composition import loader_of, parse
 from ddp_train.config.evaluation_split import evaluation_split
 from ddp_train.config.project import with_conf
+from ddp_train.config.resolve import resolve
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config
 from ddp_train.config.spelling import nearest
@@ -145,11 +146,30 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predict
     values = [text for text in changed if text.partition("=")[0] not in choices]
     hydra_errors.refuse_unknown([text for text in values if not text.startswith("+")], config_for)
     require_place(words, folder, config_for)
-    merged: Any = OmegaConf.merge(OmegaConf.create(config_for), OmegaConf.from_dotlist([text.lstrip("+") for text in values]))
+    merged: Any = OmegaConf.merge(OmegaConf.create(config_for), hydra_errors.values_of([text.lstrip("+") for text in values]))
     merged.data.eval = {}
     if predicts:
         merged.evaluation.save_predictions = False  # with targets
-    return config_check.check(merged)
+    try:
+        return config_check.check(merged)
+    except config_check.ConfigErrors as error:
+        raise config_check.ConfigErrors(_with_the_way_to_other_data(error.errors, changed)) from None
+
+
+def _with_the_way_to_other_data(errors: Sequence[ConfigError], overrides: Sequence[str]) -> list[ConfigError]:
+    """Replace what is wrong with the arguments of another data set, which the run's data has left there, by what to type."""
+    target = next((text.partition("=")[2] for text in overrides if text.startswith("data._target_=")), None)
+    others = [error for error in errors if not error.key.startswith("data.") or error.key == "data._target_"]
+    if target is None or len(others) == len(errors) or any(text.startswith("data=") for text in overrides):
+        return list(errors)
+    wrong = ", ".join(error.key for error in errors if error not in others)
+    here = ConfigError(
+        key="data._target_",
+        happened=f"{target} does not fit the arguments of the run's own data: {wrong}",
+        expected="data=custom, which has none, and those of your own",
+        fix=f"data=custom data._target_={target} +data.ARG=VALUE",
+    )
+    return [here, *others]
 
 
 def _of_data(text: str) -> str:
@@ -174,9 +194,11 @@ def _section(group: str, option: str, folder: Path) -> Any:
             expected=f"one of {', '.join(offered)}",
             fix=f"{group}={close}" if close else "",
         )
-    composed: Any = OmegaConf.to_container(
-        loader.load_configuration(args.config_name or "config", [f"{group}={option}"], RunMode.RUN)[group], resolve=True
-    )
+    errors: list[ConfigError] = []
+    found = loader.load_configuration(args.config_name or "config", [f"{group}={option}"], RunMode.RUN)[group]
+    composed = resolve(found, errors, section=group)
+    if errors:
+        raise config_check.ConfigErrors(errors)
     if group == "data":
         return evaluation_split({**composed, "eval": composed.get("eval") or {}})
     return composed

@@ -61,7 +61,7 @@ def frozen_job(
     hydra_errors.refuse_unknown(overrides, saved)
     require_place(["resume", str(Path(asked or checkpoint or folder).absolute()), *overrides], folder, saved)
     saved["cluster"] = {**saved["cluster"], "node_rank": None}  # of the machine that began it
-    tree: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), OmegaConf.from_dotlist(overrides)))
+    tree: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), hydra_errors.values_of(overrides)))
     first, options = typed(folder)
     return Job(
         config=config_check.load(tree),

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
 from hydra.core.object_type import ObjectType
@@ -125,6 +126,23 @@ def refuse_unknown(overrides: list[str], saved: Mapping[str, Any]) -> None:
         raise ConfigErrors(errors)
 
 
+def values_of(overrides: Sequence[str]) -> DictConfig:
+    """Return the values that overrides give to a saved config.
+
+    Raises:
+        ConfigErrors: with every one that cannot be read.
+    """
+    errors = []
+    for text in overrides:
+        try:
+            OmegaConf.create(OmegaConf.from_dotlist([text]))
+        except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+            errors.append(_unreadable(text, error))
+    if errors:
+        raise ConfigErrors(errors)
+    return OmegaConf.from_dotlist([*overrides])
+
+
 def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     args = parse(arguments)
     loader = loader_of(args, conf)
@@ -221,7 +239,7 @@ def _plain(composed: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def _unreadable(text: str, error: HydraException) -> ConfigError:
+def _unreadable(text: str, error: Exception) -> ConfigError:
     """Say what to do about a value that Hydra's parser cannot read: most often a text that needs quotes."""
     key, _, value = text.partition("=")
     open_ = _closing(value)

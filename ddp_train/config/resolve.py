@@ -22,29 +22,35 @@ from ddp_train.config.tree import changed
 from ddp_train.errors import ConfigError
 
 
-def resolve(config: DictConfig, errors: list[ConfigError]) -> dict[str, Any]:
-    """Return a composed config as plain containers.
+def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "") -> dict[str, Any]:
+    """Return a composed config, or one section of it, as plain containers.
 
     Args:
         errors: takes every value that cannot be had.
+        section: what `config` is called, if it is one; a `???` in it stays, for what is typed later.
     """
     with _sealed():
-        plain: dict[str, Any] = changed(_resolve(config, "", errors), "", _unsealed)
+        plain: dict[str, Any] = changed(
+            _resolve(config, f"{section}." if section else "", errors, keeps_missing=bool(section)), "", _unsealed
+        )
     return plain
 
 
-def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError]) -> dict[str, Any]:
+def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError], *, keeps_missing: bool) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for name in node:
         key, path = str(name), f"{prefix}{name!s}"  # text, as JSON has it on its way to the other ranks
         if OmegaConf.is_missing(node, name):
+            if keeps_missing:
+                plain[key] = "???"
+                continue
             fix = f"{path}=my_package.MyClass" if name == "_target_" else f"{path}=VALUE"
             errors.append(ConfigError(key=path, happened="has no value yet (???)", fix=fix))
             continue
         try:
             value = node[name]
             if isinstance(value, DictConfig):
-                plain[key] = _resolve(value, f"{path}.", errors)
+                plain[key] = _resolve(value, f"{path}.", errors, keeps_missing=keeps_missing)
             else:
                 plain[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except OmegaConfBaseException as error:

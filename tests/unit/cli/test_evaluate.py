@@ -114,6 +114,39 @@ def test_a_group_of_the_users_own_is_found_where_the_project_says(tmp_path: Path
     assert begun(evaluate, "run", "amp=mine").config.amp["dtype"] == "bfloat16"
 
 
+def test_a_class_of_ones_own_comes_with_its_arguments(tmp_path: Path) -> None:
+    finished(tmp_path)
+    target = "data._target_=ddp_train.data.char_text.CharText"
+    with pytest.raises(ConfigErrors) as raised:
+        begun(evaluate, str(tmp_path), target)
+    assert f"fix: data=custom {target} +data.ARG=VALUE" in str(raised.value) and "~" not in str(raised.value)
+    own = "data._target_=ddp_train.data.synthetic_images.SyntheticImages"
+    job = begun(evaluate, str(tmp_path), "data=custom", own, "+data.num_samples=3", "+data.split=eval")
+    assert {"num_samples": 3, "split": "eval"}.items() <= job.config.data.items()
+    with pytest.raises(ConfigErrors, match=r"data\._target_: has no value yet") as raised:
+        begun(evaluate, str(tmp_path), "data=custom")
+    assert str(raised.value).count("data._target_:") == 1
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    finished(tmp_path)
+    with pytest.raises(ConfigErrors, match=r"data\.noise: '\[0\.1' cannot be read[\s\S]*data\.noise=\[0\.1\]"):
+        begun(evaluate, str(tmp_path), "data.noise=[0.1")
+
+
+def test_a_secret_and_an_object_of_a_chosen_group_stay_as_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(tmp_path / "run")
+    (tmp_path / "conf/data").mkdir(parents=True)
+    (tmp_path / "conf/data/mine.yaml").write_text(
+        "_target_: builtins.dict\nsplit: train\ntoken: ${oc.env:MY_TOKEN}\ndtype: ${object:torch.float32}\neval:\n  split: eval\n"
+    )
+    (tmp_path / "pyproject.toml").write_text('[tool.ddp_train]\nconf = "conf"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_TOKEN", "hidden-value")
+    data = begun(evaluate, "run", "data=mine").config.data
+    assert (data["token"], data["dtype"], data["split"]) == ("${oc.env:MY_TOKEN}", "${object:torch.float32}", "eval")
+
+
 def test_data_of_another_kind_is_refused(tmp_path: Path) -> None:
     finished(tmp_path)
     with pytest.raises(ConfigError, match=r"it has num_classes 5, and the model was made for 10 \(model\.num_classes\)"):

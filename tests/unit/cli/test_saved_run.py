@@ -10,6 +10,7 @@ import pytest
 
 from ddp_train.cli import saved_run
 from ddp_train.cli.saved_run import frozen_job, refuse_without_effect
+from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
@@ -65,6 +66,11 @@ def test_what_would_have_none_is_refused_with_what_to_type(run: Path, overrides:
         resume(run, *overrides)
     assert f"all 10 steps of {run} are taken" in str(caught.value)
     assert "trainer.max_steps=20" in str(caught.value)
+
+
+def test_what_cannot_be_read_is_named(run: Path) -> None:
+    with pytest.raises(ConfigErrors, match=r"data\.noise: '\[0\.1' cannot be read[\s\S]*data\.noise=\[0\.1\]"):
+        resume(run, "data.noise=[0.1")
 
 
 def test_from_an_earlier_checkpoint_a_run_that_is_done_goes_on_with_anything(run: Path) -> None:

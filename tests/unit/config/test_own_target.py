@@ -98,7 +98,10 @@ def test_custom_options_hold_nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tm
     assert tree["objective"] == {"_target_": f"{HERE}.my_loss", "_partial_": True}
     assert tree["data"] == {"_target_": f"{HERE}.MyData", "eval": None}
     assert command_line(monkeypatch, tmp_path, "model=custom") == (2, [])
-    assert "model._target_: has no value yet (???)\n  fix: model._target_=my_package.MyClass" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "model._target_: has no value yet (???)\n  fix: model._target_=my_package.MyClass" in said
+    assert command_line(monkeypatch, tmp_path, "data=custom") == (2, [])
+    assert capsys.readouterr().err.count("data._target_: ") == 1
 
 
 def test_a_class_that_passes_arguments_on_takes_those_of_its_bases() -> None:
