@@ -95,10 +95,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     errors += _check_name(tree["name"]) if "name" in tree else []
     data = tree["data"] if isinstance(tree.get("data"), dict) else {}
     told = {error.key for error in errors}  # that a value is missing, for one
-    without_value = {error.key for error in errors}
     for node, key in _target_nodes(tree):
-        if f"{key}._target_" in without_value:
-            continue  # told above
         found = [error for error in check_target(node, key) if error.key not in told]
         errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
     if not isinstance(data.get("eval"), Mapping | None):
