@@ -98,7 +98,10 @@ def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fa
     assert (run / "logs/rank_00001.log").exists()
 
 
-@pytest.mark.parametrize(("fault", "said"), [("raise", "the third forward of rank 1"), ("SIGKILL", "the process ended without a report")])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("raise", "the third forward of rank 1"), pytest.param("SIGKILL", "the process ended without a report", marks=pytest.mark.long)],
+)
 def test_under_torchrun_there_is_one_screen_too(project: Project, fault: str, said: str) -> None:
     project.write("fragile.py", FRAGILE)
     done = project.run("model=mlp", *USE_FRAGILE[:5], f"+model.fault={fault}", torchrun=["--standalone", "--nproc-per-node=2"])

@@ -86,7 +86,8 @@ def values(run: Path, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(record.get(name) for name in ("split", "step", "loss", *names)) for record in metrics(run)]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long), pytest.param(7, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_a_gan_is_the_same_on_any_number_of_processes(project: Project, ranks: int) -> None:
     project.write("gan.py", GAN)
     command = [*COMMON, "model._target_=gan.Plain", "objective._target_=gan.Exact", "trainer.max_steps=10", "evaluation.every_steps=5"]

@@ -65,7 +65,9 @@ def test_a_driver_without_a_usable_gpu_is_told(
     assert devices.resolve_device("auto") == "cpu"
     assert devices.why_none() == why
     job: Any = SimpleNamespace(
-        run_folder=SimpleNamespace(shown=lambda: "there"), config=SimpleNamespace(cluster=SimpleNamespace(device="auto"), batch="8")
+        task=None,
+        run_folder=SimpleNamespace(shown=lambda: "there"),
+        config=SimpleNamespace(cluster=SimpleNamespace(device="auto"), batch="8", left_out=[]),
     )
     assert (f"warning  no GPU is used: {why} (cluster=cpu: on purpose)\n" in opening(job, alone())) == bool(why)
     job.config.cluster.device = "cpu"
