@@ -2,6 +2,7 @@
 
     trainer         the loop: the order of things in a run      evaluation      one evaluation, exact on any number of ranks
     build           components in the order they need           instantiate     one `_target_` node
+    build_data      its data sets, samplers and loaders         turn            parts of an objective that train in turn
     components      what a run is made of                       state           how far it is
     seeding         random streams                              initial_weights weights to begin with
     log_window      the steps since the last record             records         where records and events go
@@ -12,7 +13,6 @@
     state_size      how large it will be                        predictions     per-sample outputs of an evaluation
     device_queue    how far the host runs ahead                 callbacks       their events, and what they see of the run
     logged          what they and the model log                 metric          metrics by `_target_`, put together over the ranks
-    turn            parts of an objective that train in turn
 
 The loop asks and tells plain callables; `ddp_train/rank/run_job.py` puts it all together.
 """

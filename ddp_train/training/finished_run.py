@@ -20,7 +20,8 @@ from ddp_train.config.saved import answered_config
 from ddp_train.distributed.world import alone
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import require_own
-from ddp_train.training.build import build_model, make_data
+from ddp_train.training.build import build_model
+from ddp_train.training.build_data import make_data
 from ddp_train.training.instantiate import refuse_tools
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.weights import find, put_weights, read_weights

@@ -71,6 +71,7 @@ SHOWN_BY = {
     "system/folder_lease.py": "tests/unit/system/test_folder_lock.py",
     "system/handover.py": "names of variables and nothing else",
     "training/build.py": "tests/unit/config/test_auto.py, tests/unit/training/test_joint.py",
+    "training/build_data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",
     "training/compare_state.py": "tests/unit/training/test_saved_state.py",
     "training/components.py": "tests/unit/training/test_joint.py",
     "training/logged.py": "tests/unit/training/test_callbacks.py",

@@ -1,0 +1,188 @@
+"""Data sets, samplers and loaders of a run, made from the sections `data` and `loader`, and what does not fit together among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ddp_train.config.batch_sizes import accumulation_of
+from ddp_train.config.evaluation_split import evaluation_split
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import LoaderConfig, TrainerConfig, batch_changes
+from ddp_train.config.target import AUTO, accepts, given_in, locate
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError, UserError
+from ddp_train.interfaces import DataSource, Resident
+from ddp_train.loader.dataset_adapter import DatasetSource, as_source
+from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.sampler import labels_of, sampler_from
+from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
+from ddp_train.training.instantiate import instantiate
+
+
+def make_data(config: RunConfig, *, key: str) -> Any:
+    """Return what the section `data` names.
+
+    Args:
+        key: `data`, or `data.eval` for the evaluation data.
+    """
+    if key == "data":
+        return instantiate({name: value for name, value in config.data.items() if name != "eval"}, key=key)
+    try:
+        return instantiate(evaluation_split(config.data), key=key)
+    except UserError as error:
+        name = error.key.removeprefix("data.")
+        if name in config.data["eval"]:  # a data set knows its arguments as `data.split` alone
+            error.key = f"data.eval.{name}"
+            fix = error.fix.replace(f"data.{name}=", f"data.eval.{name}=")
+            error.fix = " or ".join(part for part in (fix, "data.eval=null for none") if part)
+        raise
+
+
+def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
+    """Return the data of one split as the loaders read it."""
+    made, fields, node = make_data(config, key=key), config.loader.fields, config.loader.collate
+    collate = instantiate(node, key="loader.collate") if node is not None else None
+    if not callable(collate) and collate is not None:
+        expected = "a function that takes a list of samples, or a class whose objects do"
+        raise ConfigError(key="loader.collate._target_", happened=f"gave a {type(collate).__name__}", expected=expected)
+    return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
+
+
+def _own_sampler(source: DataSource, config: RunConfig) -> Any:
+    """Return what `loader.sampler` names, completed with what it asks for by name; None: nothing."""
+    node, key = config.loader.sampler, "loader.sampler"
+    if node is None:
+        return None
+    dataset = source.dataset if isinstance(source, DatasetSource) else source
+    offers: dict[str, Callable[[], Any]] = {
+        "data_source": lambda: dataset,
+        "dataset": lambda: dataset,
+        "labels": lambda: labels_of(source),
+        "seed": lambda: config.seed,
+        "global_batch_size": lambda: config.batch.global_batch_size,
+    }
+    target = locate(node["_target_"])
+    given = {f"{key}.{name}": offers[name]() for name in given_in(key) if name not in node and accepts(target, name)}
+    return instantiate({**node, **dict.fromkeys((each.rpartition(".")[2] for each in given), AUTO)}, key=key, answers=given)
+
+
+def make_train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:
+    """Return what reads the training data on this rank."""
+    loader, batch = config.loader, config.batch
+    drop_last = loader.drop_last or config.debug.overfit
+    reading: dict[str, Any] = {**_reading(loader, world), "grad_accum_steps": batch.grad_accum_steps}
+    if isinstance(source, Stream):
+        _require_plain(loader)
+        _require_steps(config, source)
+        _require_one_size(config.trainer, source)
+        batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
+        return StreamLoader(source, batches, **reading)
+    require_samples(source, key="data", at_least=batch.global_batch_size if loader.drop_last else 1)
+    sampler = sampler_from(
+        source,
+        seed=config.seed,
+        global_batch_size=batch.global_batch_size,
+        drop_last=loader.drop_last,
+        sampling=loader.sampling,
+        sample_weights=loader.sample_weights,
+        bucket_batches=loader.bucket_batches,
+        own=_own_sampler(source, config),
+    )
+    changes = batch_changes(config.trainer.batch_size_schedule or {})
+    order = SampleOrder(
+        sampler,
+        global_batch_size=min(batch.global_batch_size, sampler.length),
+        drop_last=drop_last,
+        changes=[(step, min(size, sampler.length)) for step, size in changes],
+    )
+    skips = loader.on_bad_sample == "skip"
+    if not changes:
+        return TrainLoader(source, order, **reading, skips=skips)
+    by_size = partial(accumulation_of, loader=loader, world_size=world.size)  # the last batch of an epoch has as few as its size asks for
+    sizes = (batch.global_batch_size, *(size for _, size in changes))
+    reading["grad_accum_steps"] = max(by_size(min(size, sampler.length)) for size in sizes)
+    return TrainLoader(source, order, **reading, skips=skips, by_size=by_size)
+
+
+def make_eval_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Evaluation:
+    """Return what reads the evaluation data on this rank."""
+    loader, batch_size = config.loader, config.evaluation.batch_size
+    limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
+    most = min(limits, default=None)
+    if isinstance(source, Stream):
+        _require_plain(loader)
+        return StreamEvalLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, most=most)
+    require_samples(source, key="data.eval")
+    return EvalLoader(source, batch_size=batch_size, **_reading(loader, world), skips=loader.on_bad_sample == "skip", most=most)
+
+
+def _reading(loader: LoaderConfig, world: World) -> dict[str, Any]:
+    return {
+        "rank": world.rank,
+        "world_size": world.size,
+        "num_workers": loader.num_workers,
+        "pin_memory": world.device.type == "cuda" and not loader.on_device,
+    }
+
+
+def _require_plain(loader: LoaderConfig) -> None:
+    """Refuse for a stream what needs positions: samples to choose from, and one to name when it cannot be read."""
+    for key, plain in {"on_bad_sample": "raise", "sampling": "shuffled", "bucket_batches": None, "sampler": None}.items():
+        if getattr(loader, key) != plain:
+            expected = f"{'null' if plain is None else plain}: samples of a stream have no positions"
+            if key == "on_bad_sample":
+                expected += "; it has to skip by itself (WebDataset: handler=warn_and_continue)"
+            raise ConfigError(key=f"loader.{key}", happened=f"is {getattr(loader, key)}, and the data is a stream", expected=expected)
+
+
+def _require_steps(config: RunConfig, stream: Stream) -> None:
+    """Refuse to count in epochs where the data has none."""
+    name, is_evaluated = type(stream.dataset).__name__, config.data["eval"] is not None
+    needed = [("trainer.max_steps", config.trainer.max_steps, 1000)]
+    needed += [("evaluation.every_steps", config.evaluation.every_steps, 100)] if is_evaluated else []
+    for key, value, example in needed:
+        if stream.length is None and value is None:
+            raise ConfigError(
+                key=key,
+                happened=f"is null, and {name} does not say how many samples it has: there are no epochs",
+                expected="a number of steps",
+                fix=f"{key}={example}",
+            )
+
+
+def _require_one_size(trainer: TrainerConfig, stream: Stream) -> None:
+    """Refuse batch sizes that change: what a reader of a stream has read ahead was cut for one."""
+    if trainer.batch_size_schedule:
+        raise ConfigError(
+            key="trainer.batch_size_schedule",
+            happened=f"is given, and the data is a stream ({type(stream.dataset).__name__})",
+            expected="data with positions, or null",
+            fix="trainer.batch_size_schedule=null",
+        )
+
+
+def place(source: DataSource | Stream, world: World) -> None:
+    """Move a data set to the rank's device."""
+    if not isinstance(source, Resident):
+        raise ConfigError(
+            key="loader.on_device",
+            happened=f"a {type(source).__name__} cannot live on the device",
+            expected="a data source with to(device)",
+            fix="loader.on_device=false",
+        )
+    if world.device.type != "meta":
+        source.to(world.device)
+
+
+def require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
+    """Refuse splits of two kinds: a class folder that one of them lacks would shift the labels without a word."""
+    for name in train.keys() & evaluation.keys():
+        if train[name] != evaluation[name]:
+            raise ConfigError(
+                key="data.eval",
+                happened=f"the evaluation split has {name} {evaluation[name]}, the training split {train[name]}",
+                expected="the same in both",
+            )
