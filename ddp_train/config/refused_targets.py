@@ -48,6 +48,7 @@ _TOOLS = (
     *("torch.utils.model_zoo", "torch._inductor", "torch._ops", "torch._classes", "numpy.memmap"),
     *("torch.utils.collect_env", "torch.utils.hipify", "torch.utils.benchmark", "torch.testing", "torch.fx.graph_module"),
     *("numpy.testing", "numpy.f2py", "numpy.DataSource", "numpy.lib.npyio.DataSource", "numpy.lib._datasource", "sympy", "jinja2"),
+    *("numpy.loadtxt", "numpy.genfromtxt", "markdown"),
     *("hydra", "omegaconf", "IPython", "ipykernel", "pip", "setuptools", "pkg_resources", "_pytest", "cffi", "werkzeug"),
     *("dill", "cloudpickle", "joblib", "yaml", "fsspec", "huggingface_hub", "requests", "urllib3", "httpx", "aiohttp", "boto3", "botocore"),
     *("psutil", "pexpect", "ptyprocess", "sh", "plumbum", "invoke", "fabric", "paramiko", "docker", "git"),

@@ -175,12 +175,22 @@ def goals_of(objective: Objective, metrics: Mapping[str, Metric]) -> dict[str, G
     return {**objective.goals, **{name: metric.goal for name, metric in metrics.items() if metric.goal is not None}}
 
 
+_OF_LAST_BATCHES = "torchmetrics.wrappers.running"
+
+
 def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
     """Return what a node of `evaluation.metrics` has made, as a metric.
 
     Raises:
         ConfigError: it is neither of torchmetrics' kind nor a function.
     """
+    if any(type(part).__module__ == _OF_LAST_BATCHES for part in (candidate.modules() if isinstance(candidate, nn.Module) else ())):
+        raise ConfigError(
+            key=f"evaluation.metrics.{name}._target_",
+            happened=f"gave a {type(candidate).__name__}, whose value is that of the last batches alone",
+            expected="a metric of all samples: its value must not depend on who saw which batch",
+            fix="the metric that it wraps",
+        )
     if isinstance(candidate, nn.Module) and hasattr(candidate, "_reductions"):  # a MetricCollection has none: it keeps states in groups
         return KeptMetric(candidate.to(device))
     if callable(candidate) and not isinstance(candidate, (nn.Module, type)) and not hasattr(candidate, "compute"):

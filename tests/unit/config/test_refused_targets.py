@@ -21,6 +21,7 @@ ddp_train.data.tokens.token_writer.TokenWriter ddp_train.loader.worker_pool.Work
 torch.utils.collect_env.run torch.utils.collect_env.run_and_read_all torch.utils.hipify.hipify_python.hipify torch.utils.benchmark.Timer
 torch.testing.make_tensor torch.fx.graph_module._forward_from_src numpy.testing.runstring numpy.f2py.get_include numpy.lib.npyio.DataSource
 numpy.savetxt numpy.savez_compressed torch.compile sympy.sympify jinja2.Template pytest.main
+numpy.loadtxt numpy.genfromtxt markdown.markdownFromFile
 """
 COMPONENTS = """
 torch.nn.Linear torch.nn.functional.gelu torch.nn.MSELoss torch.optim.AdamW torch.optim.lr_scheduler.StepLR torch.tanh

@@ -179,6 +179,12 @@ def test_what_cannot_be_a_metric_is_refused_before_the_run() -> None:
         components(f"+evaluation.metrics.loss._target_={HERE}.number", "+evaluation.metrics.loss._partial_=true")
 
 
+def test_a_metric_of_the_last_batches_is_refused() -> None:
+    running = type("Running", (nn.Module,), {"__module__": "torchmetrics.wrappers.running", "_reductions": {}})
+    with pytest.raises(ConfigError, match="that of the last batches alone"):
+        as_metric(running(), "mine", torch.device("cpu"))
+
+
 def table(predictions: Tensor, targets: Tensor) -> Tensor:
     return torch.zeros(10, 10)
 
