@@ -4,13 +4,14 @@
 # make clusters: every test on real SLURM, on hosts in network namespaces and over SSH; `make test` runs the short ones of them.
 # make thirdparty: one run for each of many packages of others (timm, transformers, ...), which it installs first.
 # make faults: the long tests, with every fault as often as docs/faults.md counts it (half an hour).
+# make benchmark: whole commands, ours against torch alone and the peers that are installed; hours, or `make benchmark ARGS="--workloads W1 --pairs 3"`.
 # make reference: docs/reference.md anew, from conf/ and the schema.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test gpu clusters thirdparty faults soak check reference bench clean
+.PHONY: train test gpu clusters thirdparty faults soak check reference benchmark clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
@@ -43,8 +44,8 @@ check: $(READY)
 reference: $(READY)
 	$(BIN)/python -m tests.docs.reference
 
-bench: $(READY)
-	$(BIN)/python tests/benchmark/loop_overhead.py $(ARGS)
+benchmark: $(READY)
+	$(BIN)/python -m tests.benchmark.whole_command $(ARGS)
 
 # Installs into .venv, again only when what is installed has changed. The constraints pin torch's CPU build; on a GPU machine that has
 # torch already, `make train CONSTRAINTS=` keeps the one that pip finds.

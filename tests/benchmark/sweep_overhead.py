@@ -29,6 +29,8 @@ from pathlib import Path
 
 import torch
 
+from tests.benchmark.machine import processor
+
 ROOT = Path(__file__).parents[2]
 PROCESSES = 2
 JOB = ["model=mlp", "trainer.max_epochs=null", "trainer.log_every_steps=1"]
@@ -173,13 +175,6 @@ def lightning_version(python: str) -> str:
     """Return the version of Lightning that a Python has; "" for none."""
     asked = subprocess.run([python, "-c", "import lightning; print(lightning.__version__)"], capture_output=True, text=True)
     return asked.stdout.strip() if asked.returncode == 0 else ""
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":
