@@ -310,8 +310,9 @@ class Run(Protocol):
     def log(self, name: str, value: float | Tensor) -> None:
         """Put a number into the next record, a tensor of one element without waiting for the device.
 
-        The record has the mean over all calls on all ranks since the last one. Not every rank has to call it. In `evaluation` the next
-        record is that of the evaluation, else it is the training's; after the last one, in `save` and `end`, there is none.
+        The record has the mean over all calls on all ranks since the last one, but for values that are not finite; NaN where none is.
+        Not every rank has to call it. In `evaluation` the next record is that of the evaluation, else it is the training's; after the
+        last one, in `save` and `end`, there is none.
         """
 
     def log_image(self, name: str, image: Tensor) -> None:

@@ -1,4 +1,11 @@
-"""`ddp_train.log`: a number from anywhere in a model's forward or loss reaches the record of the training step. Imports no torch."""
+"""`ddp_train.log`: a number from anywhere in a model's forward or loss reaches the record of the training step. Imports no torch.
+
+What a record means:
+
+    loss, loss_<turn>   the mean over the samples (tokens) of all steps since the last record, but for steps that were skipped
+    what is logged      the mean over all calls on all ranks since then whose value is finite; null where none was. Of a skipped step, too
+    grad_norm, lr       of the newest step
+"""
 
 from __future__ import annotations
 
@@ -15,8 +22,8 @@ _sink: Sink | None = None
 def log(name: str, value: Any) -> None:
     """Put a number, or a tensor of one element without waiting for the device, into the next training record.
 
-    The record has the mean over all calls on all ranks since the last one. Not every rank has to call it. Outside of a training step
-    (in evaluation, in a script, in a test of the model) it does nothing.
+    The record has the mean over all calls on all ranks since the last one, but for values that are not finite; NaN where none is.
+    Not every rank has to call it. Outside of a training step (in evaluation, in a script, in a test of the model) it does nothing.
 
     Raises:
         ValueError: it is not one number, or the record has another value of this name.

@@ -25,7 +25,7 @@ from ddp_train.metrics import model_log
 from ddp_train.metrics.model_log import Sink
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import as_evaluated
-from ddp_train.training.logged import Logged, check
+from ddp_train.training.logged import Logged, check, mean
 from ddp_train.training.sanity_check import untouched
 from ddp_train.training.state import Stopped, TrainState
 from ddp_train.training.turn import make_turns
@@ -154,7 +154,7 @@ class Callbacks:
         self._view.is_log_step = False
 
     def evaluation(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Say what was measured; return what was logged, the mean over all calls on all ranks. Collective."""
+        """Say what was measured; return what was logged, the mean over all finite values of all ranks. Collective."""
         if not self._at["evaluation"]:
             if self.has_steps:  # who may have asked for a stop since the last log step
                 self._view.logged.agree(self._view.world)
@@ -172,7 +172,7 @@ class Callbacks:
         for found in view.world.gather(values):
             for name, each in found.items():
                 every.setdefault(name, []).extend(each)
-        return {name: sum(each) / len(each) for name, each in every.items()}
+        return {name: mean(each) for name, each in every.items()}
 
     def save(self) -> None:
         """Say that a checkpoint is about to be taken. Collective."""

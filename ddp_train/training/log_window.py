@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.training.logged import Logged
+from ddp_train.training.logged import Logged, loss_of
 from ddp_train.training.state import WindowSums
 
 _STEPS_AT_FIRST = 64  # room for so many; it doubles when it is full
@@ -25,6 +25,7 @@ class Reading:
     norms: list[float]  # of the gradient, of the steps not looked at yet; only where a step depends on it
     grad_norm: float | None = None  # of the newest step
     skipped: int = 0  # samples, over all ranks
+    turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `totals`
     logged: list[float] = field(default_factory=list)  # over all ranks, as `Logged` has given them; only for a record
 
 
@@ -34,14 +35,17 @@ class LogWindow:
     Args:
         device: where the losses are kept.
         sums: what a checkpoint between two log steps held, so that the next record is that of a run that never stopped.
+        turns: the names of those that an objective has.
     """
 
-    def __init__(self, device: torch.device, sums: WindowSums | None = None) -> None:
+    def __init__(self, device: torch.device, sums: WindowSums | None = None, *, turns: Collection[str] = ()) -> None:
         sums = sums or WindowSums()
-        self._losses = torch.zeros(len(sums.losses) + _STEPS_AT_FIRST, dtype=torch.float64, device=device)
-        self._losses[: len(sums.losses)] = torch.tensor(sums.losses, dtype=torch.float64)
+        self._losses = _room_after(sums.losses, device)
+        self._of_turns = {name: _room_after(sums.turns.get(name, [0.0] * len(sums.losses)), device) for name in turns}
+        self._taken = [list(names) for names in sums.taken]  # the turns of each step
         self._weights: list[float | Tensor] = list(sums.weights)
         self.loss_sum = self._losses[0]  # of the step that is being taken, over this rank's units
+        self.turn_sums: dict[str, Tensor] = {}  # the part of each turn in it
         self.skipped = sums.skipped  # samples on this rank
         self.skipped_steps = sums.skipped_steps
         self.norms: list[Tensor] = []  # of the gradient, of the steps not looked at yet; only where a step depends on it
@@ -53,17 +57,23 @@ class LogWindow:
     def begin_step(self) -> None:
         """Let `loss_sum` be that of the next step."""
         if len(self._weights) == len(self._losses):
-            self._losses = torch.cat([self._losses, torch.zeros_like(self._losses)])
+            self._losses = _twice(self._losses)
+            self._of_turns = {name: _twice(losses) for name, losses in self._of_turns.items()}
         self.loss_sum = self._losses[len(self._weights)]
+        if self._of_turns:
+            self.turn_sums = {name: losses[len(self._weights)] for name, losses in self._of_turns.items()}
 
-    def end_step(self, weight: float | Tensor, *, samples: int) -> None:
+    def end_step(self, weight: float | Tensor, *, samples: int, turns: Iterable[str] = ()) -> None:
         """Count the step.
 
         Args:
             weight: of the global batch, which `loss_sum` over all ranks is the sum over.
             samples: in the global batch.
+            turns: the names of those that were taken.
         """
         self._weights.append(weight)
+        if self._of_turns:
+            self._taken.append([*turns])
         self.steps += 1
         self.samples += samples
 
@@ -81,14 +91,15 @@ class LogWindow:
         """
         device = self._losses.device
         host = [float(self.skipped), *(logged.numbers() if logged else ())]
-        own = [self.losses, torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True)]
+        own = [self.losses, *self._turn_losses().values(), torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True)]
         own += logged.sums(device=device) if logged else []
         on_device = [weight for weight in self._weights if isinstance(weight, Tensor)]
         norms = [*self.norms, *([] if grad_norm is None else [grad_norm])]
         parts = [world.sum(torch.cat(own)), *(torch.stack(each).double() for each in (on_device, norms) if each)]
         values = iter(torch.cat(parts).tolist())
         totals = [next(values) for _ in self._weights]
-        num_skipped, *rest = [next(values) for _ in range(sum(map(len, own)) - len(totals))]
+        turns = {name: [next(values) for _ in self._weights] for name in self._of_turns}
+        num_skipped, *rest = [next(values) for _ in range(sum(map(len, own)) - len(totals) * (1 + len(turns)))]
         weights = [next(values) if isinstance(weight, Tensor) else float(weight) for weight in self._weights]
         self._weights = [*weights]
         return Reading(
@@ -97,20 +108,54 @@ class LogWindow:
             norms=[next(values) for _ in self.norms],
             grad_norm=next(values, None),
             skipped=int(num_skipped),
+            turns=turns,
             logged=rest,
         )
+
+    def turn_means(self, reading: Reading) -> dict[str, float]:
+        """Return the mean loss of each turn, as `loss_<turn>`, over the steps that count and took it; of a turn without such steps none."""
+        means = {}
+        for name, totals in reading.turns.items():
+            places = [place for place, taken in enumerate(self._taken) if name in taken and self._weights[place]]
+            if places:
+                means[loss_of(name)] = sum(totals[place] for place in places) / sum(float(self._weights[place]) for place in places)
+        return means
 
     def leave_out_steps(self, places: Sequence[int]) -> None:
         """Count these steps for nothing: they were not taken."""
         for place in places:
-            self._losses[place] = 0.0
+            for losses in (self._losses, *self._of_turns.values()):
+                losses[place] = 0.0
             self._weights[place] = 0.0
 
     def sums(self, logged: Logged | None = None) -> WindowSums:
         """Read from the device what a checkpoint needs. The weights are known since `read`."""
         weights = [float(weight) for weight in self._weights]
-        return WindowSums(self.losses.tolist(), weights, self.skipped, self.skipped_steps, **(logged.state() if logged else {}))
+        turns = {name: losses.tolist() for name, losses in self._turn_losses().items()}
+        return WindowSums(
+            self.losses.tolist(),
+            weights,
+            self.skipped,
+            self.skipped_steps,
+            turns=turns,
+            taken=[list(names) for names in self._taken],
+            **(logged.state() if logged else {}),
+        )
 
     def leave_out(self, since: float) -> None:
         """Take the time since `since` (an evaluation, a save) out of the time per step."""
         self.started += time.perf_counter() - since
+
+    def _turn_losses(self) -> dict[str, Tensor]:
+        return {name: losses[: len(self._weights)] for name, losses in self._of_turns.items()}
+
+
+def _room_after(values: Sequence[float], device: torch.device) -> Tensor:
+    """Return these values with room for more, float64."""
+    room = torch.zeros(len(values) + _STEPS_AT_FIRST, dtype=torch.float64, device=device)
+    room[: len(values)] = torch.tensor(values, dtype=torch.float64)
+    return room
+
+
+def _twice(room: Tensor) -> Tensor:
+    return torch.cat([room, torch.zeros_like(room)])

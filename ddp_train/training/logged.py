@@ -1,13 +1,16 @@
 """What callbacks and the model log between two records: sums that stay on the device until the log step reads them.
 
+A mean is that of the finite values, counted on the device, too: a step that `health.on_nonfinite=skip` leaves out spoils no record.
+
 Ranks need not log the same names. Each read has, in the reduction that it makes anyway, one number for names that are not agreed on yet.
 Only where there are some, ranks tell each other, and these names' sums take a reduction of their own, that once.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from numbers import Real
 from typing import Any
@@ -28,20 +31,32 @@ class Logged:
 
     Args:
         state: has the names that all ranks agree on, and learns of a stop.
+        turns: of the objective; the record has a loss of each.
     """
 
-    def __init__(self, state: TrainState) -> None:
+    def __init__(self, state: TrainState, turns: Collection[str] = ()) -> None:
         self._state = state
+        self._taken = (*_OURS, *map(loss_of, turns))
         self._sums: dict[str, float | Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._finite: dict[str, float | Tensor] = {}  # how many values are in each sum
+        self._calls: dict[str, int] = {}
         self.asked: Stopped | None = None  # to stop, by a callback of this rank
 
     def add(self, name: str, value: float | Tensor) -> None:
         """Count one value. On the hot path: nothing is read from the device."""
-        check(name, value, taken=_OURS)
-        number: float | Tensor = value.detach().reshape(()).to(torch.float64, copy=True) if isinstance(value, Tensor) else float(value)
-        self._sums[name] = self._sums[name] + number if name in self._sums else number
-        self._counts[name] = self._counts.get(name, 0) + 1
+        check(name, value, taken=self._taken)
+        number: float | Tensor
+        is_finite: float | Tensor
+        if isinstance(value, Tensor):
+            number = value.detach().reshape(()).to(torch.float64)
+            is_finite = torch.isfinite(number)
+            number = torch.where(is_finite, number, 0.0)
+        else:
+            is_finite = float(math.isfinite(value))
+            number = float(value) if is_finite else 0.0
+        self._sums[name] = self._sums.get(name, 0.0) + number
+        self._finite[name] = self._finite.get(name, 0.0) + is_finite
+        self._calls[name] = self._calls.get(name, 0) + 1
 
     def sink(self) -> Sink:
         """Return `add` for what torch.compile may have compiled: called there and not traced, or each count would be compiled anew."""
@@ -51,11 +66,12 @@ class Logged:
     def numbers(self) -> list[float]:
         """Return what this rank's host knows of the next reduction; as many numbers on every rank."""
         names = self._state.logged_names
-        return [float(len(self._new())), float(self.asked is not None), *(float(self._counts.get(name, 0)) for name in names)]
+        return [float(len(self._new())), float(self.asked is not None), *(float(self._calls.get(name, 0)) for name in names)]
 
     def sums(self, names: Sequence[str] | None = None, *, device: torch.device) -> list[Tensor]:
-        """Return the sums of these names, each of shape [1], float64; None: of those that all agree on."""
-        found = [self._sums.get(name, 0.0) for name in (self._state.logged_names if names is None else names)]
+        """Return the sums of these names and how many values are in each, of shape [1], float64; None: of those that all agree on."""
+        names = self._state.logged_names if names is None else names
+        found = [each.get(name, 0.0) for each in (self._sums, self._finite) for name in names]
         return [torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True).reshape(1) for value in found]
 
     def settle(self, values: list[float], world: World) -> dict[str, float]:
@@ -66,17 +82,18 @@ class Logged:
         """
         names = self._state.logged_names
         num_new, num_asked, *rest = values
-        counts, sums = rest[: len(names)], rest[len(names) :]
+        calls, sums, finite = (rest[part * len(names) : (part + 1) * len(names)] for part in range(3))
         if num_new:
             new = sorted(set(chain.from_iterable(world.gather(self._new()))))
-            parts = [torch.cat(self.sums(new, device=world.device)), torch.tensor([float(self._counts.get(name, 0)) for name in new])]
-            more = world.sum(torch.cat([part.to(world.device, torch.float64) for part in parts])).tolist()
-            names, sums, counts = [*names, *new], sums + more[: len(new)], counts + more[len(new) :]
-            self._state.logged_names = names
+            own = torch.tensor([float(self._calls.get(name, 0)) for name in new], dtype=torch.float64)
+            more = world.sum(torch.cat([own.to(world.device), *self.sums(new, device=world.device)])).tolist()
+            calls, sums, finite = (old + more[part * len(new) : (part + 1) * len(new)] for part, old in enumerate((calls, sums, finite)))
+            self._state.logged_names = names = [*names, *new]
         if num_asked:
             self.agree(world)
-        self._sums, self._counts = {}, {}
-        return {name: value / count for name, value, count in zip(names, sums, counts, strict=True) if count}
+        self._sums, self._finite, self._calls = {}, {}, {}
+        values_of = zip(names, calls, sums, finite, strict=True)
+        return {name: total / count if count else math.nan for name, called, total, count in values_of if called}
 
     def agree(self, world: World) -> None:
         """Let the run be stopped if a callback of any rank asked for it: the first rank's reason counts. Collective."""
@@ -86,19 +103,31 @@ class Logged:
     def go_on_from(self, sums: WindowSums | None) -> None:
         """Begin with what a checkpoint held."""
         logged = sums.logged if sums else {}
-        self._sums = {name: value for name, (value, _) in logged.items()}
-        self._counts = {name: int(count) for name, (_, count) in logged.items()}
+        self._sums = {name: value for name, (value, _, _) in logged.items()}
+        self._finite = {name: count for name, (_, count, _) in logged.items()}
+        self._calls = {name: int(calls) for name, (_, _, calls) in logged.items()}
         self.asked = Stopped(**sums.asked) if sums and sums.asked else None
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs of it. Reads the device."""
         return {
-            "logged": {name: [float(value), float(self._counts[name])] for name, value in self._sums.items()},
+            "logged": {name: [float(value), float(self._finite[name]), float(self._calls[name])] for name, value in self._sums.items()},
             "asked": vars(self.asked) if self.asked else None,
         }
 
     def _new(self) -> list[str]:
         return [name for name in self._sums if name not in self._state.logged_names]
+
+
+def loss_of(turn: str) -> str:
+    """Return the name that a turn's loss has in a record."""
+    return f"loss_{turn}"
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean of the finite values; NaN where there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def check(name: str, value: float | Tensor, *, taken: Sequence[str]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -17,22 +17,33 @@ class WindowSums:
     weights: list[float] = field(default_factory=list)  # of each step, over all ranks
     skipped: int = 0  # samples on one rank
     skipped_steps: int = 0
-    logged: dict[str, list[float]] = field(default_factory=dict)  # by callbacks and the model on one rank: name -> sum, how often
+    logged: dict[str, list[float]] = field(default_factory=dict)  # by callbacks and the model on one rank: name -> sum, finite ones, calls
     asked: dict[str, str] | None = None  # a `Stopped`: one rank's callback has asked for it, and the ranks have not agreed yet
+    turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `losses`
+    taken: list[list[str]] = field(default_factory=list)  # the turns of each step, where an objective takes turns
 
     @staticmethod
     def shared_out(windows: Sequence[WindowSums], *, is_main: bool) -> WindowSums:
         """Return what one rank carries on of the windows of another number of ranks: rank 0 has what all of them had."""
         first = windows[0]
-        losses = [sum(parts) if is_main else 0.0 for parts in zip(*(window.losses for window in windows), strict=True)]
+        alike = WindowSums([0.0] * len(first.losses), first.weights, 0, first.skipped_steps, taken=first.taken)
         if not is_main:
-            return WindowSums(losses, first.weights, 0, first.skipped_steps)
+            return alike
         logged: dict[str, list[float]] = {}
-        for name, (value, count) in chain.from_iterable(window.logged.items() for window in windows):
-            before = logged.get(name, [0.0, 0.0])
-            logged[name] = [before[0] + value, before[1] + count]
-        asked = next((window.asked for window in windows if window.asked), None)
-        return WindowSums(losses, first.weights, sum(window.skipped for window in windows), first.skipped_steps, logged, asked)
+        for name, parts in chain.from_iterable(window.logged.items() for window in windows):
+            logged[name] = [before + part for before, part in zip(logged.get(name, [0.0] * len(parts)), parts, strict=True)]
+        return replace(
+            alike,
+            losses=_added(window.losses for window in windows),
+            skipped=sum(window.skipped for window in windows),
+            logged=logged,
+            asked=next((window.asked for window in windows if window.asked), None),
+            turns={name: _added(window.turns[name] for window in windows) for name in first.turns},
+        )
+
+
+def _added(rows: Iterable[list[float]]) -> list[float]:
+    return [sum(column) for column in zip(*rows, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

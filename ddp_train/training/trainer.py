@@ -103,8 +103,8 @@ class Trainer:
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
     def __post_init__(self) -> None:
-        self.window = LogWindow(self.world.device, self.state.window)
-        self.logged = Logged(self.state)
+        self.window = LogWindow(self.world.device, self.state.window, turns=self.components.turns)
+        self.logged = Logged(self.state, self.components.turns)
         view = RunView(
             self.components,
             self.state,
@@ -161,7 +161,8 @@ class Trainer:
         order = components.train_loader.order
         components.module.train()
         counts_epochs = self._reach_epoch()
-        self.window, queue = LogWindow(self.world.device, state.window), device_queue(self.world.device, tracker)
+        self.window = LogWindow(self.world.device, state.window, turns=components.turns)
+        queue = device_queue(self.world.device, tracker)
         self.logged.go_on_from(state.window)
         was_stopped = state.stopped is not None
         callbacks.start()
@@ -264,21 +265,23 @@ class Trainer:
         window.begin_step()
         total_weight, micro_batches = _start_total_weight(components.objective, micro_batches, self.world, global_batch_size)
         if components.turns:
-            grad_norm = self._take_turns([*micro_batches], total_weight, measures_norm=measures_norm)
+            turns = components.turns_at(self.state.step)
+            grad_norm = self._take_turns(turns, [*micro_batches], total_weight, measures_norm=measures_norm)
         else:
+            turns = []
             grad_norm = self._descend(micro_batches, total_weight, measures_norm=measures_norm)
         components.scheduler.step()
         if self.guard.needs_norm and grad_norm is not None:
             window.norms.append(grad_norm)
-        window.end_step(total_weight(), samples=global_batch_size)
+        window.end_step(total_weight(), samples=global_batch_size, turns=[turn.name for turn in turns])
         return grad_norm
 
     def _take_turns(
-        self, micro_batches: list[MicroBatch], total_weight: Callable[[], float | Tensor], *, measures_norm: bool
+        self, turns: list[Turn], micro_batches: list[MicroBatch], total_weight: Callable[[], float | Tensor], *, measures_norm: bool
     ) -> Tensor | None:
         """Let the turns of a step descend one after the other, each over all micro-batches. Return the norm over all of them."""
         grad_norm = None
-        for turn in self.components.turns_at(self.state.step):
+        for turn in turns:
             with turn.alone():
                 grad_norm = self._descend(micro_batches, total_weight, measures_norm=measures_norm, turn=turn, before=grad_norm)
         return grad_norm
@@ -339,8 +342,8 @@ class Trainer:
         objective_value = loss_sum * (world.size / divisor)  # DDP takes the mean over the ranks; the sum is wanted
         components.scaler.scale(self.guard.mark(objective_value, loss_sum)).backward()
         self.window.loss_sum += loss_sum.detach()
-        if turn is not None:  # its mean over ranks and micro-batches is the step's
-            self.logged.add(f"loss_{turn.name}", objective_value.detach() * components.train_loader.micro_steps(self.state.samples))
+        if turn is not None:
+            self.window.turn_sums[turn.name] += loss_sum.detach()
 
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
@@ -361,8 +364,8 @@ class Trainer:
             values["skipped_samples"] = reading.skipped
         if self.guard.needs_norm:
             values["skipped_steps"] = window.skipped_steps
-        self._write("train", values | self.logged.settle(reading.logged, self.world))
-        self.window = LogWindow(self.world.device)
+        self._write("train", values | window.turn_means(reading) | self.logged.settle(reading.logged, self.world))
+        self.window = LogWindow(self.world.device, turns=components.turns)
 
     def _judge(self, reading: Reading) -> float:
         """Return the mean loss of the window's steps, unless one of them ends the run or leads it back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,26 @@ def test_what_is_no_number_of_its_own_is_refused(name: str, value: Any, said: st
         run()[0].logged.add(name, value)
 
 
+def test_a_mean_is_that_of_the_finite_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a step that is skipped: on the device, and the host waits for nothing."""
+    training, _ = run()
+    logged, lost, world = training.logged, torch.tensor(float("nan")), training.world
+    with monkeypatch.context() as patch:
+        for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
+            patch.setattr(Tensor, name, lambda tensor, name=name: pytest.fail(name))
+        for value in (torch.tensor(3.0), lost, lost + 1, 5, float("inf")):
+            logged.add("a", value)
+        logged.add("b", lost)
+        logged.add("c", float("-inf"))
+    logged.go_on_from(WindowSums(**logged.state()))
+    for names in ([], ["a", "b", "c"]):  # new ones, and those that all ranks agree on
+        logged._state.logged_names = names
+        values = [*logged.numbers(), *(float(each) for each in logged.sums(device=world.device))]
+        kept = dict(logged._sums), dict(logged._finite), dict(logged._calls)
+        assert logged.settle(values, world) == pytest.approx({"a": 4.0, "b": math.nan, "c": math.nan}, nan_ok=True)
+        logged._sums, logged._finite, logged._calls = kept
+
+
 def test_a_state_is_saved_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     training, _ = run(diary=Diary(), other=Diary())
     training.train()
@@ -226,7 +247,7 @@ def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None
     training.logged.add("a", 5)
     training.logged.asked = Stopped.at("mine", "why", {})
     sums = WindowSums(**training.logged.state())
-    assert sums.logged == {"a": [8.0, 2.0]}
+    assert sums.logged == {"a": [8.0, 2.0, 2.0]}
     again, records = run()
     again.state.window = sums
     assert again.train()
@@ -234,7 +255,7 @@ def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None
     assert [record["a"] for record in train] == [4.0]
     assert again.state.stopped is not None and again.state.step == 3
     shared = [WindowSums.shared_out([sums, sums], is_main=is_main) for is_main in (True, False)]
-    assert [each.logged for each in shared] == [{"a": [16.0, 4.0]}, {}]
+    assert [each.logged for each in shared] == [{"a": [16.0, 4.0, 4.0]}, {}]
 
 
 def test_protocols_tell_who_takes_images_and_who_averages() -> None:

@@ -16,10 +16,11 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal
 from ddp_train.training.components import Components
+from ddp_train.training.loss_monitor import LossMonitor
 from ddp_train.training.records import Record
 from ddp_train.training.saved_state import load
 from ddp_train.training.skip_nonfinite import SkippingGuard
-from ddp_train.training.state import TrainState
+from ddp_train.training.state import TrainState, WindowSums
 from tests.unit.parts import components, saved, trainer
 
 HERE = "tests.unit.training.test_turn"
@@ -101,6 +102,10 @@ class Bad(Adversarial):
     def loss(self, model: Any, batch: Batch, turn: str) -> Tensor:
         loss = super().loss(model, batch, turn)
         return loss * float("nan") if turn == "discriminator" and next(self.lost, False) else loss
+
+
+class RarelyBad(Bad, Rarely):
+    pass
 
 
 def gan(*overrides: str, objective: str = "Adversarial", model: str = "Pair", steps: int = 4) -> Components:
@@ -196,6 +201,48 @@ def test_a_turn_that_is_not_finite_ends_its_step(monkeypatch: pytest.MonkeyPatch
     once, _ = trained(gan(f"optimizer.fused={fused}", objective="Bad", steps=1), sanity_check=False)
     assert [record["skipped_steps"] for record in records] == [0, 1]
     assert all(torch.equal(value, once[name]) for name, value in weights.items())
+    assert "loss_discriminator" not in records[1]  # nothing of the window counts
+
+
+def losses_of_turns(records: list[Record]) -> list[Any]:
+    return [(record["step"], record["loss"], record.get("loss_discriminator"), record.get("loss_generator")) for record in records]
+
+
+def test_the_losses_of_turns_are_those_of_the_steps_that_count_and_took_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Step 3 is skipped; the generator takes every second step. A checkpoint between two records changes none of it."""
+
+    def run(parts: Components, log_every_steps: int, first: int = 0, **changes: Any) -> list[Record]:
+        monkeypatch.setattr(Bad, "lost", iter([step == 3 for step in range(first + 1, 7)]))
+        guard = SkippingGuard(parts.trained, parts.optimizer)
+        records: list[Record] = []
+        monitor = LossMonitor(on_nonfinite="skip")
+        trainer(parts, guard=guard, monitor=monitor, write=records.append, log_every_steps=log_every_steps, **changes).train()
+        return [each for each in records if each["split"] == "train"]
+
+    alone_, whole = run(gan(objective="RarelyBad", steps=6), 1), run(gan(objective="RarelyBad", steps=6), 6)
+    counted = [each for each in alone_ if each["step"] != 3]
+    (record,) = whole
+    assert record["skipped_steps"] == 1
+    for turn, steps in (("discriminator", [1, 2, 4, 5, 6]), ("generator", [2, 4, 6])):
+        losses = [each[f"loss_{turn}"] for each in counted if each["step"] in steps]
+        assert len(losses) == len(steps) and record[f"loss_{turn}"] == pytest.approx(sum(losses) / len(losses))
+
+    windows: list[WindowSums] = []
+    parts = gan(objective="RarelyBad", steps=6)
+    run(parts, 6, stops_after=lambda step: step == 4, save=windows.append)
+    checkpoint = saved(tmp_path, 4, parts)
+    again, state = gan(objective="RarelyBad", steps=6), TrainState()
+    load(checkpoint, again, state, alone())
+    state.window = windows[-1]
+    assert losses_of_turns(run(again, 6, 4, state=state)) == losses_of_turns(whole)
+    shared = [WindowSums.shared_out([windows[-1]] * 2, is_main=is_main) for is_main in (True, False)]
+    assert shared[0].turns["generator"][1] == 2 * windows[-1].turns["generator"][1] and not shared[1].turns
+    assert all(each.taken == windows[-1].taken for each in shared)
+
+
+def test_the_name_of_a_turns_loss_is_taken() -> None:
+    with pytest.raises(ValueError, match="has a 'loss_generator' already"):
+        trainer(gan()).logged.add("loss_generator", 1.0)
 
 
 def test_clipping_is_by_the_gradient_of_the_turn() -> None:
