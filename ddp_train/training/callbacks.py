@@ -18,11 +18,12 @@ from torch.optim import Optimizer
 from ddp_train.checkpoint import codec
 from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, RunError, UserError
+from ddp_train.errors import ConfigError, RunError
 from ddp_train.interfaces import Batch, Callback, Goal, named_parameters
 from ddp_train.loader.device_copy import to_device
 from ddp_train.metrics import model_log
 from ddp_train.metrics.model_log import Sink
+from ddp_train.training.callback_error import named
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import as_evaluated
 from ddp_train.training.logged import Logged, check, mean
@@ -191,7 +192,7 @@ class Callbacks:
             try:
                 method(view, *arguments)
             except Exception as error:
-                raise _named(error, name, event)  # noqa: B904  # the same error
+                raise named(error, name, event)  # noqa: B904  # the same error
         if view.is_changed:
             view.is_changed = False
             if not any(parameter.requires_grad for group in view.optimizer.param_groups for parameter in group["params"]):
@@ -232,7 +233,7 @@ def fresh_states(callbacks: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 found[name] = copy.deepcopy(each.state_dict())
             except Exception as error:
-                raise _named(error, name, "state_dict")  # noqa: B904  # the same error
+                raise named(error, name, "state_dict")  # noqa: B904  # the same error
     return found
 
 
@@ -251,7 +252,7 @@ def load_states(callbacks: Mapping[str, Any], saved: Mapping[str, Any], fresh: M
         try:
             own[name].load_state_dict(given[name])
         except Exception as error:
-            raise _named(error, name, "load_state_dict")  # noqa: B904  # the same error
+            raise named(error, name, "load_state_dict")  # noqa: B904  # the same error
     lines = [f"callbacks.{name} has no state in the checkpoint, and begins now" for name in own if name not in saved]
     return lines + [f"callbacks.{name} is gone, and its state in the checkpoint with it" for name in saved if name not in own]
 
@@ -259,15 +260,6 @@ def load_states(callbacks: Mapping[str, Any], saved: Mapping[str, Any], fresh: M
 def _has(callback: Any, event: str) -> bool:
     method = getattr(type(callback), event, None) or getattr(callback, event, None)
     return method is not None and method is not getattr(Callback, event)  # which those have that inherit from the protocol
-
-
-def _named(error: Exception, name: str, where: str) -> Exception:
-    """Return the error, which says from now on whose it is."""
-    if isinstance(error, UserError):
-        error.key = error.key or f"callbacks.{name}"
-    else:
-        error.add_note(f"config key: callbacks.{name} (in its `{where}`)")
-    return error
 
 
 def _wrap_again(components: Components, world: World) -> None:

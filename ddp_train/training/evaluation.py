@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Averaging, plain_name
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Averaging, describe, plain_name
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.metrics import model_log
 from ddp_train.training import metric
+from ddp_train.training.callback_error import named
 from ddp_train.training.components import Evaluated
 from ddp_train.training.predictions import PredictionFiles
 from ddp_train.training.sanity_check import NamedBatch, explain
@@ -114,8 +117,39 @@ def _measure(
 
 
 def averages(components: Evaluated) -> Mapping[str, Tensor]:
-    """Return the weights that a callback brings for evaluation, by the model's names; {} where none does."""
-    return next((each.evaluation_weights() or {} for each in components.callbacks.values() if isinstance(each, Averaging)), {})
+    """Return the weights that a callback brings for evaluation, by the model's names; {} where none does.
+
+    Raises:
+        ConfigError: one of them is not the model's, by its name or its shape.
+    """
+    name, callback = next(((name, each) for name, each in components.callbacks.items() if isinstance(each, Averaging)), ("", None))
+    if callback is None:
+        return {}
+    try:
+        weights = callback.evaluation_weights() or {}
+    except Exception as error:
+        raise named(error, name, "evaluation_weights")  # noqa: B904  # the same error
+    own = _tensors(components.model)
+    for each, weight in weights.items():
+        if each not in own:
+            close = difflib.get_close_matches(each, own, n=1)
+            raise _not_its_own(name, f"{each!r}, which the model does not have" + (f"; did you mean {close[0]}?" if close else ""))
+        if not isinstance(weight, Tensor) or weight.shape != own[each].shape:
+            raise _not_its_own(name, f"{each}: {describe(weight)}, which is {describe(own[each])} in the model")
+    return weights
+
+
+def _not_its_own(name: str, given: str) -> ConfigError:
+    return ConfigError(
+        key=f"callbacks.{name}",
+        happened=f"its evaluation_weights() gives {given}",
+        expected="tensors of the model's shapes, by the names of its parameters and buffers (for a compiled one without `_orig_mod.`)",
+    )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the model's parameters and buffers by the names that a user knows."""
+    return {plain_name(name): tensor for name, tensor in chain(model.named_parameters(), model.named_buffers())}
 
 
 @contextmanager
@@ -128,8 +162,7 @@ def _averaged(components: Evaluated) -> Iterator[None]:
     if not weights:
         yield
         return
-    tensors = chain(components.model.named_parameters(), components.model.named_buffers())
-    own = {plain_name(name): tensor for name, tensor in tensors}
+    own = _tensors(components.model)
     kept = {name: own[name].data for name in weights}
     for name, weight in weights.items():
         own[name].data = weight.to(own[name].device, own[name].dtype)

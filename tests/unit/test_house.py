@@ -72,6 +72,7 @@ SHOWN_BY = {
     "system/handover.py": "names of variables and nothing else",
     "training/build.py": "tests/unit/config/test_auto.py, tests/unit/training/test_joint.py",
     "training/build_data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",
+    "training/callback_error.py": "tests/unit/training/test_callbacks.py, tests/unit/training/test_evaluation.py",
     "training/compare_state.py": "tests/unit/training/test_saved_state.py",
     "training/components.py": "tests/unit/training/test_joint.py",
     "training/logged.py": "tests/unit/training/test_callbacks.py",

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ddp_train.distributed.world import alone
-from ddp_train.training.evaluation import evaluate
+from ddp_train.errors import ConfigError
+from ddp_train.training.evaluation import averages, evaluate
 from tests.unit.parts import components, trainer
 
 
@@ -43,3 +44,38 @@ def test_each_batch_has_a_context_of_its_own_in_training_and_in_evaluation() -> 
     parts.amp = OneUse()
     trainer(parts).train()
     assert parts.amp.entered == 3 * 2 + 4  # 101 samples are four batches
+
+
+class Averages:
+    """A callback that has one weight for evaluation."""
+
+    def __init__(self, name: str, weight: Any) -> None:
+        self.weights = {name: weight}
+
+    def evaluation_weights(self) -> dict[str, Any]:
+        return self.weights
+
+
+class Lost(Averages):
+    def evaluation_weights(self) -> dict[str, Any]:
+        raise RuntimeError("no luck")
+
+
+def test_weights_for_evaluation_that_do_not_fit_name_the_callback_and_the_parameter() -> None:
+    parts = components()
+    name, own = next(parts.model.named_parameters())
+    for wrong, weight, said in (
+        (name + "s", own, f"gives '{name}s', which the model does not have; did you mean {name}"),
+        (name, own[:1], rf"gives {name}: float32 \[1, .*which is float32 \["),
+        (name, None, f"gives {name}: None, which is float32"),
+    ):
+        parts.callbacks = {"mine": Averages(wrong, weight)}
+        with pytest.raises(ConfigError, match=said) as caught:
+            evaluate(parts, alone())
+        assert caught.value.key == "callbacks.mine"
+    parts.callbacks = {"mine": Lost(name, own)}
+    with pytest.raises(RuntimeError, match="no luck") as lost:
+        evaluate(parts, alone())
+    assert lost.value.__notes__ == ["config key: callbacks.mine (in its `evaluation_weights`)"]
+    parts.callbacks = {"mine": Averages(name, own.half())}
+    assert averages(parts).keys() == {name}
