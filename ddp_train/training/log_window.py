@@ -112,6 +112,10 @@ class LogWindow:
             logged=rest,
         )
 
+    def turns_of(self, place: int) -> str:
+        """Name the turns of a step; "" where the objective takes none."""
+        return ", ".join(self._taken[place]) if self._taken else ""
+
     def turn_means(self, reading: Reading) -> dict[str, float]:
         """Return the mean loss of each turn, as `loss_<turn>`, over the steps that count and took it; of a turn without such steps none."""
         means = {}

@@ -85,7 +85,7 @@ class LossMonitor:
             else:
                 state.skipped_in_a_row = 0
                 if self.spike_zscore is not None:
-                    self._look_for_a_spike(step, state, loss)
+                    self._look_for_a_spike(step, state, loss, window.turns_of(place))
         window.leave_out_steps(skipped)
         window.skipped_steps += len(skipped)
         window.num_judged = len(totals)
@@ -122,17 +122,18 @@ class LossMonitor:
             " for single bad batches health.on_nonfinite=skip or rewind",
         )
 
-    def _look_for_a_spike(self, step: _Step, state: TrainState, loss: float) -> None:
-        zscore = robust_zscore(loss, state.losses)
+    def _look_for_a_spike(self, step: _Step, state: TrainState, loss: float, turns: str) -> None:
+        before = state.losses.get(turns, [])  # a step that takes another turn besides has another loss, and is no spike by that
+        zscore = robust_zscore(loss, before)
         if zscore is not None and self.spike_zscore is not None and zscore >= self.spike_zscore:
             event = step.event("spike", loss=loss, zscore=round(zscore, 3))
-            median = statistics.median(state.losses)
+            median = statistics.median(before)
             happened = f"the loss {loss:.4g} at step {step.number} is a spike, z-score {zscore:.1f} over the median {median:.4g}"
-            happened += f" of the {len(state.losses)} steps before; {step.shown()}"
+            happened += f" of the {len(before)} steps before{f' of {turns}' if turns else ''}; {step.shown()}"
             if self.on_spike == "rewind":
                 raise Rewind(event, happened)
             self.tell(event, happened)
-        state.losses = [*state.losses, loss][-_HISTORY:]
+        state.losses[turns] = [*before, loss][-_HISTORY:]
 
 
 def robust_zscore(loss: float, before: Sequence[float]) -> float | None:

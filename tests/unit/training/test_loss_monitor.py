@@ -47,14 +47,15 @@ class Told:
         norms: list[float] | None = None,
         order: Any = ORDER,
         grad_norm: Any = None,
+        turns: list[list[str]] | None = None,
         **known: Any,
     ) -> float:
         """Take a window of steps with these mean losses, and look at them."""
-        window = LogWindow(torch.device("cpu"), state.window)
+        window = LogWindow(torch.device("cpu"), state.window, turns={name for taken in turns or [] for name in taken})
         for place, loss in enumerate(losses):
             window.begin_step()
             window.loss_sum += loss * BATCH
-            window.end_step(float(BATCH), samples=order.batch_at(state.samples).size)
+            window.end_step(float(BATCH), samples=order.batch_at(state.samples).size, turns=turns[place] if turns else ())
             window.norms += [torch.tensor(norms[place])] if norms else []
             state.step, state.samples = state.step + 1, state.samples + order.batch_at(state.samples).size
         mean = self.watch.judge(window, window.read(alone(), grad_norm), state, order, **known)
@@ -79,7 +80,21 @@ def test_a_spike_is_told_with_its_step_and_the_samples_of_all_ranks() -> None:
     epoch, start = divmod(event["samples"], 22)
     assert event["sample_ids"] == ORDER.indices(epoch, start, min(start + BATCH, 22)).tolist()  # epochs end with a batch of two
     assert "step 31 is a spike" in told.lines[0]
-    assert len(state.losses) == 34
+    assert len(state.losses[""]) == 34
+
+
+def test_a_step_that_takes_a_turn_besides_is_compared_with_its_like() -> None:
+    """Every tenth step has the generator's loss, too; after 30 such steps one stands out among them, and in no other."""
+    told, state = Told(spike_zscore=8), TrainState()
+    turns = [["critic", "generator"] if place % 10 == 9 else ["critic"] for place in range(300)]
+    losses = [loss + 40 * (len(taken) == 2) for loss, taken in zip(noise(300), turns, strict=True)]
+    told.judge(losses, state, turns=turns)
+    assert not told.events
+    state.window = None
+    told.judge([42.0], state, turns=[["critic"]])
+    told.judge([60.0], state, turns=[["critic", "generator"]])
+    assert [event["step"] for event in told.events] == [301, 302]
+    assert "of the 30 steps before of critic, generator;" in told.lines[1]
 
 
 @pytest.mark.parametrize("cut", [1, 17, 33])
@@ -98,7 +113,7 @@ def test_the_history_of_losses_is_resumed(cut: int) -> None:
         (event["step"], event["zscore"], event["sample_ids"]) for event in whole.events
     ]
     assert (resumed.losses, resumed.samples) == (state.losses, state.samples)
-    assert len(state.losses) == 50
+    assert len(state.losses[""]) == 50
 
 
 def test_the_first_lost_step_is_named_with_its_samples_and_the_steps_looked_at() -> None:
