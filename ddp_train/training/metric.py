@@ -198,8 +198,8 @@ def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
     raise ConfigError(
         key=f"evaluation.metrics.{name}._target_",
         happened=f"gave a {type(candidate).__name__}",
-        expected="a torchmetrics.Metric (of several, each under a name of its own), or a function f(predictions, targets) -> a number",
-        fix=f"+evaluation.metrics.{name}._partial_=true for a function",
+        expected="a torchmetrics.Metric (of several, each under a name of its own), or a function f(predictions, targets) -> a number,"
+        " of which neither has a default",
     )
 
 

@@ -171,6 +171,9 @@ def test_a_function_needs_no_partial() -> None:
 def test_what_cannot_be_a_metric_is_refused_before_the_run() -> None:
     with pytest.raises(ConfigErrors, match=r"evaluation\.metrics\.mine\.predictions: .* needs this argument"):
         checked(MINE[0], "+evaluation.metrics.mine._partial_=false")
+    with pytest.raises(ConfigError, match="of which neither has a default") as caught:
+        as_metric(0.5, "mine", torch.device("cpu"))  # of a function that was called
+    assert "_partial_" not in str(caught.value)
     with pytest.raises(ConfigErrors, match=r"torch\.nn has no"):
         checked("+evaluation.metrics.mine._target_=torch.nn.F1")
     with pytest.raises(ConfigErrors, match="_target_"):
