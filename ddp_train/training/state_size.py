@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Averaging
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation_mode import has_modes
 from ddp_train.training.saved_state import modules
@@ -21,9 +22,9 @@ _BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manife
 
 
 def estimate(components: Components, *, num_ranks: int) -> int:
-    """Return how many bytes a checkpoint will have: the model's tensors, the optimizer's, and a little for each rank.
+    """Return how many bytes a checkpoint will have: the tensors of model, optimizer and callbacks, and a little for each rank.
 
-    Those count, too, that the optimizer makes in its first step.
+    Those count, too, that the optimizer makes in its first step, and a callback that averages the weights in its `start`.
 
     Raises:
         ConfigError: there are too many tensors; no checkpoint could name them.
@@ -36,7 +37,8 @@ def estimate(components: Components, *, num_ranks: int) -> int:
         for number, (parameter, group) in enumerate(parameters)
         for name, value in _kept(parameter, group, components.optimizer).items()
     }
-    leaves = [leaf_of(f"{SHARED}.{name}", value) for name, value in (model | optimizer).items()]
+    carried = _carried(components)
+    leaves = [leaf_of(f"{SHARED}.{name}", value) for name, value in (model | optimizer | carried).items()]
     try:
         for pieces in divide_shared(leaves, num_ranks):
             tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces])
@@ -51,7 +53,26 @@ def estimate(components: Components, *, num_ranks: int) -> int:
     twice = (
         sum(parameter.nbytes for parameter, _ in parameters) if has_modes(components.optimizer) else 0
     )  # evaluated ones and trained ones
-    return sum(weights.values()) + twice + sum(tensor.nbytes for tensor in optimizer.values()) + num_ranks * _BYTES_PER_RANK
+    kept = sum(tensor.nbytes for tensor in (optimizer | carried).values())
+    return sum(weights.values()) + twice + kept + num_ranks * _BYTES_PER_RANK
+
+
+def _carried(components: Components) -> dict[str, Tensor]:
+    """Return the tensors that callbacks keep, by their names. Averages that are still to come have no values yet: in float32 at least."""
+    found: dict[str, Tensor] = {}
+    for name, callback in components.callbacks.items():
+        if not hasattr(callback, "state_dict"):
+            continue
+        _, tensors = codec.encode(callback.state_dict(), f"callbacks.{name}")
+        if isinstance(callback, Averaging) and not tensors:
+            tensors = {
+                f"callbacks.{name}.averages.{each}": torch.empty_like(
+                    parameter, device="meta", dtype=torch.promote_types(parameter.dtype, torch.float32)
+                )
+                for each, parameter in components.model.named_parameters()
+            }
+        found |= tensors
+    return found
 
 
 def _kept(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Tensor]:

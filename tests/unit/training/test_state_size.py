@@ -11,7 +11,7 @@ from ddp_train.checkpoint import tensor_file
 from ddp_train.errors import ConfigError
 from ddp_train.training.components import Components
 from ddp_train.training.state_size import estimate
-from tests.unit.parts import components, saved
+from tests.unit.parts import components, saved, trainer
 
 
 def train(parts: Components) -> Components:
@@ -47,6 +47,28 @@ def test_what_is_asked_before_the_first_step_is_what_a_save_does(tmp_path: Path,
     monkeypatch.setattr(tensor_file, "_MAX_HEADER", size - 1000)  # a rank's own tensors come besides
     with pytest.raises(ConfigError):
         estimate(parts, num_ranks=1)
+
+
+class Keeps:
+    """A callback with a tensor of its own."""
+
+    def start(self, run: object) -> None: ...
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"seen": torch.zeros(300_000)}
+
+
+def test_what_callbacks_carry_counts(tmp_path: Path) -> None:
+    parts = components("optimizer=sgd", "model.width=256", "callbacks=ema", "trainer.max_steps=1")
+    without = estimate(components("optimizer=sgd", "model.width=256"), num_ranks=1)
+    before = estimate(parts, num_ranks=1)
+    trainer(parts).train()
+    after = sum(path.stat().st_size for path in saved(tmp_path, 1, parts).iterdir())
+    assert 0.95 * after < before < 1.2 * after
+    assert before - without == sum(parameter.nbytes for parameter in parts.model.parameters())
+    assert estimate(parts, num_ranks=1) == pytest.approx(before, rel=0.01)
+    parts.callbacks = {"keeps": Keeps()}
+    assert estimate(parts, num_ranks=1) - without == pytest.approx(1_200_000, abs=1000)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
