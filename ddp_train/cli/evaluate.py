@@ -133,7 +133,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predict
         "after": None,
         "init_from": None,
         "resume": "auto",
-        "debug": {**saved["debug"], "faults": []},
+        "debug": {**dict.fromkeys(saved["debug"]), "faults": [], "overfit": False},  # a cut of the training: all is evaluated
         "cluster": {**saved["cluster"], **of_another_start},
         # However many ranks: nothing of a global batch is left to be kept.
         "trainer": {**saved["trainer"], "global_batch_size": None, "grad_accum_steps": None, "batch_size_schedule": None},

@@ -14,7 +14,7 @@ from ddp_train.errors import DONE, ConfigError, UserError, printable
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import progress
+from ddp_train.run_folder.progress import evaluation_line, progress
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.verdict import Verdict, settle
 from ddp_train.sweep.folder import Sweep, is_sweep
@@ -90,7 +90,10 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
         if (settled := settle(before)).verdict is Verdict.NEVER:
             again = shlex.quote(run_folder.shown())
             yield printable(f"it comes after {before.shown()}, which does not get done: {settled.reason}; then `ddp-train resume {again}`")
-    if (far := progress(run_folder)) is not None:
+    if run_folder.task.exists():  # an evaluation takes no steps
+        if not run_folder.is_completed() and (line := evaluation_line(run_folder)):
+            yield line
+    elif (far := progress(run_folder)) is not None:
         yield far.line(max_steps=trainer.get("max_steps"), max_epochs=trainer.get("max_epochs"))
     if (result := run_folder.read_result()) is not None and result.status == Status.COMPLETED and result.last:
         yield printable(

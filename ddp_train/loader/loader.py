@@ -167,6 +167,10 @@ class EvalLoader:
         self._read = EvalReader(source, skips=skips)
         self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
 
+    def __len__(self) -> int:
+        """Return the number of this rank's micro-batches."""
+        return max(1, -(-(self._stop - self.first) // self._batch_size))
+
     def __iter__(self) -> Iterator[MicroBatch]:
         return self._reading.results(self._requests())
 

@@ -21,12 +21,14 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job, Task
+from ddp_train.loader.loader import EvalLoader
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.checkpoint_watch import CheckpointWatch
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.progress import BatchNotes
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.build import build_evaluated
 from ddp_train.training.components import Evaluated
@@ -94,10 +96,14 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
 
 def _work(job: Job, task: Task, components: Evaluated, state: TrainState, world: World, tracker: PhaseTracker) -> dict[str, float]:
     """Score or predict with the weights that are loaded, and return the metrics. Collective."""
-    folder = job.run_folder.predictions_of(state.step)
+    folder, loader = job.run_folder.predictions_of(state.step), components.eval_loader
+    num_batches = len(loader) if isinstance(loader, EvalLoader) else None
+    notes = BatchNotes(job.run_folder, step=state.step, num_batches=num_batches) if world.is_main else None
 
     def begins_batch() -> None:
         tracker.enter(Phase.EVALUATION, state.step)
+        if notes is not None:
+            notes.begin()
 
     if task.predicts:
         count = predict(components, world, folder, begins_batch=begins_batch)

@@ -26,6 +26,7 @@ class RunFolder:
         self.tensorboard = self.root / "tensorboard"
         self.logs = self.root / "logs"
         self.steps_taken = self.logs / "steps_taken"  # by the attempt at hand, at least and at most (`run_folder.attempts`)
+        self.batches = self.logs / "batches"  # of an evaluation: how far it is (`run_folder.progress`)
         self.checkpoints = self.root / "checkpoints"
         self.predictions = self.root / "predictions"
         self.evaluations = self.root / "evaluations"  # of the finished run, each a folder like this one

@@ -1,16 +1,19 @@
-"""How far a run is and how fast, from what it leaves in its folder while it trains."""
+"""How far a run or an evaluation is and how fast, from what it leaves in its folder meanwhile."""
 
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ddp_train.run_folder.attempts import steps_taken
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.files import tail
+from ddp_train.system.files import tail, write_json
 
 _TAIL_BYTES = 20_000  # of metrics.jsonl
+_NOTE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,47 @@ def progress(run_folder: RunFolder) -> Progress | None:
         return None
     step_ms = newest.get("step_ms")
     return Progress(step=step, epoch=newest.get("epoch"), loss=newest.get("loss"), step_s=step_ms / 1000 if step_ms else None)
+
+
+class BatchNotes:
+    """Writes into an evaluation's folder how far rank 0 is with a checkpoint, once a second at most.
+
+    Args:
+        step: of the checkpoint.
+        num_batches: None: nobody knows before the end.
+    """
+
+    def __init__(self, run_folder: RunFolder, *, step: int, num_batches: int | None) -> None:
+        self._run_folder, self._step, self._num_batches = run_folder, step, num_batches
+        self._begun = 0
+        self._started = time.monotonic()
+        self._noted = -_NOTE_EVERY_S  # seconds since the start
+
+    def begin(self) -> None:
+        """Say that a batch is asked for; once more after the last one."""
+        self._begun += 1
+        elapsed = time.monotonic() - self._started
+        if elapsed - self._noted < _NOTE_EVERY_S and self._begun - 1 != self._num_batches:
+            return
+        self._noted = elapsed
+        far = {"step": self._step, "done": self._begun - 1, "of": self._num_batches, "seconds": elapsed}
+        with suppress(OSError):  # a full disk: the evaluation will say so itself
+            write_json(self._run_folder.batches, far)
+
+
+def evaluation_line(run_folder: RunFolder) -> str:
+    """Say in one line how far an evaluation is; "" before its first batch."""
+    try:
+        far = json.loads(run_folder.batches.read_text())
+        step, done, of, seconds = far["step"], far["done"], far["of"], far["seconds"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+    parts = [f"checkpoint of step {step}", f"batch {done}" + (f" of {of}" if of is not None else "")]
+    if done and seconds:
+        parts.append(f"{done / seconds:.3g} batches/s")
+        if of is not None and of > done:
+            parts.append(f"{_duration((of - done) * seconds / done)} left")
+    return ", ".join(parts)
 
 
 def _duration(seconds: float) -> str:

@@ -94,6 +94,15 @@ def test_other_data_another_checkpoint_and_another_number_of_ranks_are_taken(tmp
     assert len(np.load(job.run_folder.predictions_of(7) / "prediction.npy")) == 33
 
 
+@pytest.mark.parametrize("debug", ["fast", "overfit"])
+def test_of_a_run_that_was_cut_short_to_try_it_all_is_evaluated(tmp_path: Path, debug: str) -> None:
+    finished(tmp_path, f"debug={debug}", "data.eval.num_samples=33", "evaluation.batch_size=4")
+    job = done(evaluate, str(tmp_path), "evaluation.save_predictions=true")
+    assert len(np.load(job.run_folder.predictions_of(7) / "prediction.npy")) == 33
+    assert json.loads(job.run_folder.batches.read_text())["done"] == 9
+    assert begun(evaluate, str(tmp_path), "evaluation.max_batches=2").config.evaluation.max_batches == 2
+
+
 def test_a_group_is_chosen_as_for_a_run(tmp_path: Path) -> None:
     finished(tmp_path)
     config = begun(evaluate, str(tmp_path), "data=mnist", "data.root=there", "cluster=local", "cluster.device=cpu").config

@@ -8,11 +8,13 @@ import pytest
 
 from ddp_train.cli.status import show_status
 from ddp_train.errors import DataError, EnvironmentRefuses
+from ddp_train.job import Task
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.progress import BatchNotes
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.verdict import mark_cancelled
 from tests.unit.cli.runs import a_run, works_in
@@ -83,3 +85,13 @@ def test_a_run_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with works_in(run_folder) as process:
         assert status(tmp_path, capsys)[0].startswith(f"running (pid {process.pid} on ")
         process.terminate()
+
+
+def test_of_an_evaluation_its_batches_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder = a_run(tmp_path)
+    Task(run="there", checkpoint="there/checkpoints/last").write(run_folder)
+    run_folder.steps_taken.write_text(f"{'7':<20}{'7':<20}\n")
+    BatchNotes(run_folder, step=7, num_batches=12).begin()
+    assert status(tmp_path, capsys)[1:] == ["checkpoint of step 7, batch 0 of 12"]
+    Result(status=Status.COMPLETED, step=7, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
+    assert status(tmp_path, capsys) == ["done", "eval/loss 0.25"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
+import pytest
+
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import Progress, progress
+from ddp_train.run_folder.progress import BatchNotes, Progress, evaluation_line, progress
 
 
 def test_the_newest_record_and_the_newest_step_count(tmp_path: Path) -> None:
@@ -26,3 +30,21 @@ def test_it_is_said_in_one_line_with_what_is_known() -> None:
     assert far.line(max_steps=None, max_epochs=3) == "step 40, epoch 1.50 of 3, loss 0.5123, 2 steps/s"
     assert far.line(max_steps=100_000, max_epochs=None).endswith("13.9 h left")
     assert Progress(step=1, epoch=None, loss=None, step_s=None).line(max_steps=100, max_epochs=None) == "step 1 of 100"
+
+
+def test_how_far_an_evaluation_is_is_noted_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_folder = RunFolder(tmp_path)
+    run_folder.logs.mkdir()
+    assert evaluation_line(run_folder) == ""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    notes, lines = BatchNotes(run_folder, step=7, num_batches=12), list[str]()
+    for _ in range(13):  # the last time says that all are done
+        notes.begin()
+        lines.append(evaluation_line(run_folder))
+        now += 0.4
+    assert lines[0] == lines[1] == lines[2] == "checkpoint of step 7, batch 0 of 12"
+    assert lines[3] == "checkpoint of step 7, batch 3 of 12, 2.5 batches/s, 4 s left"
+    assert lines[-1] == "checkpoint of step 7, batch 12 of 12, 2.5 batches/s"
+    run_folder.batches.write_text(json.dumps({"step": 7, "done": 3, "of": None, "seconds": 1}))
+    assert evaluation_line(run_folder) == "checkpoint of step 7, batch 3, 3 batches/s"
