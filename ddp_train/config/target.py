@@ -144,7 +144,7 @@ def _check_arguments(
     missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in given]
     if key in COMPLETED:  # when the run has what comes first
         missing = [name for name in missing if name != named[positional]]
-    elif node.get("_partial_"):  # by the class that gets it
+    elif node.get("_partial_") or _wraps(target):  # by the class that gets it; by whoever calls what it returns
         missing = []
     missing = [name for name in missing if name not in given_in(key)]
     for name in missing:
@@ -161,6 +161,11 @@ def _check_arguments(
                 expected=f"a value of type {_spell(hints[name])}",
                 fix=f"""'{key}.{name}="{value}"'""" if wants_text else "",
             )
+
+
+def _wraps(target: Callable[..., Any]) -> bool:
+    """Tell whether an object is called in a function's place, with a part of its arguments, as stages of WebDataset are."""
+    return hasattr(target, "__wrapped__") and not inspect.isclass(target) and not inspect.isroutine(target)
 
 
 def given_in(key: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.conftest import Project, metrics
@@ -110,15 +111,39 @@ evaluation:
 """
 
 
+STAGES = """
+# @package _global_
+data:
+  _target_: webdataset.DataPipeline
+  _args_:
+    - {_target_: webdataset.SimpleShardList, urls: "train-{000000..000003}.tar", seed: 0}
+    - ${object:webdataset.split_by_node}
+    - {_target_: webdataset.tarfile_to_samples}
+    - {_target_: webdataset.shuffle, bufsize: 4, seed: 0}
+    - {_target_: webdataset.decode, _args_: [torchrgb]}
+    - {_target_: webdataset.to_tuple, _args_: [png, cls]}
+  eval:
+    _args_:
+      - {_target_: webdataset.SimpleShardList, urls: "test-{000000..000001}.tar"}
+      - ${object:webdataset.split_by_node}
+      - {_target_: webdataset.tarfile_to_samples}
+      - {_target_: webdataset.decode, _args_: [torchrgb]}
+      - {_target_: webdataset.to_tuple, _args_: [png, cls]}
+evaluation:
+  every_steps: 2
+"""
+
+
 @needs("webdataset")
-def test_a_webdataset_pipeline(train: Callable[..., Path], project: Project) -> None:
+@pytest.mark.parametrize("shards", [SHARDS, STAGES], ids=["chain", "stages"])
+def test_a_webdataset_pipeline(train: Callable[..., Path], project: Project, shards: str) -> None:
     import webdataset
 
     for split, count in (("train", 32), ("test", 9)):
         with webdataset.ShardWriter(str(project.folder / f"{split}-%06d.tar"), maxcount=8, verbose=0) as writer:
             for number in range(count):
                 writer.write({"__key__": f"{number:04d}", "png": np.full((16, 16, 3), number, np.uint8), "cls": number % 2})
-    project.write("mine/data/shards.yaml", SHARDS)
+    project.write("mine/data/shards.yaml", shards)
     run = train(*SHORT, "--config-dir=mine", "data=shards", "loader.num_workers=1", *small_model(2))
     assert metrics(run, "eval")
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
 from ddp_train.config.target import check_target
+
+HERE = "tests.unit.config.test_target"
 
 
 def test_code_from_a_hub_is_refused() -> None:
@@ -12,3 +18,28 @@ def test_code_from_a_hub_is_refused() -> None:
 
 def test_a_class_without_a_readable_signature_is_left_to_itself() -> None:
     assert check_target({"_target_": "builtins.dict", "anything": 1}, "model") == []
+
+
+class Stage:
+    """What WebDataset makes of a function: called, it waits for the first argument."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return lambda source: self.function(source, *args, **kwargs)
+
+
+@Stage
+def doubled(src: Iterable[int], factor: int) -> Iterable[int]:
+    return (factor * each for each in src)
+
+
+def tripled(src: Iterable[int]) -> Iterable[int]:
+    return (3 * each for each in src)
+
+
+def test_an_object_that_is_called_with_a_part_of_what_its_function_takes_lacks_nothing() -> None:
+    assert check_target({"_target_": f"{HERE}.doubled", "factor": 2}, "data._args_.1") == []
+    assert [each.key for each in check_target({"_target_": f"{HERE}.tripled"}, "data._args_.1")] == ["data._args_.1.src"]
