@@ -9,7 +9,7 @@
 Workloads: W1 a perceptron 64-256-256-256-10, batch 64; W2s a residual network of 16 channels, batch 16, 3 x 32 x 32; W3 nanoGPT's CPU
 setting, batch 12. Tiers: `equal`: the same batches from a batched source, fused AdamW, one parameter group, a line every 50 steps, one
 checkpoint at the end; `user`: a data set of single samples, and what each gives a user who changes nothing. Adam is fused everywhere.
-Ways take turns, in another order each round. A ratio is to the first way of the same round. Commands run at a terminal of their own.
+Ways take turns, in a random order each round. A ratio is to the first way of the same round. Commands run at a terminal of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import signal
 import sys
 import time
@@ -92,8 +93,7 @@ def measure(arguments: argparse.Namespace, ways: list[str]) -> list[dict[str, An
     for number in range(arguments.pairs):
         started = time.time_ns()
         for case in cases(arguments):
-            for place in range(len(ways)):
-                way = ways[(place + number) % len(ways)]
+            for way in random.sample(ways, len(ways)):
                 found = one(arguments.what, way, case)
                 result = {"round": started, "way": way, "reference": ways[0], **vars(case), "numbers": found}
                 results.append(result)
