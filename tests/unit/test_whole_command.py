@@ -80,10 +80,11 @@ def test_a_spread_is_the_median_with_its_quartiles() -> None:
     assert figures.spread([]) == "-"
 
 
-def test_the_probe_counts_steps_and_not_forwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("room", "noted"), [(10, 4), (3, 3)])  # four of five steps are followed by a forward
+def test_the_probe_counts_steps_and_not_forwards(room: int, noted: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setenv("PROBE", str(tmp_path))
-    monkeypatch.setenv("PROBE_STEPS", "3")
+    monkeypatch.setenv("PROBE_STEPS", str(room))
     from probe import Probe
 
     weight = nn.Parameter(torch.ones(2, 2))
@@ -95,7 +96,7 @@ def test_the_probe_counts_steps_and_not_forwards(monkeypatch: pytest.MonkeyPatch
         with torch.no_grad():
             weight.add_(1)
     (found,) = stamps_in(tmp_path)
-    assert len(found.steps) == 3  # there is room for no more
+    assert len(found.steps) == noted
     assert found.first_forward <= found.steps[0][0] <= found.steps[1][0]
     assert found.threads == torch.get_num_threads()
 
