@@ -308,7 +308,7 @@ def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
 
 _SUBSECTIONS: dict[str, type] = {"SlurmConfig": SlurmConfig}
 EVENTS = ("start", "step", "evaluation", "save", "end")
-"""Of callbacks (interfaces.py)."""
+"""Of callbacks (interfaces/run.py)."""
 
 NAMED = {"metrics": "writer", "callbacks": "callback"}
 """Sections that hold one component for each name, and what they hold."""

@@ -212,7 +212,7 @@ def sampler_from(
     """Return the sampler that the config's loader keys ask for.
 
     Args:
-        own: what `loader.sampler` made: a `Sampler` (interfaces.py), or one of torch's.
+        own: what `loader.sampler` made: a `Sampler` (interfaces/component.py), or one of torch's.
 
     Raises:
         ConfigError: the data set has no labels or lengths.

@@ -87,9 +87,9 @@ def as_objective(candidate: object) -> Objective:
     if hasattr(candidate, "loss") or hasattr(candidate, "score"):
         missing = [name for name in ("goals", "weight", "loss", "score", "metrics") if not hasattr(candidate, name)]
         if missing:
-            raise TypeError(f"the objective {type(candidate).__name__} lacks {', '.join(missing)} (ddp_train/interfaces.py, Objective)")
+            raise TypeError(f"the objective {type(candidate).__name__} lacks {', '.join(missing)} (ddp_train.interfaces.Objective)")
         return candidate  # type: ignore[return-value]
     if callable(candidate) and not isinstance(candidate, type):
         return LossObjective(candidate)
     kind = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
-    raise TypeError(f"an objective has `score` and `loss` (ddp_train/interfaces.py) or is a function loss_fn(outputs, targets); got {kind}")
+    raise TypeError(f"an objective has `score` and `loss` (ddp_train/interfaces) or is a function loss_fn(outputs, targets); got {kind}")

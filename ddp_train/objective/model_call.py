@@ -60,7 +60,7 @@ def split(batch: Batch) -> tuple[Any, Any]:
         key="data",
         happened=f"a batch is {describe(batch)}",
         expected="(inputs, targets), with several inputs (a, b, targets), or a dict",
-        fix="an objective of your own for other batches (ddp_train/interfaces.py, Objective)",
+        fix="an objective of your own for other batches (ddp_train.interfaces.Objective)",
     )
 
 

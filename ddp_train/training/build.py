@@ -180,7 +180,7 @@ def _require_predictions(objective: Objective, source: DataSource | Stream | Non
         raise ConfigError(
             key="evaluation.save_predictions",
             happened=f"is true, but the objective {type(objective).__name__} cannot say what it found for each sample",
-            expected="an objective with the method `predict` (ddp_train/interfaces.py, Predicting)",
+            expected="an objective with the method `predict` (ddp_train.interfaces.Predicting)",
             fix="evaluation.save_predictions=false",
         )
 
@@ -193,7 +193,7 @@ def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 key=f"callbacks.{name}._target_",
                 happened=f"gave a {type(each).__name__}, which has none of the methods {', '.join(EVENTS)}",
-                expected="a callback (ddp_train/interfaces.py, Callback), with at least one of them",
+                expected="a callback (ddp_train.interfaces.Callback), with at least one of them",
             )
     averaging = [name for name, each in made.items() if isinstance(each, Averaging)]
     if len(averaging) > 1:

@@ -84,6 +84,6 @@ def infer(objective: Objective, model: nn.Module, inputs: Any) -> dict[str, Tens
         raise ConfigError(
             key="objective",
             happened=f"cannot say what it finds in samples without targets, and the model gives {describe(outputs)}",
-            expected="tensors with one row for each sample; or an objective with the method `infer` (ddp_train/interfaces.py, Inferring)",
+            expected="tensors with one row for each sample; or an objective with the method `infer` (ddp_train.interfaces.Inferring)",
         )
     return rows

@@ -157,7 +157,7 @@ def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, 
         raise ConfigError(
             key=EVALUATION_METRICS,
             happened=f"has {', '.join(wanted)}, but the objective {type(objective).__name__} does not say what is compared",
-            expected="an objective with the method `compare` (ddp_train/interfaces.py, Comparing)",
+            expected="an objective with the method `compare` (ddp_train.interfaces.Comparing)",
             fix=f"evaluation.metrics={{}}, or `compare` beside the `score` of {type(objective).__name__}",
         )
     if taken := [name for name in wanted if name in objective.goals]:

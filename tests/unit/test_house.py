@@ -42,6 +42,8 @@ SHOWN_BY = {
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare_tokens.py",
     "data/tokens/tokenizer.py": "tests/unit/cli/test_prepare_tokens.py",
     "distributed/world.py": "tests/unit/system/test_network.py; between processes: tests/distributed/test_cluster.py",
+    "interfaces/component.py": "protocols: every test of a component",
+    "interfaces/run.py": "protocols: tests/unit/training/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
     "launch/agent/rendezvous.py": "tests/distributed/test_cluster.py",
     "launch/agent_process.py": "tests/unit/sweep/test_warm_group.py",

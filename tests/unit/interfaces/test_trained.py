@@ -1,21 +1,12 @@
-"""What the loop takes of a batch, whatever it is made of."""
+"""The names of parameters, and the patterns that choose some."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint, batch_size, matching, named_parameters
-
-
-def test_batch_size_is_the_first_dimension_of_the_first_tensor() -> None:
-    assert batch_size(torch.zeros(3, 2)) == 3
-    assert batch_size(({"temperature": torch.tensor(1.0), "image": [torch.zeros(5, 1)]}, torch.zeros(7))) == 5
-    with pytest.raises(TypeError, match="found none in a dict"):
-        batch_size({"name": "cat"})
-
+from ddp_train.interfaces import Joint, matching, named_parameters
 
 NAMES = ["body.0.weight", "body.0.bias", "body.1.weight", "head.weight", "head.bias", "header.weight"]
 

@@ -1,0 +1,74 @@
+"""The seams on one screen: what users' code and ours import from here.
+
+component  what data, objective, strategy, scheduler and mixed precision must offer
+run        metric writers, callbacks, and the run as callbacks see it
+batch      a look into batches
+trained    the module in which an objective with weights joins its model, and the names of parameters
+
+Components import what is here and not each other.
+"""
+
+from ddp_train.interfaces.batch import Batch, batch_size, describe, map_tensors, tensors_of
+from ddp_train.interfaces.component import (
+    Amp,
+    Augmenting,
+    Borrowing,
+    ChoosingTurns,
+    Comparing,
+    DataSource,
+    Goal,
+    Indices,
+    Inferring,
+    Labelled,
+    Located,
+    Measured,
+    Meeting,
+    Objective,
+    Predicting,
+    Resident,
+    Sampler,
+    Scheduler,
+    Strategy,
+    TakingTurns,
+)
+from ddp_train.interfaces.run import Averaging, Callback, ImageWriter, MetricWriter, Run, TextWriter
+from ddp_train.interfaces.trained import Joint, matching, named_parameters, plain_name, whole_loss
+
+__all__ = [
+    "Amp",
+    "Augmenting",
+    "Averaging",
+    "Batch",
+    "Borrowing",
+    "Callback",
+    "ChoosingTurns",
+    "Comparing",
+    "DataSource",
+    "Goal",
+    "ImageWriter",
+    "Indices",
+    "Inferring",
+    "Joint",
+    "Labelled",
+    "Located",
+    "Measured",
+    "Meeting",
+    "MetricWriter",
+    "Objective",
+    "Predicting",
+    "Resident",
+    "Run",
+    "Sampler",
+    "Scheduler",
+    "Strategy",
+    "TakingTurns",
+    "TextWriter",
+    "batch_size",
+    "describe",
+    "map_tensors",
+    "matching",
+    "named_parameters",
+    "plain_name",
+    "tensors_of",
+    "whole_loss",
+]

@@ -1,0 +1,130 @@
+"""What hears of a run: metric writers, and callbacks with what they see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ddp_train.interfaces.batch import Batch
+from ddp_train.interfaces.component import Goal
+
+
+@runtime_checkable
+class MetricWriter(Protocol):
+    """Where numbers go. Exists on global rank 0 only."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Take one line of metrics.jsonl: `split`, `step`, `epoch`, `samples`, `time` and the values."""
+
+    def close(self) -> None:
+        """Write what is left: the run is over, or it goes back to a checkpoint, from which a new writer begins."""
+
+
+@runtime_checkable
+class ImageWriter(Protocol):
+    """A metric writer that takes images, too."""
+
+    def write_image(self, name: str, image: Tensor, step: int) -> None:
+        """Take a picture: [C, H, W] with C 1 or 3, on the CPU; floats in [0, 1], or uint8."""
+
+
+@runtime_checkable
+class TextWriter(Protocol):
+    """A metric writer that takes texts, too."""
+
+    def write_text(self, name: str, text: str, step: int) -> None:
+        """Take a text; it may be Markdown."""
+
+
+class Run(Protocol):
+    """What a callback sees of its run on this rank, and what it may ask for."""
+
+    step: int  # steps taken
+    total_steps: int
+    is_log_step: bool  # in `step`: the record is written next
+    model: nn.Module  # as the config says, without what the strategy has put around it
+    optimizer: Optimizer
+    data: Any  # the training data, as the loader reads it
+    goals: Mapping[str, Goal]  # what is measured, the headline metric first, and which way is better; empty without evaluation data
+    metrics: Mapping[str, float]  # the newest value of every metric, as `split/name`
+    status: str  # in `end`: what result.json will say (completed, preempted, interrupted); before it running
+    rank: int
+    world_size: int
+    device: torch.device
+    folder: Path  # the run's; rank 0 alone writes there
+
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Put a number into the next record, a tensor of one element without waiting for the device.
+
+        The record has the mean over all calls on all ranks since the last one, but for values that are not finite; NaN where none is.
+        Not every rank has to call it. In `evaluation` the next record is that of the evaluation, else it is the training's; after the
+        last one, in `save` and `end`, there is none.
+        """
+
+    def log_image(self, name: str, image: Tensor) -> None:
+        """Give rank 0's picture [C, H, W], floats in [0, 1] or uint8, to the metric writers that take one. Waits for the device."""
+
+    def log_text(self, name: str, text: str) -> None:
+        """Give rank 0's text to the metric writers that take one."""
+
+    def stop(self, reason: str) -> None:
+        """Let all ranks end the run in good order, as after its last step: evaluated, saved, completed.
+
+        One rank is enough. All agree on it at the end of this event in `start` and `evaluation`, else at the next log step or evaluation.
+        """
+
+    def set_trained(self, names: Collection[str], is_trained: bool) -> None:
+        """Let parameters be trained from the next step on, or keep their values. In `start` and `step`, by every rank.
+
+        Not by `requires_grad_`, which the strategy would not know of: ranks would drift apart, or wait for each other.
+
+        Args:
+            names: as `named_parameters` below has them.
+
+        Raises:
+            ValueError: one is not the model's, or is to be trained and the optimizer does not have it.
+        """
+
+    def evaluation_batch(self) -> Batch | None:
+        """Return this rank's first batch of the evaluation data, on the device; None: there is none, or it cannot be read twice."""
+
+
+class Callback(Protocol):
+    """The user's own code at five places of a run. A class has the methods that it needs, and no base class.
+
+    Every rank makes the callback and calls all its events, in the order of the configuration, so each may use collectives if every rank
+    does; in `step` only where `run.is_log_step`, for nothing there is to wait for other ranks. What rank 0 alone should do stands under
+    `if run.rank == 0`. An exception ends the run and names the callback.
+
+    With `state_dict` and `load_state_dict` a callback has a state in every checkpoint: containers, numbers, text and tensors, the same on
+    every rank. It comes back before `start`, and over a rewind. `state_dict` is asked once when the callback is made, too: a run that goes
+    back to a checkpoint without its state begins with that.
+    """
+
+    def start(self, run: Run) -> None:
+        """The run begins or continues after `run.step`; again after a rewind."""
+
+    def step(self, run: Run) -> None:
+        """The optimizer has stepped. Called for every step, so nothing here may wait for the device (`.item()`)."""
+
+    def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
+        """All was evaluated, before the record is written. The model is as it was evaluated: in its mode, without gradients."""
+
+    def save(self, run: Run) -> None:
+        """A checkpoint is about to be taken; `state_dict` comes next."""
+
+    def end(self, run: Run) -> None:
+        """Everything is saved, and result.json comes next. Not after a failure."""
+
+
+@runtime_checkable
+class Averaging(Protocol):
+    """A callback that has other weights for evaluation; one of a run at most."""
+
+    def evaluation_weights(self) -> Mapping[str, Tensor] | None:
+        """Return tensors by the names that the model has for them, which stand in for its own in every evaluation; None: its own."""

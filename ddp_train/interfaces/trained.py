@@ -1,0 +1,93 @@
+"""What is trained: the model, joined with an objective that has weights of its own, and the names of its parameters."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces.batch import Batch, few
+from ddp_train.interfaces.component import Objective, TakingTurns
+
+_COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module that it wraps
+
+
+class Joint(nn.Module):
+    """Computes the loss of a batch in its forward, so that a strategy sees where each parameter is used.
+
+    Args:
+        objective: an `nn.Module`, too, where it has weights.
+        turn: whose loss; None: the objective takes no turns.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective, *, turn: str | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.objective: Any = objective
+        self.turn = turn
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the loss summed over the batch's units, shape []."""
+        loss: Tensor = self.objective.loss(self.model, batch, *([] if self.turn is None else [self.turn]))
+        return loss
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the model; that of the objective's parts is its own (a teacher that only evaluates)."""
+        self.training = mode
+        self.model.train(mode)
+        return self
+
+
+def whole_loss(objective: Any, model: nn.Module, batch: Batch) -> Tensor:
+    """Return the training loss of a batch, shape []; of turns their sum."""
+    if not isinstance(objective, TakingTurns):
+        loss: Tensor = objective.loss(model, batch)
+        return loss
+    return torch.stack([objective.loss(model, batch, turn) for turn in objective.turns]).sum()
+
+
+def named_parameters(trained: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of what is trained, tied ones once, by the names that a user knows.
+
+    These are the model's own, without what `Joint` and torch.compile put before them; an objective's begin with `objective.`.
+    """
+    names = {name: plain_name(name) for name, _ in trained.named_parameters()}
+    if isinstance(trained, Joint):
+        names = {name: plain.removeprefix("model.") for name, plain in names.items()}
+    return {names[name]: parameter for name, parameter in trained.named_parameters()}
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without what torch.compile puts before a module that it has wrapped."""
+    return name.replace(_COMPILED, "")
+
+
+def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> set[str]:
+    """Return the parameters that patterns choose: by their whole name, or by that of a module that they are in.
+
+    `head` and `layers.0` are all in them, `*.bias` every bias (`*` is any text, dots too), `layers.[0-3]` four layers.
+
+    Args:
+        key: the config key that has the patterns, for errors.
+
+    Raises:
+        ConfigError: a pattern matches nothing.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        if not found:
+            modules = {".".join(name.split(".")[:length]) for name in names for length in range(1, name.count(".") + 2)}
+            close = difflib.get_close_matches(pattern, sorted(modules), n=1)
+            raise ConfigError(
+                key=key,
+                happened=f"{pattern!r} matches no parameter" + (f"; did you mean {close[0]}?" if close else ""),
+                expected=f"the name of a parameter or of a module that holds some, with * and ? as in file names: {few(sorted(names))}",
+            )
+        chosen |= found
+    return chosen
