@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from ddp_train.metrics.tracker import Row, Tracker
+from ddp_train.metrics.tracker import Tracker, require
+from ddp_train.metrics.tracker_row import Row, Shown
 
-if find_spec("mlflow") is None:  # the client itself is imported by the thread: it takes seconds, and training need not wait
-    raise ModuleNotFoundError('the package mlflow is not installed here: pip install "ddp-train[mlflow]"', name="mlflow")
+require("mlflow")
 
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # in one message: MLflow's own limits
 _LONGEST_PARAM = 500  # characters; servers before MLflow 2.8 take no more
 
 
 class MLflow(Tracker):
-    """Sends the numbers to an MLflow server, or into a local store.
+    """Sends numbers, images and texts to an MLflow server, or into a local store.
 
     Args:
         run_dir: the run folder.
@@ -29,6 +28,8 @@ class MLflow(Tracker):
         close_timeout_s: how long the end of the run waits for what is not sent.
     """
 
+    service, file = "MLflow", "mlflow"
+
     def __init__(
         self,
         run_dir: str,
@@ -39,11 +40,10 @@ class MLflow(Tracker):
         experiment: str | None = None,
         close_timeout_s: float = 30.0,
     ) -> None:
-        self._config, self._experiment = config, experiment or config["name"]
-        self._run_name, self._uri = run_name or Path(run_dir).name, tracking_uri
+        self._uri = tracking_uri
         self._client: Any = None
         self._run_id = ""
-        super().__init__("MLflow", "mlflow", run_dir=run_dir, step=step, close_timeout_s=close_timeout_s)
+        super().__init__(run_dir, config, run_name=run_name, step=step, project=experiment, close_timeout_s=close_timeout_s)
 
     def connect(self, run_id: str | None) -> int | None:
         """Open the run; the server gives it its id."""
@@ -55,10 +55,10 @@ class MLflow(Tracker):
             self._run_id = run_id
             self._client.update_run(run_id, status="RUNNING")
             return self._newest_step()
-        run = self._client.create_run(self._experiment_id(), run_name=self._run_name)
+        run = self._client.create_run(self._experiment_id(), run_name=self.run_name)
         self._run_id = run.info.run_id
         self.remember(self._run_id)
-        params = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in _leaves(self._config)]
+        params = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in _leaves(self.config)]
         for start in range(0, len(params), _MOST_PARAMS):
             self._client.log_batch(self._run_id, params=params[start : start + _MOST_PARAMS])
         return None
@@ -76,17 +76,25 @@ class MLflow(Tracker):
             metrics += of_row
         self._client.log_batch(self._run_id, metrics=metrics)
 
+    def show(self, shown: Shown, step: int) -> None:
+        """Hand over an image, which MLflow shows by step, or a text as a file of the run's artifacts."""
+        name = re.sub(r"[^a-zA-Z0-9_./ -]", "_", shown.name)  # what MLflow takes
+        if isinstance(shown.content, str):
+            self._client.log_text(self._run_id, shown.content, f"texts/{name.replace('/', '~')}~{step:08}.md")
+        else:
+            self._client.log_image(self._run_id, shown.content, key=name, step=step)
+
     def finish(self) -> None:
         """Mark the run as finished."""
         self._client.set_terminated(self._run_id)
 
     def _experiment_id(self) -> str:
-        found = self._client.get_experiment_by_name(self._experiment)
+        found = self._client.get_experiment_by_name(self.project)
         if found is None:
             try:
-                return str(self._client.create_experiment(self._experiment))
+                return str(self._client.create_experiment(self.project))
             except Exception:  # another job of a sweep has just made it
-                found = self._client.get_experiment_by_name(self._experiment)
+                found = self._client.get_experiment_by_name(self.project)
                 if found is None:
                     raise
         return str(found.experiment_id)
@@ -94,7 +102,7 @@ class MLflow(Tracker):
     def _newest_step(self) -> int:
         """Return the newest step that the server has: a kill may have come between its answer and our note."""
         by_split = {name.partition("/")[0]: name for name in self._client.get_run(self._run_id).data.metrics}
-        return max((each.step for name in by_split.values() for each in self._client.get_metric_history(self._run_id, name)), default=0)
+        return max((each.step for name in by_split.values() for each in self._client.get_metric_history(self._run_id, name)), default=-1)
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

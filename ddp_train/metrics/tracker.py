@@ -1,7 +1,8 @@
 """A writer whose numbers go to an experiment tracker: a thread sends them, the loop never waits, and no step is sent twice.
 
 What a tracker has been told cannot be taken back. So a run that goes on from an earlier step (after a kill, or a rewind) says nothing of
-the steps that the tracker has; and what a kill or a dead server has kept from it comes from metrics.jsonl, which is exact.
+the steps that the tracker has; and what a kill or a dead server has kept from it comes from metrics.jsonl, which is exact. Images and texts
+are nowhere else: each is sent once, and one that fails is left out.
 """
 
 from __future__ import annotations
@@ -9,28 +10,32 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from ddp_train.metrics.tracker_row import Row, Shown, row_of, rows_in
 from ddp_train.system.files import write_json
 
-_AXES = ("split", "step", "time")
+if TYPE_CHECKING:
+    from torch import Tensor  # the configuration's check imports trackers, and no torch
+
 _BATCH_S = 1.0  # at most one message a second, however often the loop logs
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0  # between two tries to reach a server
 _LONGEST_TEXT = 300  # characters of an error
+_MOST_SHOWN = 2**26  # bytes of images and texts that wait in memory
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """All that was recorded of one step."""
+def require(package: str) -> None:
+    """Refuse a tracker whose client is not installed. The thread imports it: that takes seconds, and training need not wait.
 
-    step: int
-    time: float  # seconds since 1970, of its first record
-    values: Mapping[str, float] = field(default_factory=dict)  # as `split/name`; epoch and samples without a split
+    Raises:
+        ModuleNotFoundError: with what to install.
+    """
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f'the package {package} is not installed here: pip install "ddp-train[{package}]"', name=package)
 
 
 class Tracker(ABC):
@@ -40,25 +45,39 @@ class Tracker(ABC):
     in memory, it is tried again, and the end of the run waits `close_timeout_s` for it.
 
     Args:
-        name: of the service, for messages.
-        file: the run's id there is kept in `trackers/FILE.json`.
         run_dir: the run folder.
+        config: the run's whole config.
+        run_name: of a sweep's job, what it has that others have not.
         step: the step that this attempt begins at.
+        project: what the service files the run under; None: the config's `name`.
         close_timeout_s: how long the end of the run waits for what is not sent.
     """
 
-    def __init__(self, name: str, file: str, *, run_dir: str, step: int, close_timeout_s: float) -> None:
-        self._name, self._first_step, self._close_timeout_s = name, step, close_timeout_s
-        self._history = Path(run_dir) / "metrics.jsonl"
-        self._file = Path(run_dir) / "trackers" / f"{file}.json"
-        known = json.loads(self._file.read_text()) if self._file.exists() else {}
+    service: ClassVar[str]
+    """Its name, for messages."""
+    file: ClassVar[str]
+    """The run's id there is kept in `trackers/FILE.json`."""
+
+    def __init__(
+        self, run_dir: str, config: Mapping[str, Any], *, run_name: str, step: int, project: str | None, close_timeout_s: float
+    ) -> None:
+        self.folder, self.config = Path(run_dir).absolute(), dict(config)
+        self.project: str = project or config["name"]
+        self.run_name = run_name or self.folder.name
+        self.group = self.folder.parent.name if run_name else None  # of a sweep's jobs: the sweep
+        self.close_timeout_s = close_timeout_s
+        self._first_step = step
+        self._note_file = self.folder / "trackers" / f"{self.file}.json"
+        known = json.loads(self._note_file.read_text()) if self._note_file.exists() else {}
         self._id: str | None = known.get("id")
-        self._sent: int = known.get("step", 0)  # the newest step that the service has
-        self._row: list[Mapping[str, Any]] = []  # records of the newest step
+        self._sent: int = known.get("step", -1)  # the newest step that the service has
+        self._step, self._records, self._shown = -1, list[Mapping[str, Any]](), list[Shown]()  # of the newest step
         self._waiting: deque[Row] = deque()
+        self._shown_in = self._shown_out = 0  # bytes that were shown so far, and of these what is done with: the loop's, and the thread's
+        self._is_crowded = self._is_refused = False  # which was said
         self._has_work, self._closing = Event(), Event()
         self._is_behind = self._is_given_up = self._is_finished = False
-        self._thread = Thread(target=self._work, name=f"tracker-{name}", daemon=True)
+        self._thread = Thread(target=self._work, name=f"tracker-{self.file}", daemon=True)
         self._thread.start()
 
     @abstractmethod
@@ -72,6 +91,10 @@ class Tracker(ABC):
     @abstractmethod
     def send(self, rows: Sequence[Row]) -> None:
         """Hand over rows, in the order of their steps."""
+
+    @abstractmethod
+    def show(self, shown: Shown, step: int) -> None:
+        """Hand over an image or a text, after the step's numbers."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -93,24 +116,50 @@ class Tracker(ABC):
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Take one record; returns at once."""
-        if self._row and self._row[0]["step"] != record["step"]:
-            self._hand_over()
-        self._row.append(record)
+        self._begin(record["step"])
+        self._records.append(record)
+
+    def write_image(self, name: str, image: Tensor, step: int) -> None:
+        """Take a picture [C, H, W], floats in [0, 1] or uint8; returns at once."""
+        from ddp_train.metrics.png import as_pixels
+
+        pixels_HWC = as_pixels(image)
+        self._take(Shown(name, pixels_HWC if pixels_HWC.shape[2] > 1 else pixels_HWC[:, :, 0]), step)
+
+    def write_text(self, name: str, text: str, step: int) -> None:
+        """Take a text; returns at once."""
+        self._take(Shown(name, text), step)
 
     def close(self) -> None:
         """Let the thread send what is left, and wait for it a while."""
         self._hand_over()
         self._closing.set()
         self._has_work.set()
-        self._thread.join(self._close_timeout_s)
+        self._thread.join(self.close_timeout_s)
         if not self._is_finished:
             self._is_given_up = True  # a writer that follows this one begins with what it has not sent
-            self._say(f"did not take everything within {self._close_timeout_s:g} s; {self.lost()}")
+            self._say(f"did not take everything within {self.close_timeout_s:g} s; {self.lost()}")
+
+    def _take(self, shown: Shown, step: int) -> None:
+        if self._shown_in - self._shown_out + shown.size > _MOST_SHOWN:
+            if not self._is_crowded:
+                self._say(f"has {_MOST_SHOWN >> 20} MiB of images and texts to take; more of them are left out until it has")
+            self._is_crowded = True
+            return
+        self._is_crowded = False
+        self._begin(step)
+        self._shown_in += shown.size
+        self._shown.append(shown)
+
+    def _begin(self, step: int) -> None:
+        if step != self._step:
+            self._hand_over()
+            self._step = step
 
     def _hand_over(self) -> None:
-        if self._row:
-            self._waiting.append(_row(self._row))
-            self._row = []
+        if self._records or self._shown:
+            self._waiting.append(row_of(self._step, self._records, self._shown))
+            self._records, self._shown = [], []
             self._has_work.set()
 
     def _work(self) -> None:
@@ -132,8 +181,7 @@ class Tracker(ABC):
                 if is_last or self._is_given_up:
                     return
                 if not self._is_behind:
-                    text = " ".join(str(error).split())[:_LONGEST_TEXT]
-                    self._say(f"is behind ({type(error).__name__}: {text}); training goes on, and it is tried again")
+                    self._say(f"is behind ({_text(error)}); training goes on, and it is tried again")
                 self._is_behind = True
                 self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -149,45 +197,40 @@ class Tracker(ABC):
         if found is not None:
             self._sent = found
         if self._sent < self._first_step:
-            self._waiting.extendleft(reversed([*_rows(self._history, after=self._sent, until=self._first_step)]))
+            missed = rows_in(self.folder / "metrics.jsonl", after=self._sent, until=self._first_step)
+            self._waiting.extendleft(reversed([*missed]))
 
     def _send_waiting(self) -> None:
         while self._waiting and not self._is_given_up:
             rows = list(self._waiting)
             new = [row for row in rows if row.step > self._sent]
-            if new:
-                self.send(new)
-                self._sent = new[-1].step
-                self._note()
+            while new and not self._is_given_up:
+                count = next((number for number, row in enumerate(new, 1) if row.shown), len(new))
+                self._send_part(new[:count])
+                new = new[count:]
             for _ in rows:  # only now: what was not sent is sent again
-                self._waiting.popleft()
+                self._shown_out += sum(each.size for each in self._waiting.popleft().shown)
+
+    def _send_part(self, rows: Sequence[Row]) -> None:
+        """Hand over rows, of which the last alone may show something: there are services that take nothing of a step after a later one."""
+        if numbers := [row for row in rows if row.values]:
+            self.send(numbers)
+        for shown in rows[-1].shown:
+            try:
+                self.show(shown, rows[-1].step)
+            except Exception as error:  # it is not tried again: numbers must not wait for it
+                if not self._is_refused:
+                    self._say(f"did not take `{shown.name}` ({_text(error)}); such images and texts are left out")
+                self._is_refused = True
+        self._sent = rows[-1].step
+        self._note()
 
     def _note(self) -> None:
-        write_json(self._file, {"id": self._id, "step": self._sent})
+        write_json(self._note_file, {"id": self._id, "step": self._sent})
 
     def _say(self, text: str) -> None:
-        print(f"{self._name} {text}", flush=True)
+        print(f"{self.service} {text}", flush=True)
 
 
-def _row(records: Iterable[Mapping[str, Any]]) -> Row:
-    records = list(records)
-    values: dict[str, float] = {}
-    for record in records:
-        for name, value in record.items():
-            if name not in _AXES and isinstance(value, (int, float)):
-                values[name if name in ("epoch", "samples") else f"{record['split']}/{name}"] = value
-    return Row(step=records[0]["step"], time=records[0]["time"], values=values)
-
-
-def _rows(history: Path, *, after: int, until: int) -> Iterator[Row]:
-    """Yield what metrics.jsonl has of steps after one, until another."""
-    records = []
-    for line in history.read_text().splitlines() if history.exists() else ():
-        try:
-            record = json.loads(line)
-        except ValueError:  # a kill has left it half written
-            continue
-        if after < record["step"] <= until:
-            records.append(record)
-    for _, each in groupby(records, key=lambda record: record["step"]):
-        yield _row(each)
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_TEXT]}"

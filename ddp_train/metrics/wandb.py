@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import html
 import secrets
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal
 
-from ddp_train.metrics.tracker import Row, Tracker
+from ddp_train.metrics.tracker import Tracker, require
+from ddp_train.metrics.tracker_row import Row, Shown
 
-if find_spec("wandb") is None:  # the client itself is imported by the thread: it takes a second, and training need not wait
-    raise ModuleNotFoundError('the package wandb is not installed here: pip install "ddp-train[wandb]"', name="wandb")
+require("wandb")
 
 _INIT_S = 30.0  # to reach the server; while it lasts, W&B lets no process end
 
 
 class WandB(Tracker):
-    """Sends the numbers to Weights & Biases, or with `mode=offline` into the run folder, from where `wandb sync` sends them.
+    """Sends numbers, images and texts to Weights & Biases, or with `mode=offline` into the run folder, from where `wandb sync` sends them.
 
     Args:
         run_dir: the run folder; the client's own files go to its `wandb/`.
@@ -31,6 +30,8 @@ class WandB(Tracker):
         close_timeout_s: how long the end of the run waits for what is not sent.
     """
 
+    service, file = "W&B", "wandb"
+
     def __init__(
         self,
         run_dir: str,
@@ -43,20 +44,9 @@ class WandB(Tracker):
         tags: Sequence[str] = (),
         close_timeout_s: float = 30.0,
     ) -> None:
-        folder = Path(run_dir).absolute()
-        self._folder, self._mode, self._close_s = folder, mode, close_timeout_s
+        self._entity, self._mode, self._tags = entity, mode, list(tags)
         self._run: Any = None
-        self._given: dict[str, Any] = {
-            "project": project or config["name"],
-            "entity": entity,
-            "mode": mode,
-            "tags": list(tags),
-            "config": dict(config),
-            "name": run_name or folder.name,
-            "group": folder.parent.name if run_name else None,  # of a sweep's jobs: the sweep
-            "dir": str(folder),
-        }
-        super().__init__("W&B", "wandb", run_dir=run_dir, step=step, close_timeout_s=close_timeout_s)
+        super().__init__(run_dir, config, run_name=run_name, step=step, project=project, close_timeout_s=close_timeout_s)
 
     def connect(self, run_id: str | None) -> int | None:
         """Open the run. Its id is ours, and is kept before W&B hears of it."""
@@ -69,12 +59,25 @@ class WandB(Tracker):
             console="off",  # stdout is the rank's
             silent=True,
             save_code=False,
-            init_timeout=self._close_s if self.is_closing else _INIT_S,
-            finish_timeout=self._close_s,  # also for what W&B does when the process ends
+            init_timeout=self.close_timeout_s if self.is_closing else _INIT_S,
+            finish_timeout=self.close_timeout_s,  # also for what W&B does when the process ends
             finish_timeout_raises=True,
         )
-        (self._folder / "wandb").mkdir(exist_ok=True)  # else W&B takes another folder
-        self._run = wandb.init(**self._given, id=run_id, resume="allow", reinit="create_new", settings=settings)
+        (self.folder / "wandb").mkdir(exist_ok=True)  # else W&B takes another folder
+        self._run = wandb.init(
+            project=self.project,
+            entity=self._entity,
+            mode=self._mode,
+            tags=self._tags,
+            config=self.config,
+            name=self.run_name,
+            group=self.group,
+            dir=str(self.folder),
+            id=run_id,
+            resume="allow",
+            reinit="create_new",
+            settings=settings,
+        )
         is_online = not self._run.settings._offline
         return self._run.starting_step - 1 if is_online and self._run.resumed else None
 
@@ -83,10 +86,20 @@ class WandB(Tracker):
         for row in rows:
             self._run.log(dict(row.values), step=row.step)
 
+    def show(self, shown: Shown, step: int) -> None:
+        """Hand over an image, or a text as a page."""
+        import wandb
+
+        if isinstance(shown.content, str):
+            page: Any = wandb.Html(f'<pre style="white-space: pre-wrap">{html.escape(shown.content)}</pre>', inject=False)
+            self._run.log({shown.name: page}, step=step)
+        else:
+            self._run.log({shown.name: wandb.Image(shown.content)}, step=step)
+
     def finish(self) -> None:
         """Wait until W&B has everything, `close_timeout_s` at most."""
         self._run.finish(exit_code=0)
 
     def lost(self) -> str:
         """Return how to send it later."""
-        return f"`wandb sync {self._folder}/wandb/*run-*` sends what is there" if self._run is not None else super().lost()
+        return f"`wandb sync {self.folder}/wandb/*run-*` sends what is there" if self._run is not None else super().lost()

@@ -58,6 +58,7 @@ SHOWN_BY = {
     "metrics/growing_file.py": "tests/unit/metrics/test_jsonl.py, tests/unit/metrics/test_csv.py",
     "metrics/mlflow.py": "tests/thirdparty/test_metrics.py",
     "metrics/model_log.py": "tests/unit/training/test_callbacks.py",
+    "metrics/tracker_row.py": "tests/unit/metrics/test_tracker.py",
     "metrics/trackio.py": "tests/thirdparty/test_metrics.py",
     "metrics/wandb.py": "tests/thirdparty/test_metrics.py",
     "rank/environment.py": "tests/distributed/test_run.py",

@@ -9,10 +9,12 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+import torch
 
 from ddp_train.metrics import tracker
 from ddp_train.metrics.jsonl import JsonLines
-from ddp_train.metrics.tracker import Row, Tracker
+from ddp_train.metrics.tracker import Tracker
+from ddp_train.metrics.tracker_row import Row, Shown
 from tests.unit.metrics.records import record
 
 
@@ -21,6 +23,7 @@ class Service:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self.shown: list[tuple[int, int, Shown]] = []  # after how many rows, of which step
         self.ids: list[str | None] = []
         self.is_finished = False
         self.answers = Event()
@@ -31,24 +34,31 @@ class Service:
 
 
 class Client(Tracker):
+    service, file = "test", "test"
+
     def __init__(self, service: Service, run_dir: Path, *, step: int = 0, close_timeout_s: float = 20.0) -> None:
-        self.service = service
-        super().__init__("test", "test", run_dir=str(run_dir), step=step, close_timeout_s=close_timeout_s)
+        self.there = service
+        super().__init__(str(run_dir), {"name": "x"}, run_name="", step=step, project=None, close_timeout_s=close_timeout_s)
 
     def connect(self, run_id: str | None) -> int | None:
-        if not self.service.answers.is_set():
+        if not self.there.answers.is_set():
             raise ConnectionError("refused")
-        self.service.ids.append(run_id)
+        self.there.ids.append(run_id)
         self.remember(run_id or "abc")
         return None
 
     def send(self, rows: Sequence[Row]) -> None:
-        if not self.service.answers.is_set():
+        if not self.there.answers.is_set():
             raise ConnectionError("refused")
-        self.service.rows += rows
+        self.there.rows += rows
+
+    def show(self, shown: Shown, step: int) -> None:
+        if shown.name == "bad":
+            raise ValueError("no such format")
+        self.there.shown.append((len(self.there.rows), step, shown))
 
     def finish(self) -> None:
-        self.service.is_finished = True
+        self.there.is_finished = True
 
 
 @pytest.fixture(autouse=True)
@@ -138,3 +148,62 @@ def test_a_server_that_hangs_holds_up_the_end_for_so_long_and_no_longer(tmp_path
     assert time.monotonic() - started < 5
     hangs.set()
     client._thread.join()
+
+
+def test_images_and_texts_go_with_the_numbers_of_their_step(tmp_path: Path) -> None:
+    service = Service()
+    client = Client(service, tmp_path)
+    client.write_text("hello", "before the first step", 0)
+    image = torch.zeros(3, 2, 4, dtype=torch.uint8)
+    for step in range(1, 5):
+        if step == 2:
+            client.write_image("seen", image, step)
+            image.fill_(9)  # the next picture in the same memory
+            client.write_image("grey", torch.ones(1, 2, 4), step)
+        client.write(record(step, loss=0.5))
+    client.close()
+    assert service.steps() == [1, 2, 3, 4]  # without one of step 0, which has no numbers
+    assert [(count, step, shown.name) for count, step, shown in service.shown] == [(0, 0, "hello"), (2, 2, "seen"), (2, 2, "grey")]
+    seen, grey = (shown.content for _, _, shown in service.shown[1:])
+    assert not isinstance(seen, str) and seen.shape == (2, 4, 3) and not seen.any()
+    assert not isinstance(grey, str) and grey.shape == (2, 4) and (grey == 255).all()
+
+
+def test_one_that_the_service_does_not_take_holds_up_nothing_and_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service = Service()
+    client = Client(service, tmp_path)
+    for step in range(1, 4):
+        client.write_text("bad", "text", step)
+        client.write_text("good", "text", step)
+        client.write(record(step))
+    client.close()
+    assert service.steps() == [1, 2, 3] and [step for _, step, _ in service.shown] == [1, 2, 3] and service.is_finished
+    assert capsys.readouterr().out == "test did not take `bad` (ValueError: no such format); such images and texts are left out\n"
+
+
+def test_a_dead_server_costs_so_much_memory_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tracker, "_MOST_SHOWN", 100)
+    service = Service()
+    service.answers.clear()
+    client = Client(service, tmp_path)
+    for step in range(1, 6):
+        client.write_text("text", 40 * "a", step)
+        client.write(record(step))
+    service.answers.set()
+    client.close()
+    assert service.steps() == [1, 2, 3, 4, 5] and [step for _, step, _ in service.shown] == [1, 2]
+    assert capsys.readouterr().out.count("more of them are left out until it has") == 1
+    assert client._shown_in == client._shown_out == 80
+
+
+def test_what_was_shown_of_a_step_that_the_service_has_is_not_shown_again(tmp_path: Path) -> None:
+    service = Service()
+    for first in (0, 2):  # the second goes on from an earlier checkpoint
+        client = Client(service, tmp_path, step=first)
+        for step in range(first + 1, 5):
+            client.write_text("text", str(first), step)
+            client.write(record(step))
+        client.close()
+    assert [(step, shown.content) for _, step, shown in service.shown] == [(step, "0") for step in range(1, 5)]
