@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 from ddp_train import FOLDER
-from ddp_train.errors import DONE, ConfigError
+from ddp_train.errors import DONE, UserError
 from ddp_train.launch.launcher import Launcher
 
 USAGE = """ddp-train init DIR
@@ -20,16 +20,30 @@ USAGE = """ddp-train init DIR
 """
 
 _PACKAGE, _DISTRIBUTION = "my_project", "my-project"  # what it is called there
+_FIX = "ddp-train init ANOTHER_NAME"
 
 
 def init(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train init DIR`: make a project to start from."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise ConfigError(happened="where?", expected="ddp-train init DIR", fix="give the name of a new folder")
+        raise UserError(happened="where?", expected="the name of one new folder", fix="ddp-train init DIR")
     folder = Path(arguments[0])
     package = _package(folder.resolve().name)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(happened=f"{folder} is there already", expected="a new folder, or an empty one", fix="another name")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            what = "has files in it" if folder.is_dir() else "is a file"
+            raise UserError(happened=f"{folder} is there already, and {what}", expected="a new folder, or an empty one", fix=_FIX)
+        _write(folder, package)
+    except OSError as error:
+        happened = f"{folder} cannot be made here: {error.strerror}"
+        raise UserError(happened=happened, expected="a place where you may write", fix="ddp-train init ELSEWHERE/NAME") from None
+    print(f"{folder} is a project; its README.md says what is where. Try:")
+    print(f"  cd {shlex.quote(str(folder))}\n  ddp-train debug=fast\n  ddp-train")
+    return DONE
+
+
+def _write(folder: Path, package: str) -> None:
+    """Copy the starter's files, with the package's name in them."""
     source = starter()
     for file in sorted(source.rglob("*")):
         if not file.is_file() or "__pycache__" in file.parts:
@@ -38,24 +52,25 @@ def init(arguments: list[str], launcher: Launcher) -> int:
         copy = folder / str(file.relative_to(source)).replace(_PACKAGE, package)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text)
-    print(f"{folder} is a project; its README.md says what is where. Try:")
-    print(f"  cd {shlex.quote(str(folder))}\n  ddp-train debug=fast\n  ddp-train")
-    return DONE
 
 
 def _package(name: str) -> str:
     """Return the name of the package for a folder's name.
 
     Raises:
-        ConfigError: it is none that Python takes, or that of something else.
+        UserError: it is none that Python takes, or that of something else.
     """
-    package, fix = re.sub(r"[-. ]", "_", name).lower(), "another name"
-    if not package.isidentifier() or keyword.iskeyword(package) or package.startswith("__"):
+    package = re.sub(r"[-. ]", "_", name).lower()
+    if keyword.iskeyword(package):
+        happened = f"{package} is a word of Python's own, and the package would have this name"
+        raise UserError(happened=happened, expected="a name of your own", fix=_FIX)
+    if not package.isidentifier() or package.startswith("__"):
         expected = "letters, digits, '-' and '_', a letter first"
-        raise ConfigError(happened=f"{name} is no name for a package of Python", expected=expected, fix=fix)
+        raise UserError(happened=f"{name} is no name for a package of Python", expected=expected, fix=_FIX)
     found = importlib.util.find_spec(package)
     if found is not None and found.origin is not None:  # None: a folder
-        raise ConfigError(happened=f"{package} is the name of a module that is here already", expected="a name of your own", fix=fix)
+        where = "" if found.origin in ("built-in", "frozen") else f": {found.origin}"
+        raise UserError(happened=f"there is a module {package} already{where}", expected="a name of your own", fix=_FIX)
     return package
 
 

@@ -13,7 +13,7 @@ from ddp_train.cli.compose import check_composed
 from ddp_train.cli.init import init, starter
 from ddp_train.config.composition import loader_of, parse
 from ddp_train.config.project import with_conf
-from ddp_train.errors import ConfigError
+from ddp_train.errors import UserError
 from ddp_train.launch.launcher import Launcher
 
 
@@ -68,14 +68,18 @@ def run_mode() -> Any:
         (["a", "b"], "where?"),
         (["1st"], "no name for a package"),
         (["__main__"], "no name for a package"),
-        (["torch"], "here already"),
-        (["full"], "full is there already"),
+        (["class"], "class is a word of Python's own"),
+        (["torch"], f"there is a module torch already: {importlib.util.find_spec('torch').origin}"),  # type: ignore[union-attr]
+        (["sys"], "there is a module sys already\n"),
+        (["full"], "full is there already, and has files in it"),
+        (["full/file"], "full/file is there already, and is a file"),
+        (["full/file/mine"], "full/file/mine cannot be made here: Not a directory"),
     ],
 )
 def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(here: Path, words: list[str], says: str) -> None:
     (here / "full").mkdir()
     (here / "full/file").touch()
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(UserError) as raised:
         make(*words)
     assert says in str(raised.value)
     assert sorted(path.name for path in here.rglob("*")) == ["file", "full"]
@@ -84,7 +88,7 @@ def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(here: Path, 
 def test_a_folder_is_called_what_it_is_called_where_it_lies(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "mine/inner").mkdir(parents=True)
     monkeypatch.chdir(here / "mine/inner")
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(UserError, match="there already"):
         make("..")
     (here / "empty").mkdir()
     monkeypatch.chdir(here / "empty")
