@@ -92,15 +92,21 @@ def _target(node: Any) -> Any:
 def _without_what_is_not_taken(node: Mapping[str, Any], option: Mapping[str, Any], target: Any, typed: set[str]) -> dict[str, Any]:
     hints, stays, kept = hints_of(target), {*DIRECTIVES, *(key for keys in NODE_KEYS.values() for key in keys)}, {}
     for name, value in node.items():
-        is_the_options = name in option and name not in typed and (value == option[name] or "${" in str(option[name]))
+        is_the_options = name not in typed and _is_the_options(name, value, option)
         if name == _EVAL and isinstance(value, Mapping) and isinstance(option.get(_EVAL), Mapping):
             inner = {each.removeprefix(f"{_EVAL}.") for each in typed if each.startswith(f"{_EVAL}.")}
             changes = _without_what_is_not_taken(value, option[_EVAL], target, inner)
+            is_told = inner or any(not _is_the_options(each, changes[each], option[_EVAL]) for each in changes)
             # What was dropped may be what told the splits apart: no evaluation then, rather than one on the training data.
-            kept[name] = changes if inner or len(changes) == len(value) else None
+            kept[name] = changes if is_told or len(changes) == len(value) else None
         elif not is_the_options or name in stays or (takes_by_name(target, name) and (name not in hints or fits(value, hints[name]))):
             kept[name] = value
     return kept
+
+
+def _is_the_options(name: str, value: Any, option: Mapping[str, Any]) -> bool:
+    """Tell whether a value is the option's own, and not one that an experiment has put there."""
+    return name in option and (value == option[name] or "${" in str(option[name]))
 
 
 def _lines(section: str, node: Mapping[str, Any], kept: Mapping[str, Any], option: Mapping[str, Any]) -> Iterator[str]:

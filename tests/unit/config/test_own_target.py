@@ -80,6 +80,11 @@ def test_splits_that_nothing_tells_apart_are_not_evaluated(monkeypatch: pytest.M
     assert tree["data"]["eval"] is None and "no evaluation" in line
     tree, _ = tree_of(monkeypatch, tmp_path, f"data._target_={HERE}.Counted", "+data.eval.train=false")
     assert tree["data"]["eval"] == {"num_samples": 2000, "train": False}
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    own = f"# @package _global_\ndata:\n  _target_: {HERE}.MyData\n  eval: {{train: false}}\n"
+    (tmp_path / "mine/experiment/own.yaml").write_text(own)
+    tree, (line,) = tree_of(monkeypatch, tmp_path, "--config-dir=mine", "experiment=own")
+    assert tree["data"]["eval"] == {"train": False} and "no evaluation" not in line
 
 
 def test_custom_options_hold_nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
