@@ -55,6 +55,9 @@ def locate(path: str) -> Any:
         ImportError: a module does not exist or does not have the name; the message says which, with the nearest name there is.
     """
     parts = path.split(".")
+    if parts[0] == "__main__":  # of a script, or of a notebook's cells
+        fix = f"put it into a file (in a notebook: %%writefile my_file.py) and name my_file.{parts[-1]}"
+        raise ImportError(f"the processes that train are not the program that has it; {fix}")
     for length in range(len(parts), 0, -1):
         module_name = ".".join(parts[:length])
         try:
@@ -70,7 +73,8 @@ def locate(path: str) -> Any:
                 raise ImportError(f"{module_name} has no {name!r}{hint}")
             found = getattr(found, name)
         return found
-    raise ImportError(f"there is no module {parts[0]!r} here (looked in the current folder and in the installed packages)")
+    hint = f"; a path begins with its module, as my_file.{path}" if len(parts) == 1 else ""
+    raise ImportError(f"there is no module {parts[0]!r} here (looked in the current folder and in the installed packages){hint}")
 
 
 def look_up(path: str) -> Any:

@@ -20,6 +20,13 @@ def test_a_class_without_a_readable_signature_is_left_to_itself() -> None:
     assert check_target({"_target_": "builtins.dict", "anything": 1}, "model") == []
 
 
+def test_a_class_of_a_notebook_or_a_script_is_said_to_need_a_file() -> None:
+    (problem,) = check_target({"_target_": "__main__.Net"}, "model")
+    assert "put it into a file (in a notebook: %%writefile my_file.py) and name my_file.Net" in problem.happened
+    (problem,) = check_target({"_target_": "Net"}, "model")
+    assert problem.happened.endswith("; a path begins with its module, as my_file.Net")
+
+
 class Stage:
     """What WebDataset makes of a function: called, it waits for the first argument."""
 
