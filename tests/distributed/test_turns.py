@@ -125,6 +125,24 @@ def test_a_gan_that_is_killed_and_resumed_is_bitwise_the_one_that_never_stopped(
 
 
 @pytest.mark.long
+def test_a_gan_that_is_stopped_and_resumed_is_bitwise_the_one_that_never_stopped(project: Project) -> None:
+    """Stopped within a step that takes the discriminator alone, between two records, and again in one that takes both."""
+    project.write("gan.py", GAN + RARELY)
+    command = [*COMMON, "model._target_=gan.Pair", "objective._target_=gan.Rarely", "cluster.processes_per_node=3", "trainer.max_steps=14"]
+    command += ["checkpoint.every_steps=100", "evaluation.every_steps=7", "trainer.log_every_steps=5"]
+    command += ["optimizer=several", f"optimizer.parts={{generator: {ADAM}, discriminator: {SGD}}}"]
+    whole = project.run(*command, "hydra.run.dir=outputs/whole", timeout=400)
+    assert whole.returncode == 0, whole.output
+    parts = project.folder / "outputs" / "parts"
+    first = project.run(*command, "hydra.run.dir=outputs/parts", "debug.faults=[{kind: sigterm, rank: 1, step: 3}]", timeout=400)
+    second = project.run("resume", str(parts), "debug.faults=[{kind: sigterm, rank: 2, step: 8}]", timeout=400)
+    resumed = project.run("resume", str(parts), "debug.faults=[]", timeout=400)
+    assert [done.returncode for done in (first, second, resumed)] == [75, 75, 0], first.output + second.output + resumed.output
+    names = ("gap", "median", *(f"loss_{turn}" for turn in TURNS))
+    assert values(parts, *names) == values(project.folder / "outputs/whole", *names)
+
+
+@pytest.mark.long
 def test_a_sweep_trains_gans_one_after_the_other(project: Project) -> None:
     project.write("gan.py", GAN)
     command = [
