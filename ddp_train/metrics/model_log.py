@@ -2,7 +2,8 @@
 
 What a record means:
 
-    loss, loss_<turn>   the mean over the samples (tokens) of all steps since the last record, but for steps that were skipped
+    loss, loss_<turn>   the mean over the samples (tokens) of all steps since the last record, but for steps that were skipped;
+                        null, or not there, where no step counts
     what is logged      the mean over all calls on all ranks since then whose value is finite; null where none was. Of a skipped step, too
     grad_norm, lr       of the newest step
 """

@@ -58,7 +58,7 @@ class LossMonitor:
             is_scaled: a loss scaler leaves out the steps whose gradient is not finite: that it does is nothing special.
 
         Returns:
-            The mean loss of all its steps over all ranks.
+            The mean loss of all its steps over all ranks; NaN where none of them counts.
 
         Raises:
             NonFiniteLossError: a loss, or the newest gradient norm, is not finite, and the run cannot go on.
@@ -91,7 +91,7 @@ class LossMonitor:
         window.num_judged = len(totals)
         window.norms.clear()
         left = [place for place in range(len(totals)) if place not in set(skipped)]
-        return float(sum(totals[place] for place in left) / (sum(weights[place] for place in left) or 1.0))
+        return float(sum(totals[place] for place in left) / (sum(weights[place] for place in left) or math.nan))
 
     def _on_skipped(self, step: _Step, state: TrainState, loss: float, norm: float, *, is_scaled: bool) -> None:
         state.skipped_in_a_row += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -140,6 +141,7 @@ def test_skipped_steps_are_told_counted_and_left_out_of_the_mean() -> None:
     assert told.lines[0].startswith("step 2 skipped: loss nan, gradient norm nan; its samples: ")
     assert state.window is not None
     assert (state.window.skipped_steps, state.window.losses, state.skipped_in_a_row) == (2, [4.0, 0.0, 12.0, 0.0], 1)
+    assert math.isnan(Told(on_nonfinite="skip").judge([NAN], TrainState(), norms=[NAN]))  # and not 0
     with pytest.raises(NonFiniteLossError, match="the last 100 steps up to step 103 were all skipped"):
         told.judge([NAN] * 99, state, norms=[NAN] * 99)
 
