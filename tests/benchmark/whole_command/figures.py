@@ -74,6 +74,11 @@ def rows_of(results: Sequence[Measured]) -> dict[tuple[Any, ...], list[Measured]
     return rows
 
 
+def ways_in(row: Sequence[Measured], reference: str) -> list[str]:
+    """Return the ways that were measured: the reference, then the others by name."""
+    return sorted({result["way"] for result in row}, key=lambda way: (way != reference, way))
+
+
 def table(results: Sequence[Measured], reference: str) -> str:
     """Return the tables: what a command costs in seconds, milliseconds and MiB, each with its ratios to the reference of the same round."""
     lines = [
@@ -83,7 +88,7 @@ def table(results: Sequence[Measured], reference: str) -> str:
     ]
     lines.append("|---" * (lines[0].count("|") - 1) + "|")
     for (workload, tier, processes, threads), row in rows_of(results).items():
-        for way in dict.fromkeys(result["way"] for result in row):
+        for way in ways_in(row, reference):
             of_way = [result["numbers"] for result in row if result["way"] == way]
             paired = [spread(ratios(row, way, reference, name)) for name in RATIOS] if way != reference else ["1"] * len(RATIOS)
             cells = [f"{workload} {tier}, {processes} x {threads}", way, str(len(of_way)), *paired]
@@ -106,7 +111,7 @@ def restart_table(results: Sequence[Measured], reference: str) -> str:
     """Return the table of restarts."""
     lines = ["| workload, processes x threads | way | rounds | kill to next step s | ratio |", "|---|---|---|---|---|"]
     for (workload, _, processes, threads), row in rows_of(results).items():
-        for way in dict.fromkeys(result["way"] for result in row):
+        for way in ways_in(row, reference):
             seconds = [result["numbers"]["restart_s"] for result in row if result["way"] == way]
             ratio = spread(ratios(row, way, reference, "restart_s")) if way != reference else "1"
             lines.append(f"| {workload}, {processes} x {threads} | {way} | {len(seconds)} | {spread(seconds)} | {ratio} |")
