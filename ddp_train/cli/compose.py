@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli import caller
+from ddp_train.cli.composed_once import composed_once
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config import hydra_errors
@@ -28,22 +29,21 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
 from ddp_train.config.schema import ClusterConfig, SweepConfig
 from ddp_train.config.target import locate
-from ddp_train.config.tree import texts
+from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.job import Job
-from ddp_train.launch import torchrun
 from ddp_train.launch.after import wait_before_meeting
 from ddp_train.launch.launcher import Launcher
-from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import claim_given, claim_new, clear
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import check_below, check_pattern, require_own
 from ddp_train.run_folder.verdict import begin_anew
-from ddp_train.sweep import optuna as optuna_sweeper
 from ddp_train.sweep.folder import GOALS, Sweep, is_sweep
-from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
+
+if TYPE_CHECKING:
+    from ddp_train.sweep.hydra_jobs import Multirun
 
 EXAMINES = "hydra.callbacks.checked.examines"
 """Is QUICK or FULL where a run's machines are to be examined instead (`ddp-train doctor`). A key, so that it goes wherever the words go."""
@@ -56,7 +56,7 @@ def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
     check_tasks(os.environ)
     hydra_errors.refuse_unknown_options(sys.argv[1:])
-    with _full_hydra_errors(), closing(_Command(launcher)) as command:
+    with _full_hydra_errors(), composed_once(), closing(_Command(launcher)) as command:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(command)()
     return command.exit_code()
 
@@ -71,7 +71,7 @@ class _Command:
 
     def __call__(self, composed: DictConfig) -> None:
         hydra_config: Any = HydraConfig.get()
-        checked = check_composed(composed, hydra_config)
+        checked = _HANDED_ON.take(composed, hydra_config) or check_composed(composed, hydra_config)
         resume = Path(checked.resume)
         job = Job(
             config=checked,
@@ -92,6 +92,8 @@ class _Command:
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
         """Run jobs that a sweeper asks for."""
+        from ddp_train.sweep.hydra_jobs import Multirun  # with its table and its engines: what a single run has no use for
+
         if self._multirun is None:
             root = Path(base.hydra.sweep.dir)
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
@@ -101,6 +103,7 @@ class _Command:
 
     def close(self) -> None:
         """End a sweep, however it ends."""
+        _HANDED_ON.clear()
         if self._multirun is not None:
             self._multirun.close()
 
@@ -123,7 +126,10 @@ class Checked(Callback):
         """Check and claim for a single run."""
         with _exits_of_its_own():
             checked = check_composed(config, config.hydra)
+            _HANDED_ON.keep(config, checked)
             if checked.cluster.launcher == "torchrun" and not is_torchrun_worker():
+                from ddp_train.launch import torchrun
+
                 waits = not _examines(config.hydra) and not _has_begun(config, checked)
                 if waits and (waited := wait_before_meeting(checked)):
                     raise Exit(waited)
@@ -137,6 +143,9 @@ class Checked(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed."""
+        from ddp_train.launch import torchrun
+        from ddp_train.sweep import optuna as optuna_sweeper
+
         with _exits_of_its_own():
             require_our_launcher(config)
             if OmegaConf.select(config, "cluster.launcher") == "torchrun" and not is_torchrun_worker():
@@ -153,6 +162,38 @@ class Checked(Callback):
             fix_sweep_place(config, folder)
             if optuna_sweeper.is_chosen(config):
                 optuna_sweeper.prepare(config, folder, _goal(config), is_taken_up=is_sweep(folder))
+
+
+class _HandedOn:
+    """The config of a single run, which Hydra gives to its callback and then to its job: it is checked once.
+
+    Between the two only the run's folder becomes known. What a config has of the `hydra` node may change with it, and is checked again.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, Any, RunConfig] | None = None
+
+    def keep(self, config: DictConfig, checked: RunConfig) -> None:
+        """Keep what came of a config with its node `hydra`."""
+        plain: Any = OmegaConf.to_container(config, resolve=False)
+        hydra_node = plain.pop("hydra")
+        if not any("${" in str(value) and "hydra" in str(value) for _, value in leaves(plain)):
+            self._kept = plain, hydra_node["overrides"], checked
+
+    def take(self, composed: DictConfig, hydra_config: DictConfig) -> RunConfig | None:
+        """Return what came of this config without its node `hydra`, once; None where it is not known."""
+        kept, self._kept = self._kept, None
+        if kept is None or kept[:2] != (OmegaConf.to_container(composed, resolve=False), OmegaConf.to_container(hydra_config.overrides)):
+            return None
+        check_pipeline(kept[2])  # the runs that it waits for may have gone on meanwhile
+        return kept[2]
+
+    def clear(self) -> None:
+        """Forget it."""
+        self._kept = None
+
+
+_HANDED_ON = _HandedOn()  # Hydra makes the callback, which so knows no other object of ours
 
 
 def _examines(hydra_config: DictConfig) -> str:
@@ -283,6 +324,8 @@ def _place(node: DictConfig, *, key: str, is_typed: bool) -> Path:
 def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
     """Take the folder of a run, refusing to continue it under a configuration that would give other results than its own."""
     if not is_torchrun_worker():
+        from ddp_train.launch.submit import require_ended
+
         require_ended(folder)
     hold(folder, key=key)
     require_same(folder, checked, key=key)

@@ -6,58 +6,32 @@ typed command starts torchrun agents (`launch`); under torchrun rank 0 comes her
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import __version__
 from ddp_train.cli import caller
-from ddp_train.cli.cancel import USAGE as CANCEL_USAGE
-from ddp_train.cli.cancel import cancel
 from ddp_train.cli.compose import Exit, compose
-from ddp_train.cli.doctor import USAGE as DOCTOR_USAGE
-from ddp_train.cli.doctor import examine
-from ddp_train.cli.evaluate import PREDICT_USAGE, evaluate, predict
-from ddp_train.cli.evaluate import USAGE as EVALUATE_USAGE
-from ddp_train.cli.export import USAGE as EXPORT_USAGE
-from ddp_train.cli.export import export
-from ddp_train.cli.help import USAGE as HELP_USAGE
-from ddp_train.cli.help import explain
-from ddp_train.cli.init import USAGE as INIT_USAGE
-from ddp_train.cli.init import init
-from ddp_train.cli.logs import USAGE as LOGS_USAGE
-from ddp_train.cli.logs import show_logs
-from ddp_train.cli.node import USAGE as NODE_USAGE
-from ddp_train.cli.node import node
-from ddp_train.cli.plan import USAGE as PLAN_USAGE
-from ddp_train.cli.plan import plan
-from ddp_train.cli.resume import USAGE as RESUME_USAGE
-from ddp_train.cli.resume import resume_typed
-from ddp_train.cli.runs import USAGE as RUNS_USAGE
-from ddp_train.cli.runs import show_sweep
-from ddp_train.cli.settle import USAGE as SETTLE_USAGE
-from ddp_train.cli.settle import settle_run
-from ddp_train.cli.status import USAGE as STATUS_USAGE
-from ddp_train.cli.status import show_status
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
 from ddp_train.config.project import with_conf
 from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, UserError
 from ddp_train.job import Job
-from ddp_train.launch import local, submit, torchrun
-from ddp_train.launch.engine.engine import ENGINES
+from ddp_train.launch import local
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep.warm_group import slots
 from ddp_train.system.folder_lock import held
-
-_Command = Callable[[list[str], Launcher], int]
 
 
 def main() -> int:
@@ -69,7 +43,11 @@ def main() -> int:
 def _begin(job: Job) -> int:
     """Run a job where its section `cluster` says, or give it to the engine that this names."""
     launcher = job.config.cluster.launcher
-    return submit.run(job) if launcher in ENGINES else torchrun.run(job) if launcher == "torchrun" else local.run(job)
+    if launcher == "local":
+        return local.run(job)
+    from ddp_train.launch import submit, torchrun  # and with them what starts other machines, which takes its time to import
+
+    return torchrun.run(job) if launcher == "torchrun" else submit.run(job)
 
 
 def run(launcher: Launcher) -> int:
@@ -83,15 +61,17 @@ def run(launcher: Launcher) -> int:
         return DONE
     if not words or words[0] not in _COMMANDS:
         return _report(lambda: _train(words, launcher), launcher)
-    (usage, command), arguments = _COMMANDS[words[0]], words[1:]
-    if usage and {"--help", "-h"} & set(arguments):
-        print(usage)
+    command, arguments = _COMMANDS[words[0]], words[1:]
+    if {"--help", "-h"} & set(arguments):
+        print(command.usage())
         return DONE
     return _report(lambda: command(with_conf(arguments) if words[0] in _COMPOSING else arguments, launcher), launcher)
 
 
 def resume(folder: Path, launcher: Launcher) -> int:
     """Continue the run or the sweep that an earlier attempt of this group of ranks has left (under torchrun)."""
+    from ddp_train.cli.resume import resume_typed
+
     return _report(lambda: resume_typed([str(folder)], launcher, is_restart=True), launcher)
 
 
@@ -101,31 +81,45 @@ def _train(words: list[str], launcher: Launcher) -> int:
     return compose(launcher)
 
 
-def _prepare(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train prepare tokens FILE... to=FOLDER`: make token shards of text."""
-    from ddp_train.cli import prepare_tokens  # numpy, which no other command needs before its ranks do
+@dataclass(frozen=True)
+class _Command:
+    """A command beside training. Its module is imported when it is typed: they all together take longer than a run is composed."""
 
-    return prepare_tokens.main(arguments)
+    module: str  # in this package
+    function: str
+    usage_name: str = "USAGE"
+
+    def usage(self) -> str:
+        """Return what its --help shows."""
+        return str(getattr(self._imported(), self.usage_name))
+
+    def __call__(self, arguments: list[str], launcher: Launcher) -> int:
+        """Do it, and return the exit code."""
+        code: int = getattr(self._imported(), self.function)(arguments, launcher)
+        return code
+
+    def _imported(self) -> ModuleType:
+        return importlib.import_module(f"{__package__}.{self.module}")
 
 
-_COMMANDS: Mapping[str, tuple[str, _Command]] = {
-    "plan": (PLAN_USAGE, plan),
-    "resume": (RESUME_USAGE, resume_typed),
-    "evaluate": (EVALUATE_USAGE, evaluate),
-    "predict": (PREDICT_USAGE, predict),
-    "export": (EXPORT_USAGE, export),
-    "runs": (RUNS_USAGE, show_sweep),
-    "status": (STATUS_USAGE, show_status),
-    "logs": (LOGS_USAGE, show_logs),
-    "cancel": (CANCEL_USAGE, cancel),
-    "settle": (SETTLE_USAGE, settle_run),
-    "doctor": (DOCTOR_USAGE, examine),
-    "help": (HELP_USAGE, explain),
-    "node": (NODE_USAGE, node),
-    "prepare": ("", _prepare),
-    "init": (INIT_USAGE, init),
+_COMMANDS: Mapping[str, _Command] = {
+    "plan": _Command("plan", "plan"),
+    "resume": _Command("resume", "resume_typed"),
+    "evaluate": _Command("evaluate", "evaluate"),
+    "predict": _Command("evaluate", "predict", "PREDICT_USAGE"),
+    "export": _Command("export", "export"),
+    "runs": _Command("runs", "show_sweep"),
+    "status": _Command("status", "show_status"),
+    "logs": _Command("logs", "show_logs"),
+    "cancel": _Command("cancel", "cancel"),
+    "settle": _Command("settle", "settle_run"),
+    "doctor": _Command("doctor", "examine"),
+    "help": _Command("help", "explain"),
+    "node": _Command("node", "node"),
+    "prepare": _Command("prepare_tokens", "prepare"),
+    "init": _Command("init", "init"),
 }
-"""The first word -> what its --help shows ("": it shows that itself), and what it does. `config.command_line` has the same names."""
+"""The first word -> where it is done. `config.command_line` has the same names."""
 
 _COMPOSING = ("plan", "doctor", "help")
 """Those that read the same YAML as a run that is typed."""

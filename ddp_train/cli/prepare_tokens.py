@@ -20,6 +20,7 @@ from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
 from ddp_train.data.tokens.token_writer import TokenWriter
 from ddp_train.data.tokens.tokenizer import Tokenizer, make_tokenizer
 from ddp_train.errors import DONE, FAILED, WRONG_INPUT, ConfigError, DataError, UserError
+from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import release
 from ddp_train.system.folder_lock import hold
 
@@ -45,11 +46,16 @@ _MOST_BYTES = 1 << 26  # without a place to cut
 _SAY_EVERY_S = 10.0
 
 
+def prepare(arguments: list[str], launcher: Launcher) -> int:
+    """`ddp-train prepare tokens FILE... to=FOLDER`: make token shards of text."""
+    return main(arguments)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run `ddp-train prepare ARGUMENTS`, and return the exit code."""
-    if not arguments or {"--help", "-h"} & set(arguments):
+    if not arguments:
         print(USAGE)
-        return DONE if arguments else WRONG_INPUT
+        return WRONG_INPUT
     try:
         if arguments[0] != "tokens":
             raise ConfigError(

@@ -58,7 +58,7 @@ def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapp
         keys: every key of the configuration, with its value.
         groups: every group, with its options.
     """
-    bare = [text for text in words if "=" not in text and not text.startswith("~")]
+    bare = [text for text in words if is_bare(text)]
     others = [text for text in words if text not in bare]
     if bare and (problem := _command(bare, others, keys)):
         yield problem
@@ -81,6 +81,11 @@ def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapp
             expected = f"key=value, group=option, +key=value or ~key{has}"
             fix = f"did you mean {close}=VALUE?" if close else "ddp-train --help"
             yield ConfigError(key=key, happened="is no key of this configuration, and has no value behind it", expected=expected, fix=fix)
+
+
+def is_bare(text: str) -> bool:
+    """Tell whether a word is neither `key=value` nor `~key`."""
+    return "=" not in text and not text.startswith("~")
 
 
 def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]) -> ConfigError | None:

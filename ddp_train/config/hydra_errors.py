@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.config.check import ConfigErrors, check
-from ddp_train.config.command_line import whole, without_override
+from ddp_train.config.command_line import is_bare, whole, without_override
 from ddp_train.config.composition import loader_of, parse
 from ddp_train.config.schema import NAMED, SECTIONS, TARGETS
 from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal
@@ -173,12 +173,16 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
         else:
             values.append(override_)
     lists = [group for group in lists if not any(each.key_or_group == group and isinstance(each.value(), str) for each in choices)]
-    chosen, again = _without_second_choice(choices, compose([_one(each) for each in choices if not each.is_add()]).hydra.runtime.choices)
+    replacing = [_one(each) for each in choices if not each.is_add()]
+    composed = compose(replacing)
+    chosen, again = _without_second_choice(choices, composed.hydra.runtime.choices)
     errors += again
-    base = _plain(compose(chosen))
+    composed = composed if chosen == replacing else compose(chosen)
+    base = _plain(composed)
     known = dict(nodes(base))
     groups = loader.get_group_options("", results_filter=None)
-    errors += without_override(words, known, {group: offered for group in groups if (offered := loader.get_group_options(group))})
+    offered_by = {group: offered for group in groups if (offered := loader.get_group_options(group))} if any(map(is_bare, words)) else {}
+    errors += without_override(words, known, offered_by)
     good: list[str] = []
     there = dict(known)  # as far as the overrides before have left it
     unknown: list[Override] = []
@@ -200,7 +204,7 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
             there = {name: value for name, value in there.items() if not (is_gone and (name == key or name.startswith(f"{key}.")))}
             there |= {} if is_gone else {key: each.value()}
     try:
-        composed = compose([*chosen, *good])
+        composed = compose([*chosen, *good]) if good else composed
         with read_write(composed), open_dict(composed):
             hydra_node = composed.pop("hydra")
         base = _plain(composed)

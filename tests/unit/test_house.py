@@ -25,7 +25,6 @@ SHOWN_BY = {
     "checkpoint/mailbox.py": "tests/unit/checkpoint/test_save.py",
     "checkpoint/publish.py": "tests/unit/checkpoint/test_save.py",
     "cli/caller.py": "tests/unit/cli/test_from_python.py",
-    "cli/compose.py": "tests/config/test_config.py",
     "cli/export.py": "tests/unit/training/test_export.py",
     "cli/plan_commands.py": "tests/unit/cli/test_plan.py",
     "cli/plan_text.py": "tests/unit/cli/test_plan.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -36,3 +37,8 @@ def test_a_command_without_its_folder_asks_for_it(
     monkeypatch.setattr(sys, "argv", ["ddp-train", name])
     assert main.run(launcher) == 2
     assert f"expected: ddp-train {name} " in capsys.readouterr().err
+
+
+def test_a_command_imports_what_it_needs_alone() -> None:
+    code = "import sys; import ddp_train.cli.main; print(*({'rich', 'asyncio', 'torch', 'ddp_train.launch.submit'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
