@@ -22,6 +22,7 @@ from ddp_train.system.deadline import wait_until
 MEET_WITHIN_S = 300.0
 LEAVE_WITHIN_S = 30.0
 _POLL_S = 0.02
+_FIRST_POLL_S = 0.001  # ranks that were started together are soon there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +69,20 @@ def leave(store: Store, rank: int, size: int, *, within_s: float = LEAVE_WITHIN_
     deadline = time.monotonic() + within_s
     try:
         if rank == 0:
-            wait_until(lambda: all(store.check([f"done/{other}"]) for other in range(1, size)), within_s=within_s, every_s=_POLL_S)
+            wait_until(
+                lambda: all(store.check([f"done/{other}"]) for other in range(1, size)),
+                within_s=within_s,
+                every_s=_POLL_S,
+                first_s=_FIRST_POLL_S,
+            )
             store.set("over", "")
             left_s = deadline - time.monotonic()
-            wait_until(lambda: all(store.check([f"left/{other}"]) for other in range(1, size)), within_s=left_s, every_s=_POLL_S)
+            wait_until(
+                lambda: all(store.check([f"left/{other}"]) for other in range(1, size)),
+                within_s=left_s,
+                every_s=_POLL_S,
+                first_s=_FIRST_POLL_S,
+            )
         else:
             store.set(f"done/{rank}", "")
             wait_for(store, "over", within_s=within_s)
@@ -98,7 +109,7 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
                 absent.discard(rank)
         return not absent
 
-    if not wait_until(is_complete, within_s=within_s, every_s=_POLL_S):
+    if not wait_until(is_complete, within_s=within_s, every_s=_POLL_S, first_s=_FIRST_POLL_S):
         raise _missing(0, f"of {size} ranks these did not come: {', '.join(map(str, sorted(absent)))}", within_s)
     folder = next((heard[rank]["remembered"] for rank in range(size) if heard[rank]["remembered"]), "")
     place.set("begin", folder)

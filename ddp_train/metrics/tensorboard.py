@@ -6,12 +6,10 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
-from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
 
 from ddp_train.metrics.png import as_png
 
@@ -21,6 +19,9 @@ _AXES = ("split", "step", "epoch", "samples", "time")
 
 class TensorBoard:
     """Writes event files below the run folder's `tensorboard/`; where they cannot be written, it says so and gives up until the next start.
+
+    The folder is made at once. What writes into it takes 70 ms of Python to import, which no first step waits for: a thread does it, and
+    what goes wrong there is raised by the first record.
 
     Args:
         run_dir: the run folder.
@@ -40,12 +41,15 @@ class TensorBoard:
     ) -> None:
         name = re.sub(r"[/\0]", "_", run_name).encode()[:_LONGEST_NAME].decode(errors="ignore")
         folder = Path(run_dir) / "tensorboard" / name
-        self._writer = SummaryWriter(str(folder), purge_step=step + 1 if folder.exists() else None, flush_secs=30)
+        self._folder, self._purged_from = folder, step + 1 if folder.exists() else None
+        self._config = config if step == 0 else None
         self._hyper_parameters = dict(hyper_parameters or {})
         self._last: dict[str, float] = {}
         self._has_given_up = False
-        if step == 0:
-            self._writer.add_text("config", f"```\n{json.dumps(config, indent=2, default=str)}\n```")
+        self._opened: Any = None  # a SummaryWriter, or what was raised instead
+        folder.mkdir(parents=True, exist_ok=True)
+        self._opening = Thread(target=self._open, name="tensorboard-opening", daemon=True)
+        self._opening.start()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write one record's values as scalars named `split/name`."""
@@ -53,9 +57,10 @@ class TensorBoard:
         self._last |= values
         if self._has_given_up:
             return
+        writer = self._writer()
         try:
             for name, value in values.items():
-                self._writer.add_scalar(name, value, record["step"])
+                writer.add_scalar(name, value, record["step"])
         except OSError as error:  # of an earlier record: a thread of its own writes
             self._has_given_up = True
             print(f"TensorBoard's files cannot be written ({error.strerror}) and end here; metrics.jsonl has everything", flush=True)
@@ -63,20 +68,43 @@ class TensorBoard:
     def write_image(self, name: str, image: Tensor, step: int) -> None:
         """Write a picture [C, H, W], floats in [0, 1] or uint8."""
         if not self._has_given_up:
+            from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
             channels, height, width = image.shape
             content = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=as_png(image))
-            self._writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=content)]), step)
+            self._writer()._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=content)]), step)
 
     def write_text(self, name: str, text: str, step: int) -> None:
         """Write a text, which TensorBoard shows as Markdown."""
         if not self._has_given_up:
-            self._writer.add_text(name, text, step)
+            self._writer().add_text(name, text, step)
 
     def close(self) -> None:
         """Write the hyper-parameters with the last values (SummaryWriter.add_hparams would open a second run), and close."""
         if self._has_given_up:
             return
+        writer = self._writer()
+        from torch.utils.tensorboard.summary import hparams
+
         metrics = {name: value for name, value in self._last.items() if name.startswith("eval/")}
         for summary in hparams(self._hyper_parameters, metrics):
-            self._writer._get_file_writer().add_summary(summary)
-        self._writer.close()
+            writer._get_file_writer().add_summary(summary)
+        writer.close()
+
+    def _open(self) -> None:
+        """Import what writes, and open the file (a thread)."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._opened = SummaryWriter(str(self._folder), purge_step=self._purged_from, flush_secs=30)
+            if self._config is not None:
+                self._opened.add_text("config", f"```\n{json.dumps(self._config, indent=2, default=str)}\n```")
+        except BaseException as error:  # the loop's thread raises it
+            self._opened = error
+
+    def _writer(self) -> Any:
+        """Return the SummaryWriter as soon as it is there, or raise why there is none."""
+        self._opening.join()
+        if isinstance(self._opened, BaseException):
+            raise self._opened
+        return self._opened

@@ -6,14 +6,20 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(is_so: Callable[[], bool], *, within_s: float, every_s: float) -> bool:
+def wait_until(is_so: Callable[[], bool], *, within_s: float, every_s: float, first_s: float | None = None) -> bool:
     """Ask until the answer is yes; tell whether it was in time. It is asked once at least.
 
     Who waits, and for what, is the caller's: reports of a failure or a hang show its line, not this one's.
+
+    Args:
+        every_s: between two times, or the longest of these waits.
+        first_s: the first wait, of which each is twice the one before: for what is soon so, as a rule. None: `every_s`.
     """
     deadline = time.monotonic() + within_s
+    wait_s = every_s if first_s is None else first_s
     while not is_so():
         if time.monotonic() >= deadline:
             return False
-        time.sleep(every_s)
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, every_s)
     return True

@@ -60,7 +60,6 @@ SHOWN_BY = {
     "metrics/tracker_row.py": "tests/unit/metrics/test_tracker.py",
     "metrics/trackio.py": "tests/thirdparty/test_metrics.py",
     "metrics/wandb.py": "tests/thirdparty/test_metrics.py",
-    "rank/environment.py": "tests/distributed/test_run.py",
     "rank/evaluate_job.py": "tests/unit/cli/test_evaluate.py, tests/distributed/test_evaluate.py",
     "rank/main.py": "tests/distributed/test_run.py",
     "rank/run_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import torch.utils.tensorboard
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -37,3 +39,16 @@ def test_the_jobs_of_a_sweep_can_be_told_apart_in_tensorboard(tmp_path: Path) ->
     TensorBoard(str(tmp_path), {}, run_name="data.root=/a/b").close()
     TensorBoard(str(tmp_path), {}, run_name="é" * 200).close()
     assert (tmp_path / "tensorboard/data.root=_a_b").is_dir()
+
+
+def test_what_hinders_its_opening_is_raised_by_the_first_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch.utils.tensorboard, "SummaryWriter", refuse)
+    writer = TensorBoard(str(tmp_path), {})
+    with pytest.raises(OSError, match="No space left"):
+        writer.write(record(5, loss=1.5))
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):  # what the folder hinders is told at once
+        TensorBoard(str(tmp_path / "file"), {})

@@ -7,6 +7,8 @@ import time
 import traceback
 from itertools import count
 
+import pytest
+
 from ddp_train.run_folder import failure
 from ddp_train.system.deadline import wait_until
 
@@ -30,3 +32,10 @@ def test_a_stack_shows_who_waits() -> None:
 
     assert wait_until(look, within_s=1.0, every_s=0.1)
     assert "test_deadline.py" in seen[0] and "in test_a_stack_shows_who_waits" in seen[0]
+
+
+def test_what_is_soon_so_is_asked_often_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    assert wait_until(lambda: len(waits) == 6, within_s=60.0, every_s=0.02, first_s=0.001)
+    assert waits == [0.001, 0.002, 0.004, 0.008, 0.016, 0.02]
