@@ -22,7 +22,7 @@ from ddp_train.cli import caller
 from ddp_train.cli.composed_once import composed_once
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
-from ddp_train.config import hydra_errors
+from ddp_train.config import typed_options
 from ddp_train.config.check import CONF, ConfigErrors, check, options, section
 from ddp_train.config.cluster import check_tasks
 from ddp_train.config.run_config import RunConfig
@@ -55,7 +55,7 @@ _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
     check_tasks(os.environ)
-    hydra_errors.refuse_unknown_options(sys.argv[1:])
+    typed_options.refuse_unknown_options(sys.argv[1:])
     with _full_hydra_errors(), composed_once(), closing(_Command(launcher)) as command:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(command)()
     return command.exit_code()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ddp_train.cli.compose import EXAMINES, compose
-from ddp_train.config import hydra_errors
+from ddp_train.config.typed_options import options_first
 from ddp_train.errors import ConfigError
 from ddp_train.job import FULL, QUICK
 from ddp_train.launch.launcher import Launcher
@@ -31,5 +31,5 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
             happened=f"doctor examines the machines of one run that is to come, not {refused}", expected=USAGE.partition("\n")[0]
         )
     # A folder that was typed and holds a run is refused, not continued.
-    sys.argv[1:] = hydra_errors.options_first([*words, "resume=never", f"++{EXAMINES}={FULL if _FULL in arguments else QUICK}"])
+    sys.argv[1:] = options_first([*words, "resume=never", f"++{EXAMINES}={FULL if _FULL in arguments else QUICK}"])
     return compose(launcher)

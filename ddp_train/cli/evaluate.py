@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
 from ddp_train.cli.saved_run import record, require_place, run_of, typed
 from ddp_train.config import check as config_check
-from ddp_train.config import hydra_errors
+from ddp_train.config import saved_overrides
 from ddp_train.config.cluster import check_tasks
 from ddp_train.config.composition import loader_of, parse
 from ddp_train.config.evaluation_split import evaluation_split
@@ -144,9 +143,9 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predict
     for group, option in choices.items():
         config_for[group] = _section(group, option, folder)
     values = [text for text in changed if text.partition("=")[0] not in choices]
-    hydra_errors.refuse_unknown([text for text in values if not text.startswith("+")], config_for)
+    saved_overrides.refuse([text for text in values if not text.startswith("+")], config_for)
     require_place(words, folder, config_for)
-    merged: Any = OmegaConf.merge(OmegaConf.create(config_for), hydra_errors.values_of([text.lstrip("+") for text in values]))
+    merged = saved_overrides.changed(config_for, [text.lstrip("+") for text in values])
     merged.data.eval = {}
     if predicts:
         merged.evaluation.save_predictions = False  # with targets

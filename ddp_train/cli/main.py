@@ -24,6 +24,7 @@ from ddp_train.cli.compose import Exit, compose
 from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
 from ddp_train.config.project import with_conf
+from ddp_train.config.typed_options import options_first
 from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, UserError
 from ddp_train.job import Job
 from ddp_train.launch import local
@@ -77,7 +78,7 @@ def resume(folder: Path, launcher: Launcher) -> int:
 
 def _train(words: list[str], launcher: Launcher) -> int:
     """`ddp-train key=value ...`: train."""
-    sys.argv[1:] = hydra_errors.options_first(with_conf(words))
+    sys.argv[1:] = options_first(with_conf(words))
     return compose(launcher)
 
 

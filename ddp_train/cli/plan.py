@@ -18,7 +18,7 @@ from ddp_train.cli import plan_commands, plan_text
 from ddp_train.cli.compose import Place, check_composed, fix_sweep_place, place_of, require_our_launcher, require_same, sweep_place
 from ddp_train.cli.measure import measuring
 from ddp_train.cli.past_runs import newest_like
-from ddp_train.config import hydra_errors
+from ddp_train.config import typed_options
 from ddp_train.config.check import options, section
 from ddp_train.config.composition import Composition, loader_of, parse
 from ddp_train.config.run_config import RunConfig
@@ -53,12 +53,12 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    sys.argv[1:] = hydra_errors.options_first(arguments)  # as they would be typed; what explains Hydra's errors reads them, too
-    hydra_errors.refuse_unknown_options(sys.argv[1:])
+    sys.argv[1:] = typed_options.options_first(arguments)  # as they would be typed; what explains Hydra's errors reads them, too
+    typed_options.refuse_unknown_options(sys.argv[1:])
     args = parse(sys.argv[1:])
     version.setbase("1.3")
     loader = loader_of(args)
-    hydra_errors.require_config(args, loader)
+    typed_options.require_config(args, loader)
     name = args.config_name or "config"
     if args.multirun:
         base = loader.load_configuration(name, args.overrides, run_mode=RunMode.MULTIRUN)

@@ -26,12 +26,13 @@ from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
-USAGE = """ddp-train resume RUN [key=value ...]
+USAGE = """ddp-train resume RUN [key=value ...] [~callbacks.X ...]
 
   RUN            the folder of a run: it continues from its newest good checkpoint, under its own configuration;
                  one of its checkpoints (RUN/checkpoints/step_00001000, RUN/checkpoints/best): it continues from there;
                  the folder of a sweep: what it has not finished is run
   key=value      single values to change, as trainer.max_steps=2000; for a sweep those of sweep and cluster
+  ~callbacks.X   a callback that goes; writers, too: ~metrics.X
 """
 
 _LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine, with the lease of a network file system on another

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, require_candidates
 from ddp_train.config import check as config_check
-from ddp_train.config import hydra_errors
+from ddp_train.config import saved_overrides
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config, answers_before, saved_config
 from ddp_train.config.tree import nodes, texts
@@ -58,10 +58,10 @@ def frozen_job(
     """
     require_own(folder, key="resume")
     saved = saved_config(folder)
-    hydra_errors.refuse_unknown(overrides, saved)
+    saved_overrides.refuse(overrides, saved)
     require_place(["resume", str(Path(asked or checkpoint or folder).absolute()), *overrides], folder, saved)
     saved["cluster"] = {**saved["cluster"], "node_rank": None}  # of the machine that began it
-    tree: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(saved), hydra_errors.values_of(overrides)))
+    tree: Any = OmegaConf.to_container(saved_overrides.changed(saved, overrides))
     first, options = typed(folder)
     return Job(
         config=config_check.load(tree),
@@ -93,7 +93,7 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     harmless = _EVALUATION if job.config.evaluation.save_predictions else ()  # which is then made up for
     now = dict(nodes(job.config.tree))
     held = [dict(nodes(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
-    keys = {text: text.partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
+    keys = {text: text.lstrip("~").partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
     idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in held]]
     if not idle:
         return
@@ -101,7 +101,7 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     more = f"trainer.{limit}={2 * (steps if limit == 'max_steps' else trainer.max_epochs or 1)}"
     kept = [text for text in overrides if not text.startswith(f"trainer.{limit}=")]
     raise ConfigError(
-        key=idle[0].partition("=")[0],
+        key=idle[0].lstrip("~").partition("=")[0],
         happened=f"all {steps} steps of {job.run_folder.shown()} are taken: {' '.join(idle)} would change nothing",
         expected="more steps to train with it, or evaluation.save_predictions=true; a new run, for other results from the start",
         fix=f"ddp-train {shlex.join(['resume', job.run_folder.shown(), *kept, more])}",

@@ -161,7 +161,7 @@ def test_what_hydra_refuses_says_what_was_meant(
         (["+extra.mine.a=1", "~extra.mine", "trainer.max_stepz=1"], "max_stepz: is not a key", "did you mean trainer.max_steps=1?"),
         (["model=mlp", "--config-dir"], "--config-dir: expected one argument", "--config-dir=VALUE"),
         (["model=mlp", "--cfg", "jop", "seed=1"], "expected: one of job, hydra, all", "--cfg=job"),
-        (["resume", "s", "~model.width"], "keeps its components", "leave it out"),
+        (["resume", "s", "~model.width"], "only these can be removed: ~metrics.console, ", "leave it out"),
         (["resume", "s", "~model"], "model: would be removed", "leave it out"),
     ],
 )

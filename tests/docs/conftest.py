@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from ddp_train.config import hydra_errors
 from ddp_train.config.check import CONF, ConfigErrors, check
 from ddp_train.config.composition import loader_of, parse
+from ddp_train.config.typed_options import options_first
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 """What pages speak of as the reader's own and do not show: `my_package`."""
@@ -49,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def compose(words: list[str]) -> tuple[DictConfig, DictConfig]:
     """Return what Hydra makes of what is typed at `ddp-train`, of a sweep the first job: the run's configuration, and Hydra's own node."""
-    args = parse(hydra_errors.options_first([word for word in words if word != "--full"]))
+    args = parse(options_first([word for word in words if word != "--full"]))
     overrides = [_first(each) for each in OverridesParser.create().parse_overrides(args.overrides)]
     composed = loader_of(args).load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
     config: DictConfig = composed.copy()

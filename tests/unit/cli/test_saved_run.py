@@ -68,6 +68,17 @@ def test_what_would_have_none_is_refused_with_what_to_type(run: Path, overrides:
     assert "trainer.max_steps=20" in str(caught.value)
 
 
+def test_callbacks_and_writers_can_go_and_nothing_else(run: Path) -> None:
+    (run / "config.yaml").write_text(checked("trainer.max_steps=10", "callbacks=[early_stopping,ema]", base=[]).yaml())
+    config = resume(run, "~callbacks.early_stopping", "~metrics.tensorboard", "trainer.max_steps=20").config
+    assert list(config.callbacks) == ["ema"] and list(config.metrics) == ["console", "jsonl"]
+    with pytest.raises(ConfigError, match=r"callbacks.ema: all 10 steps .*: ~callbacks.ema would change nothing"):
+        resume(run, "~callbacks.ema")
+    for text in ("~callbacks.emma", "~callbacks", "~optimizer.lr"):
+        with pytest.raises(ConfigErrors, match=f"{text[1:]}: would be removed\\n  expected: .*, ~callbacks.early_stopping, ~callbacks.ema"):
+            resume(run, text)
+
+
 def test_what_cannot_be_read_is_named(run: Path) -> None:
     with pytest.raises(ConfigErrors, match=r"data\.noise: '\[0\.1' cannot be read[\s\S]*data\.noise=\[0\.1\]"):
         resume(run, "data.noise=[0.1")

@@ -1,0 +1,69 @@
+"""What is typed at the configuration of a run that is there: new values for its keys, and callbacks and writers that go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ddp_train.config.check import ConfigErrors
+from ddp_train.config.command_line import whole, without_override
+from ddp_train.config.mistyped import unknown_key, unreadable
+from ddp_train.config.schema import NAMED
+from ddp_train.config.tree import nodes
+from ddp_train.errors import ConfigError
+
+
+def refuse(overrides: list[str], saved: Mapping[str, Any]) -> None:
+    """Raise for an override that does not name a value of a saved config, or a callback or a writer that is to go.
+
+    Raises:
+        ConfigErrors: with every such override.
+    """
+    values = dict(nodes(saved))
+    meant, errors = whole(overrides)
+    errors += without_override(meant, values, {})
+    for text in meant:
+        key, equals, value = text.partition("=")
+        if text.startswith("~"):
+            section, _, name = key[1:].partition(".")
+            if section in NAMED and name in (saved.get(section) or {}):
+                continue
+            there = [f"~{each}.{name}" for each in NAMED for name in saved.get(each) or ()]
+            kept = f"of a run that is resumed, only these can be removed: {', '.join(there)}"
+            errors.append(ConfigError(key=key[1:], happened="would be removed", expected=kept, fix="leave it out"))
+        elif equals and key not in values:
+            errors.append(unknown_key(key, value, [*values]))
+        elif equals and isinstance(values[key], Mapping):
+            errors.append(ConfigError(key=key, happened="is a group", expected="single keys: a run that is resumed keeps its components"))
+    if errors:
+        raise ConfigErrors(errors)
+
+
+def changed(saved: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig:
+    """Return a saved config with what overrides change in it, which `refuse` has let pass.
+
+    Raises:
+        ConfigErrors: with every value that cannot be read.
+    """
+    gone = [text[1:].partition("=")[0].split(".", 1) for text in overrides if text.startswith("~")]
+    merged = OmegaConf.merge(OmegaConf.create({**saved}), _values(text for text in overrides if not text.startswith("~")))
+    assert isinstance(merged, DictConfig)
+    for section, name in gone:
+        merged[section].pop(name, None)
+    return merged
+
+
+def _values(overrides: Iterable[str]) -> DictConfig:
+    errors, given = [], list(overrides)
+    for text in given:
+        try:
+            OmegaConf.create(OmegaConf.from_dotlist([text]))
+        except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+            errors.append(unreadable(text, error))
+    if errors:
+        raise ConfigErrors(errors)
+    return OmegaConf.from_dotlist(given)
