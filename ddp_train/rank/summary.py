@@ -55,7 +55,7 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     debug = job.config.debug
     if debug.max_steps is not None:
         lines.append(
-            f"debug    the run is cut off there, its schedules are not{_halfway(debug.resume_after_steps, components.total_steps)}"
+            f"debug    it ends there; its schedules are those of the whole run{_halfway(debug.resume_after_steps, components.total_steps)}"
         )
     if changes := job.config.trainer.batch_size_schedule:
         later = ", ".join(f"{size} from step {step} on" for step, size in batch_changes(changes))
@@ -119,7 +119,7 @@ def over(job: Job, state: TrainState) -> str:
 
 
 def _without(job: Job, callback: str) -> str:
-    return f"{_command('ddp-train')} resume {shlex.quote(job.run_folder.shown())} ~callbacks.{callback}"
+    return f"{_command('ddp-train')} {shlex.join(['resume', job.run_folder.shown(), f'~callbacks.{callback}'])}"
 
 
 def _next(job: Job, state: TrainState, result: Result) -> list[str]:

@@ -10,7 +10,7 @@ from ddp_train.rank import summary
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.build import build
-from ddp_train.training.state import TrainState
+from ddp_train.training.state import Stopped, TrainState
 from tests.unit.parts import checked
 
 
@@ -36,6 +36,7 @@ def test_all_parameters_are_counted_and_those_that_are_trained() -> None:
 
 def test_a_run_that_is_cut_off_says_so_and_names_the_whole_one_next() -> None:
     assert "\nsteps    4 (" in plan("debug=fast") and "after step 2 it is built anew and resumed" in plan("debug=fast")
+    assert "\ndebug    it ends there; its schedules are those of the whole run" in plan("debug=fast")
     assert "resumed" not in plan("debug=fast", "trainer.max_steps=2") and "debug" not in plan()
     words = ["model=mlp", "debug=fast", "+model.bias=true", "debug.max_steps=8"]
     job = Job(config=checked("debug=fast"), run_folder=RunFolder(Path("run")), command=[], overrides=words, options=["--config-dir=mine"])
@@ -58,3 +59,9 @@ def test_what_the_patterns_of_groups_have_matched_is_said() -> None:
     text = plan("model.depth=2", "+optimizer.groups.bias={match: '*.bias', lr: 0.5}", "optimizer.layer_decay=0.5", "optimizer.lr=0.1")
     assert "\ngroup    rest: 12,704 parameters in 3 tensors, lr 0.025 to 0.1\ngroup    bias: 42 parameters in 3 tensors, lr 0.5" in text
     assert "group" not in plan()
+
+
+def test_a_run_that_a_callback_has_stopped_goes_on_without_it() -> None:
+    state = TrainState(stopped=Stopped.at("early_stopping", "why", {}))
+    job = Job(config=checked(), run_folder=RunFolder(Path("run")), command=[], overrides=[])
+    assert "resume run '~callbacks.early_stopping'` would continue" in summary.over(job, state)
