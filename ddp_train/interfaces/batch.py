@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 Batch = Any
@@ -55,7 +56,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
 
 def describe(value: Any) -> str:
     """Return types and shapes for a person: `(float32 [32, 3, 8, 8], int64 [32])`."""
-    if isinstance(value, Tensor):
+    if isinstance(value, (Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     name = "" if type(value) in (dict, tuple, list) else type(value).__name__
     if isinstance(value, Mapping):

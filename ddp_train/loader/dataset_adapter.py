@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
+from torch.utils.data import TensorDataset
 
 from ddp_train.data.hashing import mix
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, DataSource, Indices
+from ddp_train.loader.collate import Collate, collate
+from ddp_train.loader.global_streams import Stream, Watched
 from ddp_train.loader.stream_shard import comes_from
-
-Collate = Callable[[list[Any]], Batch]
-"""Makes a batch of samples, as the DataLoader's `collate_fn`."""
 
 
 class DatasetSource:
@@ -50,7 +48,7 @@ class DatasetSource:
         # As tensors: torch's way of stacking turns lists of numbers, which Hugging Face gives else, on their side.
         self.dataset = dataset.with_format("torch") if has_no_format else dataset
         self._fields, self._by = fields, by
-        self._draws = False  # whether a read has ever drawn; it is found out by itself in each process
+        self._reading, self._collating = Watched(), Watched()
         self.keys_of: Callable[[Indices], NDArray[np.uint64]] = _always_the_same
         """What the generators are seeded with for each sample, as in `Augmenting`: in training it depends on the epoch."""
 
@@ -63,28 +61,38 @@ class DatasetSource:
 
     def batch(self, indices: Indices) -> Batch:
         """Return the samples at `indices`, collated."""
-        positions, before, have_moved = indices.tolist(), _streams(), True
-        try:
-            if not self._draws:
-                samples = self._read(positions)
-                self._draws = have_moved = not _are_same(before, _streams())
-            if self._draws:
-                samples = []
-                for position, key in zip(positions, self.keys_of(indices).tolist(), strict=True):
-                    _seed(key)
-                    samples += self._read([position])
-        finally:
-            if have_moved:
-                _put_back(before)
-        if self._by is None:
-            return collate(samples, self._fields)
-        with seeded(int(np.add.reduce(self.keys_of(indices)))):
-            return collate(samples, self._fields, self._by)
+        if self._by is not None:
+            return self._collating.run(partial(self._collated, indices))
+        if self._fields is None and type(self.dataset) is TensorDataset:  # its samples are rows, which are had at once
+            rows = torch.from_numpy(indices)
+            return [tensor[rows] for tensor in self.dataset.tensors]
+        return collate(self._reading.run(partial(self._samples, indices)), self._fields)
+
+    def _collated(self, indices: Indices, drawn: Sequence[Stream]) -> Batch:
+        """Let the user's collate make a batch; it draws from the streams in `drawn`."""
+        samples = self._reading.run(partial(self._samples, indices))
+        key = int(np.add.reduce(self.keys_of(indices))) if drawn else 0
+        for stream in drawn:
+            stream.seed(key)
+        return collate(samples, self._fields, self._by)
+
+    def _samples(self, indices: Indices, drawn: Sequence[Stream]) -> list[Any]:
+        """Read samples; their transforms draw from the streams in `drawn`, each sample from where it says."""
+        positions = indices.tolist()
+        if not drawn:
+            return self._read(positions)
+        samples = []
+        for position, key in zip(positions, self.keys_of(indices).tolist(), strict=True):
+            for stream in drawn:
+                stream.seed(key)
+            samples += self._read([position])
+        return samples
 
     def _read(self, positions: list[int]) -> list[Any]:
-        if hasattr(self.dataset, "__getitems__"):
-            return list(self.dataset.__getitems__(positions))
-        return [self.dataset[position] for position in positions]
+        dataset = self.dataset
+        if hasattr(dataset, "__getitems__"):
+            return list(dataset.__getitems__(positions))
+        return [dataset[position] for position in positions]
 
 
 def as_source(candidate: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> DataSource:
@@ -109,62 +117,5 @@ def facts_of(dataset: Any) -> Mapping[str, Any]:
     return facts
 
 
-def collate(samples: list[Any], fields: Sequence[str] | None, by: Collate | None = None) -> Batch:
-    """Make a batch of samples.
-
-    Args:
-        fields: for samples that are dicts: the keys that make the batch, in this order. None: all of the sample.
-        by: what makes it; None: stacked as torch's DataLoader does by default.
-
-    Raises:
-        ConfigError: a sample does not have them.
-    """
-    for sample in samples if fields is not None else ():
-        if not isinstance(sample, Mapping) or not all(name in sample for name in fields or ()):
-            what = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
-            raise ConfigError(key="loader.fields", happened=f"a sample {what}", expected=f"a dict with {', '.join(fields or ())}")
-    chosen = samples if fields is None else [tuple(sample[name] for name in fields) for sample in samples]
-    made = (by or default_collate)(chosen)
-    return dict(made) if isinstance(made, Mapping) else made  # others have mappings of their own, as transformers' BatchEncoding
-
-
-@contextmanager
-def seeded(key: int) -> Iterator[None]:
-    """Let the global generators of python, numpy and torch begin at a key, and go on afterwards as if nothing had been drawn."""
-    before = _streams()
-    _seed(key)
-    try:
-        yield
-    finally:
-        _put_back(before)
-
-
 def _always_the_same(indices: Indices) -> NDArray[np.uint64]:
     return mix(indices.astype(np.uint64))
-
-
-_Streams = tuple[Any, Any, torch.Tensor]
-"""The states of the global generators of python, numpy and torch (on the CPU)."""
-
-
-def _streams() -> _Streams:
-    return random.getstate(), np.random.get_state(legacy=True), torch.default_generator.get_state()
-
-
-def _are_same(left: _Streams, right: _Streams) -> bool:
-    _, left_keys, *left_rest = left[1]
-    _, right_keys, *right_rest = right[1]
-    return left[0] == right[0] and left_rest == right_rest and np.array_equal(left_keys, right_keys) and torch.equal(left[2], right[2])
-
-
-def _put_back(streams: _Streams) -> None:
-    random.setstate(streams[0])
-    np.random.set_state(streams[1])
-    torch.default_generator.set_state(streams[2])
-
-
-def _seed(key: int) -> None:
-    """Seed the global generators with 64 bits. numpy and torch take halves: with the same 32 bits both would give the same stream."""
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(key >> 32)  # torch.manual_seed would also seed the GPUs, which have the model's dropout

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ddp_train.data.hashing import GOLDEN, mix
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import DataSource, Indices, Labelled, Measured, Sampler
-from ddp_train.loader.dataset_adapter import DatasetSource, seeded
+from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.global_streams import seeded
 from ddp_train.loader.permutation import Permutation, permute_each
 
 _WEIGHTED, _CLASSES, _MEMBERS, _BATCHES, _ITERATED = 1, 2, 3, 4, 5  # what a key is for; the shuffle's own has no such number

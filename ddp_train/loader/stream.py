@@ -20,7 +20,8 @@ from torch.utils.data import IterableDataset
 
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Batch
-from ddp_train.loader.dataset_adapter import Collate, collate, facts_of
+from ddp_train.loader.collate import Collate, collate
+from ddp_train.loader.dataset_adapter import facts_of
 from ddp_train.loader.order import GlobalBatch, share
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.loader.stream_shard import comes_from, cut, reads_all

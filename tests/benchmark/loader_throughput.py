@@ -1,12 +1,15 @@
 """What reading data costs: ours against a plain DataLoader doing the same work, and against the best simple loop.
 
-    python tests/benchmark/loader_throughput.py [--rounds 5] [--workers 0 2] [--data images jpegs tars tokens]
+    python tests/benchmark/loader_throughput.py [--rounds 5] [--workers 0 2] [--data images jpegs tars tokens vectors drawing]
 
 Every way gives the same batches of the same samples in a random order, normalised, as tensors. `direct` is a loop that indexes the array
 (or decodes the files) itself, from an order that was made before the clock started. `DataLoader` is a map-style dataset of single
 samples with torch's own shuffling and collating. Ways take turns; the table has medians of samples per second and the ratio of times
 to `direct` in the same round. The data is made here: 50,000 images of 3 x 32 x 32 in memory, 4,000 JPEGs of 64 x 64 in class folders and
 the same bytes in tars, 20 million tokens in files that are read in windows of 1,024.
+
+`vectors` and `drawing` are map-style datasets of single samples for ours, too: rows of 64 numbers in memory with a class; JPEGs that are
+cropped and flipped at random by PIL and torch's generator. `direct` reads the samples one by one and stacks them there.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from ddp_train.data.images.image_array import ImageArray
 from ddp_train.data.tar_shards import TarShards
 from ddp_train.data.token_files import TokenFiles
 from ddp_train.interfaces import DataSource
+from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
@@ -90,6 +94,31 @@ class TokenSample:
         tokens = np.memmap(self.path, np.uint16, mode="r")
         window = torch.from_numpy(tokens[index * self.length : (index + 1) * self.length + 1].astype(np.int64))
         return window[:-1], window[1:]
+
+
+class RowSample:
+    """A row of a matrix, and its class."""
+
+    def __init__(self, rows: Tensor, labels: list[int]) -> None:
+        self.rows, self.labels = rows, labels
+
+    def __call__(self, index: int) -> tuple[Tensor, int]:
+        return self.rows[index], self.labels[index]
+
+
+class AugmentedSample:
+    """A decoded JPEG file, cropped and flipped as torchvision does it."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __call__(self, index: int) -> tuple[Tensor, int]:
+        image = Image.open(self.paths[index]).convert("RGB")
+        left, top = torch.randint(0, 9, (2,)).tolist()
+        image = image.crop((left, top, left + 56, top + 56))
+        if torch.rand(1) < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy()).float().div(255).sub(0.5).div(0.5), index % 10
 
 
 @dataclass(frozen=True)
@@ -212,7 +241,43 @@ def in_token_files(folder: Path) -> Case:
     return Case("token files", ways, size, 300)
 
 
-CASES: dict[str, Callable[[Path], Case]] = {"images": in_memory, "jpegs": in_folders, "tars": in_tars, "tokens": in_token_files}
+def in_vectors(folder: Path) -> Case:
+    """Rows of numbers in memory, one at a time."""
+    generator = np.random.default_rng(0)
+    rows = torch.from_numpy(generator.standard_normal((10_000, 64), np.float32))
+    return of_single_samples("vectors, one by one", RowSample(rows, generator.integers(0, 10, 10_000).tolist()), 10_000, 300)
+
+
+def in_drawing(folder: Path) -> Case:
+    """JPEG files, cropped and flipped at random one at a time."""
+    paths = make_images(folder / "images")
+    return of_single_samples("JPEG files, transforms that draw", AugmentedSample(paths), len(paths), 20)
+
+
+def of_single_samples(name: str, read: Callable[[int], tuple[Tensor, int]], length: int, count: int) -> Case:
+    """Single samples, also for ours."""
+    size = 64
+
+    def together(indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        samples = [read(index) for index in indices.tolist()]
+        return torch.stack([row for row, _ in samples]), torch.tensor([label for _, label in samples])
+
+    ways = {
+        "direct": direct(length, size, together),
+        "ours": ours(as_source(Single(length, read)), size),
+        "DataLoader": by_sample(length, read, size),
+    }
+    return Case(name, ways, size, count)
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "images": in_memory,
+    "jpegs": in_folders,
+    "tars": in_tars,
+    "tokens": in_token_files,
+    "vectors": in_vectors,
+    "drawing": in_drawing,
+}
 
 
 def decoder(paths: list[Path]) -> Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]:

@@ -4,12 +4,12 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from ddp_train.data.synthetic_images import SyntheticImages
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import DataSource
-from ddp_train.loader.dataset_adapter import DatasetSource, as_source, collate
+from ddp_train.loader.dataset_adapter import DatasetSource, as_source
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
@@ -139,6 +139,51 @@ def test_numpy_and_torch_get_streams_of_their_own():
     assert not set(numpy.tolist()) & set(tensor.tolist())
 
 
+def test_a_sample_draws_what_its_key_says():
+    """The numbers of a run that goes on from a checkpoint: they may not change with what draws beside."""
+    source = as_source(Jittered())
+    index, one, other, third = (column[1].item() for column in source.batch(np.asarray([5, 3])))
+    key = int(source.keys_of(np.asarray([3]))[0])
+    random.seed(key)
+    np.random.seed(key % 2**32)
+    torch.manual_seed(key >> 32)
+    assert (index, one, other, third) == (3, random.random(), np.random.standard_normal(), torch.rand(1).item())
+
+
+def test_a_transform_may_seed_a_generator_by_torchs_seed():
+    class ByTorchsSeed(Squares):
+        def __getitem__(self, index):
+            np.random.seed(torch.initial_seed() % 2**32)
+            return index, np.random.rand()
+
+    found = []
+    for seed in (1, 2):  # two ranks
+        torch.manual_seed(seed)
+        found.append(as_source(ByTorchsSeed()).batch(np.arange(3))[1].tolist())
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
+def test_rows_of_tensors_are_had_at_once_and_are_the_same():
+    rows = TensorDataset(torch.rand(9, 2, 3), torch.arange(9), torch.rand(9) > 0.5)
+    together = as_source(rows).batch(np.asarray([7, 0, 7]))
+    one_by_one = default_collate([rows[index] for index in (7, 0, 7)])
+    assert type(together) is type(one_by_one)
+    for found, expected in zip(together, one_by_one, strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    together[0].zero_()
+    assert rows[7][0].any()
+
+    class Own(TensorDataset):
+        def __getitem__(self, index):
+            return index
+
+    assert as_source(Own(torch.rand(9))).batch(np.asarray([7, 0])).tolist() == [7, 0]
+    with pytest.raises(ConfigError, match=r"loader\.fields: a sample is a tuple"):
+        as_source(rows, ["x"]).batch(np.asarray([0]))
+
+
 def test_other_things_are_refused_clearly():
     class Endless(Dataset):
         def __getitem__(self, index):
@@ -150,13 +195,6 @@ def test_other_things_are_refused_clearly():
         as_source(Endless())
     with pytest.raises(TypeError, match=r"set has no __getitem__"):
         DatasetSource({1, 2})
-
-
-def test_fields_that_are_not_there_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"loader.fields: a sample has image, label\n.*a dict with image, target"):
-        collate([{"image": 1, "label": 2}], ["image", "target"])
-    with pytest.raises(ConfigError, match=r"loader.fields: a sample is a int"):
-        collate([1], ["image"])
 
 
 def pad(samples):
@@ -187,6 +225,25 @@ def test_an_own_collate_makes_the_batch_and_what_it_draws_is_its_samples():
     assert torch.equal(torch.get_rng_state(), before)
     with pytest.raises(ConfigError, match=r"loader\.collate: is given, and SyntheticImages gives whole batches"):
         as_source(SyntheticImages(10), by=pad)
+
+
+def test_a_collate_that_draws_is_given_fresh_samples_and_they_are_read_together():
+    """It is called again when it is first seen to draw, and may have changed the samples."""
+    reads = []
+
+    class Batched(Ragged):
+        def __getitems__(self, indices):
+            reads.append(len(indices))
+            return [{"numbers": self[index][0]} for index in indices]
+
+    def popping(samples):
+        return torch.tensor([sum(sample.pop("numbers")) for sample in samples]), torch.rand(1)
+
+    source = as_source(Batched(), by=popping)
+    (numbers, first), (_, again) = (source.batch(np.arange(4)) for _ in range(2))
+    assert numbers.tolist() == [1, 2, 3, 4]
+    assert first == again
+    assert reads == [4, 4, 4]
 
 
 def test_collate_by_target_is_a_function_or_what_a_class_makes():

@@ -1,0 +1,153 @@
+"""Whether code draws from a global generator is seen, and nobody else notices that it drew."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ddp_train.loader import global_streams
+from ddp_train.loader.global_streams import STREAMS, Watched, seeded
+from ddp_train.training.seeding import seed_all
+
+DRAWS: dict[str, tuple[int, Callable[[], Any]]] = {
+    "random": (0, random.random),
+    "a normal number": (0, random.gauss),
+    "one bit": (0, lambda: random.getrandbits(1)),
+    "a whole turn of the twister": (0, lambda: random.getrandbits(32 * 624)),
+    "a shuffle": (0, lambda: random.shuffle([1, 2, 3])),
+    "numpy": (1, np.random.rand),
+    "a normal number of numpy": (1, np.random.standard_normal),
+    "bytes of numpy, a whole turn": (1, lambda: np.random.bytes(4 * 624)),
+    "an empty-handed permutation": (1, lambda: np.random.permutation(3)),
+    "torch": (2, lambda: torch.rand(1)),
+    "a normal number of torch": (2, lambda: torch.randn(1)),
+    "a permutation of torch": (2, lambda: torch.randperm(3)),
+    "a whole turn of torch": (2, lambda: torch.rand(624)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> Iterator[None]:
+    with seeded(0):
+        seed_all(7)
+        yield
+
+
+@pytest.fixture(params=["memory", "states"])
+def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[global_streams.Stream, ...]:
+    """The generators as they are looked at here, and as where their memory is laid out in another way."""
+    if request.param == "states":
+        monkeypatch.setattr(global_streams, "_place_of", lambda content, thing: None)
+        monkeypatch.setattr(STREAMS[0], "_look", global_streams._look_at_python())
+        monkeypatch.setattr(STREAMS[1], "_look", global_streams._look_at_numpy())
+    for stream in STREAMS:
+        monkeypatch.setattr(stream, "_last", None)
+    return STREAMS
+
+
+@pytest.mark.parametrize(("place", "draw"), DRAWS.values(), ids=DRAWS)
+def test_every_draw_is_seen_and_can_be_taken_back(streams: Any, place: int, draw: Callable[[], Any]) -> None:
+    for _ in range(20):  # the first one turns the twister
+        before = [stream.snapshot() for stream in streams]
+        assert not any(stream.has_moved(snapshot) for stream, snapshot in zip(streams, before, strict=True))
+        drawn = draw()
+        assert [stream.has_moved(snapshot) for stream, snapshot in zip(streams, before, strict=True)] == [n == place for n in range(3)]
+        streams[place].put_back(before[place])
+        assert not streams[place].has_moved(before[place])
+        again = draw()
+        assert torch.equal(again, drawn) if isinstance(drawn, torch.Tensor) else np.array_equal(again, drawn)
+
+
+def test_a_normal_number_that_is_left_over_is_state(streams: Any) -> None:
+    """Generators make normal numbers two at a time: the second one is drawn without a step of the twister."""
+    for place, draw in ((0, random.gauss), (1, np.random.standard_normal)):
+        draw()
+        before = streams[place].snapshot()
+        second = draw()
+        assert streams[place].has_moved(before)
+        streams[place].put_back(before)
+        assert draw() == second
+
+
+def test_the_memory_of_this_interpreter_and_this_numpy_is_read() -> None:
+    """Else it costs 100 us a batch: a new version lays its generators out in another way."""
+    assert [type(stream.snapshot().seen) for stream in STREAMS] == [tuple, tuple, bytes]
+
+
+def test_numpy_with_another_generator_is_seen_to_draw() -> None:
+    own = np.random.mtrand.get_bit_generator()
+    try:
+        np.random.mtrand.set_bit_generator(np.random.PCG64(0))
+        before = STREAMS[1].snapshot()
+        assert not STREAMS[1].has_moved(before)
+        first = np.random.random()
+        assert STREAMS[1].has_moved(before)
+        STREAMS[1].put_back(before)
+        assert np.random.random() == first
+    finally:
+        np.random.mtrand.set_bit_generator(own)
+
+
+def test_what_draws_nothing_runs_once_and_is_given_nothing_to_seed() -> None:
+    watched, given = Watched(), []
+    for _ in range(3):
+        assert watched.run(lambda drawn: given.append(list(drawn))) is None
+    assert given == [[], [], []]
+
+
+@pytest.mark.parametrize(("place", "draw"), DRAWS.values(), ids=DRAWS)
+def test_what_draws_seeds_what_it_draws_from_and_leaves_no_trace(place: int, draw: Callable[[], Any]) -> None:
+    watched, runs = Watched(), 0
+
+    def make(drawn: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        for stream in drawn:
+            stream.seed(11)
+        return draw()
+
+    before = [stream.snapshot() for stream in STREAMS]
+    first = watched.run(make)
+    draw()  # of the process itself, between two runs
+    assert np.array_equal(np.asarray(watched.run(make)), np.asarray(first))
+    assert runs == 3  # once too often, to find out
+    assert watched._drawn == ((2,) if place == 2 else (place, 2))
+    STREAMS[place].put_back(before[place])
+    watched.run(make)
+    assert not any(stream.has_moved(snapshot) for stream, snapshot in zip(STREAMS, before, strict=True))
+
+
+def test_what_draws_from_one_and_later_from_another_is_seeded_for_both() -> None:
+    """Whatever is found when: the numbers are the same as for one who knew from the start."""
+    watched, numbers = Watched(), []
+    for call in range(4):
+
+        def make(drawn: Any, call: int = call) -> list[float]:
+            for stream in drawn:
+                stream.seed(call)
+            return [random.random()] + [np.random.random()] * (call > 1)
+
+        random.random()
+        np.random.random()
+        numbers.append((watched.run(make), Watched().run(make)))
+    assert all(found == alone for found, alone in numbers)
+    assert len(numbers[2][0]) == 2
+
+
+def test_an_error_leaves_no_trace_either() -> None:
+    def make(drawn: Any) -> None:
+        random.random()
+        torch.rand(3)
+        raise ValueError("no")
+
+    before = [stream.snapshot() for stream in STREAMS]
+    with pytest.raises(ValueError, match="no"):
+        Watched().run(make)
+    with pytest.raises(ValueError, match="no"), seeded(3):
+        make(())
+    assert not any(stream.has_moved(snapshot) for stream, snapshot in zip(STREAMS, before, strict=True))
