@@ -24,7 +24,10 @@ def batch_size(batch: Batch) -> int:
     Raises:
         TypeError: the batch holds no tensor with a leading dimension.
     """
-    for tensor in tensors_of(batch):
+    first = batch
+    while type(first) in (tuple, list) and first:  # in nearly all batches what comes first is a tensor: asked for several times a step
+        first = first[0]
+    for tensor in (first,) if isinstance(first, Tensor) and first.ndim > 0 else tensors_of(batch):
         if tensor.ndim > 0:
             return int(tensor.shape[0])
     raise TypeError(f"a batch is tensors with a leading dimension B in tuples, lists or dicts; found none in a {type(batch).__name__}")

@@ -89,7 +89,14 @@ class Components(Evaluated):
 
     def zero_gradients(self) -> None:
         """Forget the gradients of a step."""
-        self.optimizer.zero_grad(set_to_none=not self.keeps_gradients())
+        if self.keeps_gradients():
+            self.optimizer.zero_grad(set_to_none=False)
+        elif getattr(self.optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:  # it may have more to forget
+            self.optimizer.zero_grad(set_to_none=True)
+        else:  # what torch's own does, without its note for a profiler, which takes ten times as long
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     def keeps_gradients(self) -> bool:
         """Tell whether gradients are zeroed where they are, in DDP's buckets.

@@ -22,14 +22,14 @@ class StepGuard:
     def begin(self) -> None:
         """Say that a step begins, before its first forward."""
 
-    def mark(self, objective_value: Tensor, loss: Tensor) -> Tensor:
-        """Return what to run backward from.
+    def mark(self, seed: Tensor, loss: Tensor) -> Tensor:
+        """Return what backward begins with.
 
         Args:
-            objective_value: the loss as it is to be minimised, shape [].
-            loss: the same, unscaled, shape [].
+            seed: the gradient of what is minimised with respect to the loss, shape [].
+            loss: its value, shape [].
         """
-        return objective_value
+        return seed
 
     def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
         """Let the optimizer step; with `needs_norm`, after unscaling.
@@ -64,9 +64,9 @@ class SkippingGuard(StepGuard):
                 kept.copy.copy_(kept.buffer)
                 kept.version = kept.buffer._version
 
-    def mark(self, objective_value: Tensor, loss: Tensor) -> Tensor:
-        """Return the same value, with gradients that are NaN on all ranks where this rank's loss is not finite, and else the same."""
-        return objective_value * (1.0 + 0.0 * loss.detach())
+    def mark(self, seed: Tensor, loss: Tensor) -> Tensor:
+        """Return the same, or NaN where this rank's loss is not finite: then the gradients are NaN on all ranks."""
+        return seed * (1.0 + 0.0 * loss)
 
     def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
         """Let the optimizer step if the norm is finite."""

@@ -45,6 +45,8 @@ from ddp_train.training.skip_nonfinite import StepGuard
 from ddp_train.training.state import TrainState, WindowSums
 from ddp_train.training.turn import Turn
 
+_SYNCHRONISED = nullcontext()  # around a backward that reduces the gradients: any number of times
+
 
 @dataclass(kw_only=True)
 class Trainer:
@@ -307,7 +309,7 @@ class Trainer:
         last = components.train_loader.micro_steps(self.state.samples) - 1
         for number, micro_batch in enumerate(micro_batches):
             try:
-                with components.strategy.no_sync(module) if number < last else nullcontext():
+                with components.strategy.no_sync(module) if number < last else _SYNCHRONISED:
                     self._accumulate(micro_batch, total_weight, turn)
             except IndexError as error:  # a label out of range, say
                 ids = components.train_loader.sample_ids(self.state.samples, number)
@@ -339,11 +341,14 @@ class Trainer:
             loss_sum = loss_sum * 0.0
         weight = total_weight()  # not needed before
         divisor = torch.where(weight == 0, 1.0, weight) if isinstance(weight, Tensor) else weight  # 0: nothing counts
-        objective_value = loss_sum * (world.size / divisor)  # DDP takes the mean over the ranks; the sum is wanted
-        components.scaler.scale(self.guard.mark(objective_value, loss_sum)).backward()
-        self.window.loss_sum += loss_sum.detach()
+        scale = world.size / divisor  # DDP takes the mean over the ranks; the sum is wanted
+        # Backward begins with the scale: the gradients are those of a loss times the scale, without that product and its own backward.
+        value = loss_sum.detach()
+        seed = scale.to(value.dtype) if isinstance(scale, Tensor) else torch.full_like(value, scale)
+        loss_sum.backward(components.scaler.scale(self.guard.mark(seed, value)))
+        self.window.loss_sum += value
         if turn is not None:
-            self.window.turn_sums[turn.name] += loss_sum.detach()
+            self.window.turn_sums[turn.name] += value
 
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""

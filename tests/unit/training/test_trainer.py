@@ -75,6 +75,45 @@ def test_weights_need_not_be_whole_numbers() -> None:
     assert torch.allclose(gradient(2**-10), gradient(1.0), rtol=1e-5, atol=1e-7)  # all 30 targets together weigh less than 1
 
 
+class _Doubled(torch.autograd.Function):
+    """A loss of somebody's own, whose backward changes what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        return 2 * loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].mul_(2)
+
+
+def test_a_backward_that_changes_its_gradient_in_place_spoils_no_later_one() -> None:
+    def gradient(change: Callable[[Tensor], Tensor]) -> Tensor:
+        parts = components("trainer.global_batch_size=30", "loader.micro_batch_size=7")
+        loss = parts.objective.loss
+        parts.objective.loss = lambda model, batch: change(loss(model, batch))  # type: ignore[method-assign]
+        return gradient_of_one_step(parts)
+
+    assert torch.equal(gradient(_Doubled.apply), gradient(lambda loss: 2 * loss))
+
+
+def test_an_optimizer_that_forgets_in_its_own_way_is_asked_to() -> None:
+    parts, asked = components("trainer.max_steps=3"), list[bool]()
+    kind = type(parts.optimizer)
+
+    class Own(kind):  # type: ignore[misc,valid-type]
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            asked.append(set_to_none)
+            super().zero_grad(set_to_none)
+
+    trainer(parts).train()
+    assert all(parameter.grad is None for parameter in parts.model.parameters())
+    parts = components("trainer.max_steps=3")
+    parts.optimizer.__class__ = Own
+    trainer(parts).train()
+    assert asked == 3 * [True]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counting(World):
     """One rank that notes the collectives beside DDP's."""
