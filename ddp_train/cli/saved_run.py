@@ -17,7 +17,7 @@ from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, requir
 from ddp_train.config import check as config_check
 from ddp_train.config import saved_overrides
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.saved import answered_config, answers_before, saved_config
+from ddp_train.config.saved import answered_config, answers_before, replaced_configs, saved_config
 from ddp_train.config.tree import nodes, texts
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job, Task
@@ -58,7 +58,7 @@ def frozen_job(
     """
     require_own(folder, key="resume")
     saved = saved_config(folder)
-    saved_overrides.refuse(overrides, saved)
+    saved_overrides.refuse(overrides, saved, replaced_configs(folder))
     require_place(["resume", str(Path(asked or checkpoint or folder).absolute()), *overrides], folder, saved)
     saved["cluster"] = {**saved["cluster"], "node_rank": None}  # of the machine that began it
     tree: Any = OmegaConf.to_container(saved_overrides.changed(saved, overrides))

@@ -23,6 +23,11 @@ def saved_config(folder: Path) -> dict[str, Any]:
     return {str(name): value for name, value in auto.take(saved, "", answered).items()}
 
 
+def replaced_configs(folder: Path) -> list[dict[str, Any]]:
+    """Return what the run folder's config.yaml held before attempts under other settings."""
+    return [_read(folder, path.name)[0] for path in sorted(folder.glob("config.*.yaml"))]
+
+
 def answered_config(folder: Path) -> dict[str, Any]:
     """Return what the config.yaml of a run folder holds: with what its `auto`s came to."""
     return _read(folder)[0]
@@ -62,20 +67,20 @@ def answers_before(checked: RunConfig, folder: Path) -> dict[str, Any]:
     return {key: values[key] for key in auto.keys(checked.tree) if key in values and values[key] != AUTO}
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _read(folder: Path, name: str = "config.yaml") -> tuple[dict[str, Any], list[str]]:
     """Return what config.yaml holds, and the keys in it that were `auto`."""
     try:
-        saved = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+        saved = OmegaConf.to_container(OmegaConf.load(folder / name))
     except Exception as error:  # OSError, or what the YAML parser raises
-        raise ConfigError(key="resume", happened=f"{folder}/config.yaml cannot be read: {error}") from None
+        raise ConfigError(key="resume", happened=f"{folder}/{name} cannot be read: {error}") from None
     if not isinstance(saved, dict) or not saved:
-        raise ConfigError(key="resume", happened=f"{folder}/config.yaml holds no configuration")
-    if missing := [name for name in SECTIONS if name not in saved]:
+        raise ConfigError(key="resume", happened=f"{folder}/{name} holds no configuration")
+    if missing := [section for section in SECTIONS if section not in saved]:
         raise ConfigError(
             key="resume",
-            happened=f"{folder}/config.yaml has no section {', '.join(missing)}: another version of ddp_train wrote it",
+            happened=f"{folder}/{name} has no section {', '.join(missing)}: another version of ddp_train wrote it",
             expected="a run of this version",
             fix=f"the version that started it (environment.json has its packages); or a new run with its weights: init_from={folder}",
         )
     answered = saved.pop(ANSWERED, None)
-    return {str(name): value for name, value in saved.items()}, answered if isinstance(answered, list) else []
+    return {str(key): value for key, value in saved.items()}, answered if isinstance(answered, list) else []

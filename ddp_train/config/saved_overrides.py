@@ -17,8 +17,11 @@ from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError
 
 
-def refuse(overrides: list[str], saved: Mapping[str, Any]) -> None:
+def refuse(overrides: list[str], saved: Mapping[str, Any], replaced: Sequence[Mapping[str, Any]] = ()) -> None:
     """Raise for an override that does not name a value of a saved config, or a callback or a writer that is to go.
+
+    Args:
+        replaced: what the run had before: a script that resumes a run again repeats its words, and what has gone may go again.
 
     Raises:
         ConfigErrors: with every such override.
@@ -30,7 +33,7 @@ def refuse(overrides: list[str], saved: Mapping[str, Any]) -> None:
         key, equals, value = text.partition("=")
         if text.startswith("~"):
             section, _, name = key[1:].partition(".")
-            if section in NAMED and name in (saved.get(section) or {}):
+            if section in NAMED and any(name in (tree.get(section) or {}) for tree in (saved, *replaced)):
                 continue
             there = [f"~{each}.{name}" for each in NAMED for name in saved.get(each) or ()]
             kept = f"of a run that is resumed, only these can be removed: {', '.join(there)}"

@@ -74,6 +74,11 @@ def test_callbacks_and_writers_can_go_and_nothing_else(run: Path) -> None:
     assert list(config.callbacks) == ["ema"] and list(config.metrics) == ["console", "jsonl"]
     with pytest.raises(ConfigError, match=r"callbacks.ema: all 10 steps .*: ~callbacks.ema would change nothing"):
         resume(run, "~callbacks.ema")
+    (run / "config.yaml").rename(run / "config.1.yaml")  # as an attempt without it leaves them
+    (run / "config.yaml").write_text(config.yaml())
+    again = resume(run, "~callbacks.early_stopping", "~metrics.tensorboard", "trainer.max_steps=20").config
+    assert again.yaml() == config.yaml()
+    (run / "config.1.yaml").rename(run / "config.yaml")
     for text in ("~callbacks.emma", "~callbacks", "~optimizer.lr"):
         with pytest.raises(ConfigErrors, match=f"{text[1:]}: would be removed\\n  expected: .*, ~callbacks.early_stopping, ~callbacks.ema"):
             resume(run, text)
