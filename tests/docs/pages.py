@@ -65,6 +65,11 @@ class Block:
         lines = [line for line in self.text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
         return bool(lines) and all(re.match(r"^\s*(- |[\w.+~/ @]+:( |$))", line) for line in lines)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether it shows what a mistake is answered."""
+        return "in the configuration; nothing was started" in self.text
+
     def commands(self) -> Iterator[Command]:
         """Yield what is typed in it."""
         if self.file is not None or self.is_yaml:
@@ -142,8 +147,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(page: Path) -> list[Command]:
-    """Return all that a page's blocks let a reader type."""
-    return [command for block in blocks(page) for command in block.commands()]
+    """Return all that a page's blocks let a reader type, but for mistakes."""
+    return [command for block in blocks(page) if not block.is_refused for command in block.commands()]
 
 
 def inline(page: Path) -> Iterator[Command]:
