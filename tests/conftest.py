@@ -99,7 +99,10 @@ def finish(process: subprocess.Popen[str], *, timeout: float = 120) -> Finished:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
-        stdout, stderr = process.communicate()
+        try:
+            stdout, stderr = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired as error:  # what it has started holds its output open
+            stdout, stderr = str(error.stdout), str(error.stderr)
         pytest.fail(f"still running after {timeout} s\n{stdout}\n{stderr}")
     return Finished(process.returncode, stdout, stderr)
 
