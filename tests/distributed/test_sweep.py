@@ -219,9 +219,7 @@ def test_ctrl_c_lets_every_running_job_save_and_a_second_one_ends_it_at_once(pro
 def is_rank_of(path: Path, folder: Path, launcher: int) -> bool:
     try:
         command = (path / "cmdline").read_bytes()
-        is_helper = (
-            b"multiprocessing" in command or b"watchdog" in command
-        )  # which ends with its rank, but not stopped while it starts
+        is_helper = b"multiprocessing" in command or b"watchdog" in command  # which ends with its rank, but not stopped while it starts
         return (path / "cwd").resolve() == folder.resolve() and int(path.name) != launcher and not is_helper
     except OSError:
         return False  # it has just ended, or is not ours
