@@ -12,7 +12,7 @@ from pathlib import Path
 from ddp_train.config.cluster import max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
 from ddp_train.launch import snapshot
-from ddp_train.launch.agent_process import prepare
+from ddp_train.launch.agent_process import expect_agents
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.node import early
 from ddp_train.launch.node.facts import collect
@@ -68,7 +68,7 @@ def _take_part(spec: Spec, place: Place, launcher: Launcher) -> int:
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
     launcher.has_begun = True
-    prepare()  # before anybody waits for this machine: in a new round seconds count
+    expect_agents()  # before anybody waits for this machine: in a new round seconds count
     code = run_node(work, place, received=early.received)
     return DONE if code in _SAVED else code
 

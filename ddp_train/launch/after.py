@@ -17,6 +17,7 @@ from typing import Any
 from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import DONE, INTERRUPTED, TERMINATED, EnvironmentRefuses, printable
 from ddp_train.job import Job
+from ddp_train.launch.agent_process import expect_none
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import steps_taken
 from ddp_train.run_folder.paths import RunFolder
@@ -98,6 +99,7 @@ def wait(folders: Sequence[Path], *, who: str = "") -> int:
     waited = [folder for folder in folders if settle(RunFolder(folder)).verdict != Verdict.DONE]
     if not waited:
         return DONE
+    expect_none()  # for so long: it has its memory
     try:
         with _stops():
             for folder in waited:

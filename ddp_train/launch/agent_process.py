@@ -1,17 +1,44 @@
-"""Start a torchrun agent as a child process, pass signals on, and wait for it."""
+"""Start a torchrun agent as a child process, pass signals on, and wait for it.
+
+Agents come from a nursery: an interpreter that imports torch while this process composes and checks. It begins as soon as the command
+can see that it will train (`expect_agents`), and is ended when it is not needed after all.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ddp_train.errors import INTERRUPTED, TERMINATED
 from ddp_train.launch.restart_note import STARTED
 from ddp_train.launch.signals import stop_signals
 from ddp_train.system import handover
-from ddp_train.system.process import Child, fork
+from ddp_train.system.folder_lock import descriptors
+from ddp_train.system.nursery import Nursery, interpreter, spawn_nursery
+from ddp_train.system.process import Child
+from ddp_train.system.threads import VARIABLE
+
+_nursery: Nursery | None = None
+
+
+def expect_agents() -> None:
+    """Begin to import what an agent and its ranks need, beside this process."""
+    global _nursery
+    if _nursery is None or not _nursery.is_there():
+        # One thread, so that it can be forked: OpenBLAS starts its own when it is loaded. Each rank sets its number (`rank/forked.py`).
+        environment = {VARIABLE: "1", **os.environ}
+        environment.pop(handover.CALLER, None)  # it is ours
+        _nursery = spawn_nursery(interpreter(), environment)
+
+
+def expect_none() -> None:
+    """End what imports or waits: no agent is needed, or not for a long time."""
+    global _nursery
+    nursery, _nursery = _nursery, None
+    if nursery is not None:
+        nursery.end()
 
 
 def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
@@ -23,7 +50,7 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
         arguments: as for `agent.main.main`.
         environment: what the ranks' environment has beside this process's own.
     """
-    agent = start_agent(arguments, environment=environment)
+    agent = start_agent(arguments, environment=environment, is_last=True)
     with stop_signals(agent.signal, lambda: agent.signal(signal.SIGKILL)) as received:
         code = agent.wait()
     if received:
@@ -36,25 +63,26 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def start_agent(arguments: list[str], *, environment: Mapping[str, str]) -> Child:
-    """Start an agent. It is forked, not started anew (`prepare`); the ranks are started as fresh interpreters by the agent."""
+def start_agent(arguments: list[str], *, environment: Mapping[str, str], files: Sequence[int] = (), is_last: bool = False) -> Child:
+    """Start an agent (`agent.main.be_agent`), which has this process's environment and the locks of its folders.
 
-    def be_agent() -> int:
-        os.setsid()  # Ctrl-C on the terminal reaches the parent alone, which tells us once
-        os.environ.update({**environment, handover.AGENT: str(os.getpid()), handover.STARTED: str(STARTED)})
-        from ddp_train.launch.agent import main as agent  # imports torch: in this process only
-
-        return agent.main(arguments)
-
-    return fork(be_agent)
-
-
-def prepare() -> None:
-    """Import what agents need, torch first, once for all that are forked from this process: it takes each of them seconds else."""
-    from ddp_train.launch.agent import main  # noqa: F401
+    Args:
+        arguments: as for `agent.main.main`.
+        environment: what the ranks' environment has beside this process's own.
+        files: descriptors that the arguments name.
+        is_last: this process starts no other agent.
+    """
+    global _nursery
+    expect_agents()
+    assert _nursery is not None
+    request = {"arguments": arguments, "environment": {**os.environ, **environment, handover.STARTED: str(STARTED)}}
+    agent = _nursery.start(request, files=[*descriptors(), *files], is_last=is_last)
+    if is_last:
+        _nursery = None
+    return agent
 
 
 def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:
     """Return what every rank's environment needs before torch starts: threads that share the cores instead of fighting for them."""
     threads = threads_per_process or max(1, len(os.sched_getaffinity(0)) // processes)
-    return {"OMP_NUM_THREADS": str(threads)} if threads_per_process or "OMP_NUM_THREADS" not in os.environ else {}
+    return {VARIABLE: str(threads)} if threads_per_process or VARIABLE not in os.environ else {}

@@ -15,6 +15,7 @@ from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot
 from ddp_train.launch.after import WAITS_ITSELF, before, wait_for_runs
+from ddp_train.launch.agent_process import expect_none
 from ddp_train.launch.doctor.report import exit_code_of, wait_for_report
 from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
@@ -29,6 +30,7 @@ _TAIL_BYTES = 20_000  # of metrics.jsonl
 
 def run(job: Job) -> int:
     """Submit a job; return 0 when that is done, or with cluster.wait the exit code of the run. In an allocation it runs at once."""
+    expect_none()  # here: the machines of the job have their own
     name = job.config.cluster.launcher
     run_folder = job.run_folder
     try:

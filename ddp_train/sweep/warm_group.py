@@ -22,7 +22,7 @@ from pathlib import Path
 from ddp_train.config.cluster import ALONE, environment_of
 from ddp_train.errors import FAILED, INTERRUPTED
 from ddp_train.job import Job
-from ddp_train.launch.agent_process import prepare, rank_environment, start_agent
+from ddp_train.launch.agent_process import rank_environment, start_agent
 from ddp_train.run_folder import failure
 from ddp_train.system import devices, handover
 from ddp_train.system.deadline import wait_until
@@ -90,7 +90,6 @@ class _Group:
         self._sent = 0.0
         self._told: set[int] = set()  # to end, by which signals
         self._is_ending = False  # the agent has told its members to end
-        prepare()
         self.agent = start_agent(
             [
                 f"--grace-s={grace_s}",

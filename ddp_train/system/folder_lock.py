@@ -64,7 +64,7 @@ _held: list[_Held] = []
 
 
 def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
-    """Keep a folder for this process and the agents forked from it, until the last of them ends, however it ends.
+    """Keep a folder for this process and its agents, which get its descriptor, until the last of them ends, however it ends.
 
     Args:
         within_s: how long to wait for one that is just ending.
@@ -113,6 +113,11 @@ def is_here(holder: Holder) -> bool:
 def held() -> list[Path]:
     """Return the folders that this process holds."""
     return [each.folder for each in _held]
+
+
+def descriptors() -> list[int]:
+    """Return what the locks of this process are on. They last as long as any process has them open."""
+    return [each.descriptor for each in _held]
 
 
 def release() -> None:

@@ -24,7 +24,7 @@ that is closed sends SIGHUP."""
 EARLY_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Those of them after which the batch system sends SIGTERM as well."""
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 HAS_SHARED_MEMORY = hasattr(os, "memfd_create")  # a Python that was built for an old glibc has none
 """Whether there are files in memory. Other processes find them by our pid; they are in no folder, so nothing is left behind."""
 
@@ -128,8 +128,19 @@ def outlive_parent() -> None:
     _at_death_of_parent(0)
 
 
+def adopts(does: bool) -> None:
+    """Let this process be the parent of those below it whose parent has ended, or not any more."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(does), 0, 0, 0)
+
+
 def _at_death_of_parent(number: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def loaded_libraries() -> set[str]:
+    """Return the paths of the shared libraries that this process has loaded."""
+    places = (line.split(maxsplit=5)[5:] for line in _read("/proc/self/maps").splitlines())
+    return {place[0] for place in places if place and ".so" in place[0]}
 
 
 def state_of(pid: int) -> str:

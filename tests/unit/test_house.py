@@ -73,6 +73,7 @@ SHOWN_BY = {
     "sweep/sweeper.py": "tests/unit/cli/test_plan.py, tests/distributed/test_sweep.py",
     "sweep/table.py": "tests/distributed/test_sweep.py",
     "system/folder_lease.py": "tests/unit/system/test_folder_lock.py",
+    "system/threads.py": "tests/unit/rank/test_forked.py",
     "system/handover.py": "names of variables and nothing else",
     "training/build.py": "tests/unit/config/test_auto.py, tests/unit/training/test_joint.py",
     "training/build_data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api
 
+from ddp_train.launch.agent.ranks import Ranks
 from ddp_train.system.process import STOP_SIGNALS
 
 _SURVIVORS_S = 3
@@ -30,11 +31,12 @@ Again = Callable[[Mapping[int, ProcessFailure], int], bool]
 """Tells whether ranks are started again, after failures by rank. Is told how many restarts are left."""
 
 
-def run(options: Namespace, *, grace_s: int, again: Again, restarts: int = 0) -> None:
+def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restarts: int = 0) -> None:
     """Run torch's agent to its end.
 
     Args:
         options: as torchrun parses them.
+        ranks: starts them.
         grace_s: how long ranks may take to save after a stop signal, before they are killed.
         restarts: how often the ranks were started again before, by other agents: they are told so.
 
@@ -43,6 +45,7 @@ def run(options: Namespace, *, grace_s: int, again: Again, restarts: int = 0) ->
         SignalException: a signal came, and the ranks have ended.
     """
     multiprocessing._terminate_process_handler = _once
+    multiprocessing.get_subprocess_handler = ranks.start  # type: ignore[attr-defined, assignment]  # called by its name there
     api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, again=again, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
     torchrun.run(options)
 
@@ -71,11 +74,16 @@ class _Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.is_failed() and (number := _stop_signal(result.failures)) is not None:
+        if result.is_failed() and (number := _stop_signal(self._by_themselves(result.failures))) is not None:
             raise SignalException("a rank was stopped before it listened", sigval=number)
         if result.is_failed() and not self._again(result.failures, self._remaining_restarts):
             self._remaining_restarts = 0
         return result
+
+    def _by_themselves(self, failures: Mapping[int, ProcessFailure]) -> list[ProcessFailure]:
+        """Return those that this agent has not ended itself, after another one had failed."""
+        ended = {rank for rank, each in getattr(self._pcontext, "subprocess_handlers", {}).items() if getattr(each, "is_told", False)}
+        return [failure for failure in failures.values() if failure.local_rank not in ended]
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
         super()._shutdown(death_sig, self._grace_s)  # after a signal, and when machines come or go
@@ -95,7 +103,7 @@ def _once(signum: int, frame: FrameType | None) -> None:
 _stopped: list[int] = []
 
 
-def _stop_signal(failures: Mapping[int, ProcessFailure]) -> signal.Signals | None:
-    """Return the stop signal that has ended a rank: one that still imports does not listen to it, and has not failed."""
-    found = [-failure.exitcode for failure in failures.values() if -failure.exitcode in STOP_SIGNALS]
+def _stop_signal(failures: Sequence[ProcessFailure]) -> signal.Signals | None:
+    """Return the stop signal that has ended a rank: one that has just begun does not listen to it, and has not failed."""
+    found = [-failure.exitcode for failure in failures if -failure.exitcode in STOP_SIGNALS]
     return signal.Signals(found[0]) if found else None

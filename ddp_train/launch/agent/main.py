@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed import run as torchrun
@@ -21,11 +22,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS, UserError
 from ddp_train.launch.agent import elastic, rendezvous
+from ddp_train.launch.agent.ranks import Ranks, fits
 from ddp_train.redaction import Redacting
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result
+from ddp_train.system import handover
+from ddp_train.system.nursery import Become
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
 
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
@@ -34,10 +38,29 @@ _OPTIONS = ("--grace-s=", "--run-dir=", "--group=", "--log=", "--restarts=")
 own lines go; how often the ranks of a run over several machines were started again: then this agent starts them once and counts nothing."""
 
 
-def main(arguments: list[str]) -> int:
+def be_agent(request: Mapping[str, Any], be_rank: Become, *, loaded_with: Mapping[str, str]) -> int:
+    """Be the agent that was asked for (`launch.agent_process`), and return its exit code.
+
+    Args:
+        be_rank: what is done in each process that is forked as a rank.
+        loaded_with: the environment in which this process has imported what it has.
+    """
+    environment = {**request["environment"], handover.AGENT: str(os.getpid())}
+    for name in loaded_with.keys() - environment.keys():
+        os.environ.pop(name, None)
+    os.environ.update(environment)  # beside what torch has set while it was imported
+    ranks = Ranks(be_rank, request["files"], is_forked=fits(environment, loaded_with))
+    try:
+        return main(request["arguments"], ranks)
+    finally:
+        ranks.end()
+
+
+def main(arguments: list[str], ranks: Ranks) -> int:
     """Run the agent to its end and return the exit code of the run.
 
     Args:
+        ranks: starts them.
         arguments: --grace-s=SECONDS [--run-dir=DIR [--restarts=N] | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
     """
     given = _take_options(arguments)
@@ -69,7 +92,7 @@ def main(arguments: list[str]) -> int:
         return not in_round and not verdict and _code(failures) not in FINAL
 
     try:
-        elastic.run(options, grace_s=int(given["--grace-s="]), again=again, restarts=restarts)
+        elastic.run(options, ranks, grace_s=int(given["--grace-s="]), again=again, restarts=restarts)
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         found = failure.from_exit(

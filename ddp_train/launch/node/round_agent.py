@@ -133,7 +133,8 @@ class RoundAgent:
             return 128 + (signal.SIGKILL if self._is_killed else self.told or 0), ""
         if self.number > 1 and (job := self._job()) is not None and restart_note.recall(owner=os.getpid()) is None:
             restart_note.remember(Path(job.checkpoint or job.run_folder.root), owner=os.getpid())  # no rank came so far as to write it
-        self._agent = agent = start_agent(self._arguments(host), environment=self._environment())
+        files = [] if self._listener is None else [self._listener.fileno()]
+        self._agent = agent = start_agent(self._arguments(host), environment=self._environment(), files=files)
         if self._listener is not None:
             self._listener.close()
         while (code := agent.exit_code()) is None:

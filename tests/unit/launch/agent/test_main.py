@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -16,6 +17,8 @@ from ddp_train.launch.ending import exit_code
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
+
+NO_RANKS: Any = None  # where nothing is started
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +51,14 @@ def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
     before.write(run_folder.result)
     died = {1: ProcessFailure(local_rank=1, pid=7, exitcode=-11, error_file="")}
 
-    def run(options: object, *, again: elastic.Again, **others: object) -> None:
+    def run(options: object, ranks: object, *, again: elastic.Again, **others: object) -> None:
         Result(status=status, step=8).write(run_folder.result)
         started_again.append(again(died, 2))
         raise ChildFailedError("ddp_train", died)
 
     monkeypatch.setattr(elastic, "run", run)
     arguments = ["--grace-s=1", f"--run-dir={tmp_path}", *in_round, "--max-restarts=2", "-m", "ddp_train"]
-    code = main(arguments)
+    code = main(arguments, NO_RANKS)
     if status is Status.FAILED:  # it did not end in good order
         assert started_again == [not in_round] and failure.load(run_folder.failure) is not None
         return

@@ -51,7 +51,7 @@ class Agents(list[Agent]):
     problem: OSError | None = None
     is_held = False
 
-    def start(self, arguments: list[str], *, environment: dict[str, str]) -> Agent:
+    def start(self, arguments: list[str], *, environment: dict[str, str], files: list[int]) -> Agent:
         if self.problem is not None:
             raise self.problem
         self.append(Agent(is_held=self.is_held))

@@ -1,0 +1,103 @@
+"""Where an agent gets its ranks from: forked from a process that has imported what they need, and has one thread.
+
+The agent itself has threads, of the store that it serves. Where the ranks' environment has something that is read when an interpreter,
+torch or what they stand on is loaded, that process is a fresh interpreter: it imports once for all ranks, and for those after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
+
+from ddp_train.system import handover
+from ddp_train.system.deadline import wait_until
+from ddp_train.system.nursery import Become, Nursery, fork_nursery, interpreter, spawn_nursery
+from ddp_train.system.process import Child
+from ddp_train.system.threads import VARIABLE
+
+_READ_LATER = (handover.PREFIX, "HYDRA_", "NCCL_", "FI_", "GLOO_", "MASTER_", "PET_", "CUDA_VISIBLE_DEVICES")
+"""How variables begin that nothing reads before a rank has begun: for its job, when CUDA starts, or the process group opens."""
+
+
+def fits(environment: Mapping[str, str], loaded_with: Mapping[str, str]) -> bool:
+    """Tell whether what was loaded in one environment is as if it were loaded in another."""
+    differ = {name for name in {*environment, *loaded_with} if environment.get(name) != loaded_with.get(name)}
+    if VARIABLE in differ and environment.get(VARIABLE, "").isdigit():
+        differ.remove(VARIABLE)  # a number can be set later, too
+    return all(name.startswith(_READ_LATER) for name in differ)
+
+
+class Ranks:
+    """The ranks of one agent. Made before the agent has any thread.
+
+    Args:
+        be_rank: what the forked process does; gets the request of `start`.
+        files: descriptors that are the agent's, and no rank's.
+        is_forked: this process has imported what they need, in their environment (`fits`).
+    """
+
+    def __init__(self, be_rank: Become, files: Sequence[int], *, is_forked: bool) -> None:
+        def forked(request: dict[str, Any]) -> int:
+            for each in files:
+                os.close(each)
+            return be_rank(request)
+
+        self._nursery: Nursery = fork_nursery(forked) if is_forked else spawn_nursery(interpreter(), os.environ)
+
+    def start(self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], stdout: str, stderr: str, **others: Any) -> Any:
+        """Start one rank: in the place of torch's `get_subprocess_handler`, whose arguments these are, and return what torch asks it."""
+        words = [str(each) for each in args]
+        if [entrypoint, *words][: len(interpreter())] != interpreter() or others.get("numa_options") or not self._nursery.is_there():
+            return get_subprocess_handler(entrypoint, args, env, stdout, stderr, **others)
+        request = {
+            "environment": {**os.environ, **env},
+            "words": words[len(interpreter()) - 1 :],
+            "stdout": stdout,
+            "stderr": stderr,
+        }
+        return _Forked(self._nursery.start({"rank": request}))
+
+    def end(self) -> None:
+        """End what waits to become a rank."""
+        self._nursery.end()
+
+
+class _Forked:
+    """A forked rank, in a session of its own."""
+
+    def __init__(self, child: Child) -> None:
+        self.proc = _Process(child)
+        self.is_told = False
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Send a signal to it and its processes."""
+        self.is_told = True
+        with suppress(ProcessLookupError):
+            os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
+
+
+class _Process:
+    """What torch's agent asks of a `subprocess.Popen`."""
+
+    def __init__(self, child: Child) -> None:
+        self.pid, self._child = child.pid, child
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        return self._child.exit_code()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code when it has ended.
+
+        Raises:
+            TimeoutExpired: it runs still.
+        """
+        if timeout is not None and not wait_until(lambda: self.poll() is not None, within_s=timeout, every_s=0.005):
+            raise subprocess.TimeoutExpired("a rank", timeout)
+        return self._child.wait()

@@ -1,0 +1,50 @@
+"""A rank that is forked from a process that had imported everything: as a fresh interpreter would be that torchrun starts.
+
+What it has from there is modules. Here it gets what is a rank's own: environment, streams, threads, random state.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddp_train.system import threads
+from ddp_train.system.nursery import interpreter
+
+
+def become(request: Mapping[str, Any]) -> None:
+    """Make this process the rank that the agent asks for (`launch.agent.ranks`), or a fresh interpreter where a fork cannot be it."""
+    loaded_with = os.environ.get(threads.VARIABLE)
+    os.environ.update(request["environment"])
+    for number, path in ((1, request["stdout"]), (2, request["stderr"])):
+        if path:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+    if torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():  # what somebody's sitecustomize imports may touch it
+        os.execve(sys.executable, [*interpreter(), *request["words"]], dict(os.environ))
+    sys.argv[1:] = request["words"]
+    importlib.invalidate_caches()
+    np.random.seed()  # `random` does so itself
+    if os.environ.get(threads.VARIABLE) != loaded_with:
+        _set_threads(int(os.environ[threads.VARIABLE]))
+
+
+def _set_threads(count: int) -> None:
+    """Let torch, MKL and what else is loaded use so many threads, as if OMP_NUM_THREADS had said so when they were loaded."""
+    threads.set_threads(count)
+    with suppress(AttributeError, OSError):  # a torch without MKL
+        mkl = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
+        is_dynamic = mkl.mkl_serv_get_dynamic()
+        torch.set_num_threads(torch.get_num_threads())  # for the other threads, which have what was loaded: MKL counts cores beside it
+        mkl.MKL_Set_Dynamic(is_dynamic)
+        return
+    torch.set_num_threads(torch.get_num_threads())

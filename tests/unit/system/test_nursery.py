@@ -1,0 +1,98 @@
+"""Processes that wait with everything imported, and become children of the one that asks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_train.system.deadline import wait_until
+from ddp_train.system.nursery import Nursery, fork_nursery
+from ddp_train.system.process import is_alive, parent_of
+
+SPAWNED = """
+import sys, time
+from ddp_train.system.nursery import spawn_nursery, wait_in_nursery
+def load():
+    if "broken" in sys.argv: raise ImportError("no torch")
+if sys.argv[1] == "waits":
+    sys.exit(wait_in_nursery(load, lambda request: request["code"]))
+import os
+nursery = spawn_nursery([sys.executable, __file__, "waits", *sys.argv[2:]], os.environ)
+print(nursery._waiting.pid, flush=True)
+if "asks" in sys.argv:
+    print(nursery.start({"code": 7}, is_last=True).wait(), flush=True)
+else:
+    time.sleep(60)
+"""
+
+
+def become(request: dict[str, Any]) -> int:
+    for number in request["files"]:
+        os.write(number, b"it is here")
+    os.kill(os.getpid(), request.get("signal", 0))
+    return int(request["code"])
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    found = fork_nursery(become)
+    yield found
+    found.end()
+
+
+def test_each_is_a_child_of_who_asks_in_a_session_of_its_own_and_ends_with_its_own_code(nursery: Nursery) -> None:
+    for code in (3, 0, 5):
+        assert nursery.is_there()
+        waiting = nursery._waiting
+        assert waiting is not None and parent_of(waiting.pid) == os.getpid()
+        child = nursery.start({"code": code})
+        assert child is waiting and child.wait() == code
+    assert nursery.is_there()
+    child = nursery.start({"code": 0, "signal": signal.SIGSEGV})
+    assert child.wait() == -signal.SIGSEGV
+
+
+def test_files_keep_their_numbers(nursery: Nursery) -> None:
+    reading, writing = os.pipe()
+    assert nursery.is_there()
+    assert nursery.start({"code": 0}, files=[writing]).wait() == 0
+    os.close(writing)
+    assert os.read(reading, 100) == b"it is here"
+    os.close(reading)
+
+
+def test_one_that_was_killed_is_not_there_any_more(nursery: Nursery) -> None:
+    assert nursery._waiting is not None
+    os.kill(nursery._waiting.pid, signal.SIGKILL)
+    assert wait_until(lambda: not nursery.is_there(), within_s=10, every_s=0.01)
+
+
+def spawned(folder: Path, *words: str) -> subprocess.Popen[str]:
+    program = folder / "program.py"
+    program.write_text(SPAWNED)
+    return subprocess.Popen([sys.executable, str(program), "owns", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_fresh_interpreter_becomes_what_is_asked_for(tmp_path: Path) -> None:
+    stdout, stderr = spawned(tmp_path, "asks").communicate(timeout=60)
+    assert stdout.split()[1] == "7", stderr
+
+
+def test_an_import_that_fails_is_told_when_it_is_needed(tmp_path: Path) -> None:
+    stdout, stderr = spawned(tmp_path, "asks", "broken").communicate(timeout=60)
+    assert stdout.split()[1] == "1" and "no torch" in stderr
+
+
+def test_it_ends_with_its_owner(tmp_path: Path) -> None:
+    with spawned(tmp_path) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        owner.kill()
+    assert wait_until(lambda: not is_alive(pid), within_s=10, every_s=0.01)
