@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _TRAIN = ("resume", "evaluate", "predict", "doctor")
 """The commands that start ranks, beside the one without a name."""
 
+_HERE = ("cluster=local", "cluster=cpu")
+"""The presets whose ranks are processes of this machine for certain. A login node, from which jobs go elsewhere, has few processors to give."""
+
 _TELL = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 """What asks for text alone."""
 
@@ -72,10 +75,14 @@ def main() -> None:
 
 
 def starts_ranks(words: list[str]) -> bool:
-    """Tell, as far as the words show it, whether a command comes to start ranks when nothing is wrong with it."""
+    """Tell, as far as the words show it, whether a command comes to start ranks on this machine when nothing is wrong with it.
+
+    Where they do not show it, what ranks need is imported when they are started.
+    """
     is_command = bool(words) and "=" not in words[0] and words[0][:1] not in ("-", "+", "~")
     is_told = any(word.partition("=")[0] in _TELL for word in words)
-    return not is_told and (not is_command or words[0] in _TRAIN)
+    is_elsewhere = any(word.startswith(("cluster=", "cluster.launcher=")) and word not in _HERE for word in words)
+    return not is_told and not is_elsewhere and (not is_command or words[0] in _TRAIN)
 
 
 def _load() -> None:

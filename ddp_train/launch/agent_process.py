@@ -27,8 +27,7 @@ def expect_agents() -> None:
     """Begin to import what an agent and its ranks need, beside this process."""
     global _nursery
     if _nursery is None or not _nursery.is_there():
-        # One thread, so that it can be forked: OpenBLAS starts its own when it is loaded. Each rank sets its number (`rank/forked.py`).
-        environment = {VARIABLE: "1", **os.environ}
+        environment = {**os.environ, VARIABLE: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
         environment.pop(handover.CALLER, None)  # it is ours
         _nursery = spawn_nursery(interpreter(), environment)
 

@@ -30,7 +30,7 @@ _TAIL_BYTES = 20_000  # of metrics.jsonl
 
 def run(job: Job) -> int:
     """Submit a job; return 0 when that is done, or with cluster.wait the exit code of the run. In an allocation it runs at once."""
-    expect_none()  # here: the machines of the job have their own
+    expect_none()  # here: the machines of the job import for themselves
     name = job.config.cluster.launcher
     run_folder = job.run_folder
     try:
@@ -76,6 +76,7 @@ def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
     Raises:
         UserError: the engine does not take them. Each run's folder says whether it was submitted before.
     """
+    expect_none()  # as above
     cluster = jobs[0].config.cluster
     most = slurm_client.most_tasks() if len(jobs) > 1 and cluster.launcher == "slurm" else len(jobs)
     specs = [freeze(job, code, parallel=parallel, most_tasks=most) for job in jobs]

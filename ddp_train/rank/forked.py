@@ -22,20 +22,27 @@ from ddp_train.system.nursery import interpreter
 
 def become(request: Mapping[str, Any]) -> None:
     """Make this process the rank that the agent asks for (`launch.agent.ranks`), or a fresh interpreter where a fork cannot be it."""
-    loaded_with = os.environ.get(threads.VARIABLE)
     os.environ.update(request["environment"])
     for number, path in ((1, request["stdout"]), (2, request["stderr"])):
         if path:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             os.dup2(descriptor, number)
             os.close(descriptor)
-    if torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():  # what somebody's sitecustomize imports may touch it
+    is_touched = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()  # what somebody's sitecustomize imports may do so
+    number = os.environ.get(threads.VARIABLE, "")  # one that is no number was there when the libraries were loaded
+    if is_touched or (number.isdigit() and not _has_threads(int(number))):
         os.execve(sys.executable, [*interpreter(), *request["words"]], dict(os.environ))
     sys.argv[1:] = request["words"]
     importlib.invalidate_caches()
     np.random.seed()  # `random` does so itself
-    if os.environ.get(threads.VARIABLE) != loaded_with:
-        _set_threads(int(os.environ[threads.VARIABLE]))
+
+
+def _has_threads(count: int) -> bool:
+    """Let the libraries use so many threads; tell whether that could be done."""
+    with suppress(AttributeError, OSError):  # a library that takes no number any more
+        _set_threads(count)
+        return torch.get_num_threads() == count
+    return False
 
 
 def _set_threads(count: int) -> None:

@@ -1,21 +1,22 @@
 """A process that has imported everything and waits: what it becomes starts in a moment.
 
-    its owner --(socket: a request, open files)--> the nursery --> becomes what was asked for, a child of the owner
+    its owner --(socket: open files, the first of which is the request)--> the nursery --> becomes what was asked for, a child of the owner
                                                        | before that, it forks the next nursery, which the kernel gives to the owner
 
 Only what has one thread may be forked like this: a lock that another thread holds just then stays locked in the child for ever. A nursery
-has one, and has done nothing but import. Its owner may have any number: it forks nothing.
+has one, and has done nothing but import. Where something that was imported has started more, it leaves no clone. Its owner may have any
+number: it forks nothing.
 """
 
 from __future__ import annotations
 
-import array
 import json
 import os
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,10 +24,10 @@ from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
 from ddp_train.system import handover
-from ddp_train.system.process import STOP_SIGNALS, Child, adopts, die_with_parent, fork
+from ddp_train.system.process import HAS_SHARED_MEMORY, STOP_SIGNALS, Child, adopts, die_with_parent, fork, num_threads
 
-_HEAD = struct.Struct("!QQ")  # bytes of the message, how many files come with it
-_MOST_FILES = 64
+_PID = struct.Struct("!Q")
+_MOST_FILES = 253  # that the kernel takes at once
 
 Become = Callable[[dict[str, Any]], int]
 """Does what a request asks for, and returns the exit code of the process."""
@@ -63,10 +64,13 @@ class Nursery:
         child, self._waiting = self._waiting, None
         if not is_last:
             adopts(True)
-        text = json.dumps({"request": request, "files": list(files), "is_last": is_last}).encode()
-        with suppress(OSError):  # it has died: its exit code says so
-            socket.send_fds(self._door, [_HEAD.pack(len(text), len(files))], list(files))
-            self._door.sendall(text)
+        text = _file_of(json.dumps({"request": request, "files": list(files), "is_last": is_last}).encode())
+        try:
+            socket.send_fds(self._door, [b"?"], [text, *files])  # never waits, however long the text is: it may import still
+        except OSError:
+            child.signal(signal.SIGKILL)  # it has died, as a rule; its exit code says so
+        finally:
+            os.close(text)
         if is_last:
             self._door.close()
         elif self._is_loaded:
@@ -84,11 +88,11 @@ class Nursery:
     def _next(self) -> Child | None:
         """Return the one that follows the one that was asked; None where that could not be."""
         try:
-            said = _read(self._door, _HEAD.size)
+            said = self._door.recv(_PID.size, socket.MSG_WAITALL)
         except OSError:
-            said = None
+            said = b""
         adopts(False)  # what others leave without a parent is none of ours
-        return None if said is None else Child(_HEAD.unpack(said)[0])
+        return Child(_PID.unpack(said)[0]) if len(said) == _PID.size else None
 
 
 def spawn_nursery(command: Sequence[str], environment: Mapping[str, str]) -> Nursery:
@@ -112,13 +116,18 @@ def spawn_nursery(command: Sequence[str], environment: Mapping[str, str]) -> Nur
     return Nursery(Child(pid), door, is_loaded=False)
 
 
-def fork_nursery(become: Become) -> Nursery:
-    """Fork this process, which must have one thread: what is forked waits with all that is imported here."""
+def fork_nursery(become: Become, *, without: Sequence[int] = ()) -> Nursery:
+    """Fork this process, which must have one thread: what is forked waits with all that is imported here.
+
+    Args:
+        without: descriptors that it closes: a lock would last, and a port be taken, as long as it has them.
+    """
     door, theirs = socket.socketpair()
     owner = os.getpid()
 
     def wait() -> int:
-        door.close()
+        for each in (door.detach(), *without):
+            os.close(each)
         os.setsid()
         return _serve(theirs, owner, become)
 
@@ -133,8 +142,10 @@ def wait_in_nursery(load: Callable[[], None], become: Become) -> int:
     die_with_parent(int(owner))
     door = socket.socket(fileno=int(descriptor))
     door.set_inheritable(False)
-    os.closerange(3, door.fileno())  # files of others, whose end they would keep away
-    os.closerange(door.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    for each in map(int, os.listdir("/proc/self/fd")):  # files of others, whose end it would keep away
+        if each > 2 and each != door.fileno():
+            with suppress(OSError):  # the one of this list
+                os.close(each)
     problem: Exception | None = None
     try:
         load()
@@ -158,13 +169,18 @@ def _serve(door: socket.socket, owner: int, become: Become) -> int:
             return become({**asked["request"], "files": asked["files"]})
         for each in files:
             os.close(each)
-        door.sendall(_HEAD.pack(os.getpid(), 0))
+        door.sendall(_PID.pack(os.getpid()))
     return 0
 
 
 def _leave_a_clone(owner: int) -> bool:
-    """Fork a process that becomes a child of the owner; return True in it, and False in this one."""
-    between = os.fork()
+    """Fork a process that becomes a child of the owner; return True in it, and False in this one, also where there is none."""
+    if num_threads() > 1:
+        return False
+    try:
+        between = os.fork()
+    except OSError:  # no process more is to be had
+        return False
     if between:
         os.waitpid(between, 0)
         return False
@@ -172,7 +188,7 @@ def _leave_a_clone(owner: int) -> bool:
         between = os.getpid()
         if os.fork():
             os._exit(0)  # the kernel gives the clone to the owner, who adopts (`start`)
-    except OSError:  # no process more is to be had
+    except OSError:
         os._exit(1)
     while os.getppid() == between:
         time.sleep(0.0002)
@@ -184,24 +200,26 @@ def _leave_a_clone(owner: int) -> bool:
 def _receive(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Return a request with its files; None: the owner has gone, or needs nothing."""
     try:
-        head, files, _, _ = socket.recv_fds(door, _HEAD.size, _MOST_FILES)
-        if len(head) < _HEAD.size:
-            return None
-        text = _read(door, _HEAD.unpack(head)[0])
+        _, found, _, _ = socket.recv_fds(door, 1, _MOST_FILES)
     except OSError:
         return None
-    return None if text is None else (json.loads(text), list(files))
+    if not found:
+        return None
+    with open(found[0], "rb") as text:
+        text.seek(0)  # where it stands is shared
+        return json.load(text), list(found[1:])
 
 
-def _read(door: socket.socket, size: int) -> bytes | None:
-    """Return so many bytes; None where the line ends before."""
-    found = array.array("B")
-    while len(found) < size:
-        part = door.recv(min(size - len(found), 1 << 20))
-        if not part:
-            return None
-        found.frombytes(part)
-    return found.tobytes()
+def _file_of(text: bytes) -> int:
+    """Return a file without a name that holds a text."""
+    if HAS_SHARED_MEMORY:
+        descriptor = os.memfd_create("request")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(text)
+    return descriptor
 
 
 def _place(files: Sequence[int], numbers: Sequence[int], door: socket.socket) -> None:

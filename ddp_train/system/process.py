@@ -137,6 +137,11 @@ def _at_death_of_parent(number: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def num_threads() -> int:
+    """Return how many threads this process has: where it is more than one, it should not be forked."""
+    return len(os.listdir("/proc/self/task"))
+
+
 def loaded_libraries() -> set[str]:
     """Return the paths of the shared libraries that this process has loaded."""
     places = (line.split(maxsplit=5)[5:] for line in _read("/proc/self/maps").splitlines())

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import get_sub
 from ddp_train.system import handover
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.nursery import Become, Nursery, fork_nursery, interpreter, spawn_nursery
-from ddp_train.system.process import Child
+from ddp_train.system.process import Child, num_threads
 from ddp_train.system.threads import VARIABLE
 
 _READ_LATER = (handover.PREFIX, "HYDRA_", "NCCL_", "FI_", "GLOO_", "MASTER_", "PET_", "CUDA_VISIBLE_DEVICES")
@@ -33,6 +33,14 @@ def fits(environment: Mapping[str, str], loaded_with: Mapping[str, str]) -> bool
     return all(name.startswith(_READ_LATER) for name in differ)
 
 
+def with_one_thread(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for an interpreter that is to be forked: OpenBLAS would start its threads when it is loaded.
+
+    Each rank sets its number afterwards (`rank/forked.py`).
+    """
+    return {**environment, VARIABLE: "1"} if environment.get(VARIABLE, "1").isdigit() else dict(environment)
+
+
 class Ranks:
     """The ranks of one agent. Made before the agent has any thread.
 
@@ -43,17 +51,15 @@ class Ranks:
     """
 
     def __init__(self, be_rank: Become, files: Sequence[int], *, is_forked: bool) -> None:
-        def forked(request: dict[str, Any]) -> int:
-            for each in files:
-                os.close(each)
-            return be_rank(request)
-
-        self._nursery: Nursery = fork_nursery(forked) if is_forked else spawn_nursery(interpreter(), os.environ)
+        self._nursery: Nursery | None = None
+        if num_threads() == 1:  # else something that somebody's interpreters import has started one: each rank is a fresh one then
+            self._nursery = fork_nursery(be_rank, without=files) if is_forked else spawn_nursery(interpreter(), with_one_thread(os.environ))
 
     def start(self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], stdout: str, stderr: str, **others: Any) -> Any:
         """Start one rank: in the place of torch's `get_subprocess_handler`, whose arguments these are, and return what torch asks it."""
         words = [str(each) for each in args]
-        if [entrypoint, *words][: len(interpreter())] != interpreter() or others.get("numa_options") or not self._nursery.is_there():
+        is_ours = [entrypoint, *words][: len(interpreter())] == interpreter() and not others.get("numa_options")
+        if not is_ours or self._nursery is None or not self._nursery.is_there():
             return get_subprocess_handler(entrypoint, args, env, stdout, stderr, **others)
         request = {
             "environment": {**os.environ, **env},
@@ -65,7 +71,8 @@ class Ranks:
 
     def end(self) -> None:
         """End what waits to become a rank."""
-        self._nursery.end()
+        if self._nursery is not None:
+            self._nursery.end()
 
 
 class _Forked:

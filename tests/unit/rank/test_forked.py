@@ -27,6 +27,7 @@ def tell():
     print(each, sys.argv[2:], flush=True)
     return 0
 def forked_rank():
+    os.environ["OMP_NUM_THREADS"] = sys.argv[2]  # as the agent has it, which the rank is forked from
     forked.become({"environment": {**os.environ, "OMP_NUM_THREADS": sys.argv[2]}, "words": sys.argv[2:], "stdout": "", "stderr": ""})
     sys.argv.insert(1, "forked")
     return tell()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.nursery import Nursery, fork_nursery
-from ddp_train.system.process import is_alive, parent_of
+from ddp_train.system.process import fork, is_alive, parent_of
 
 SPAWNED = """
 import sys, time
@@ -66,6 +68,39 @@ def test_files_keep_their_numbers(nursery: Nursery) -> None:
     os.close(writing)
     assert os.read(reading, 100) == b"it is here"
     os.close(reading)
+
+
+def test_a_request_of_any_length_is_taken_at_once_by_one_that_imports_still() -> None:
+    reading, writing = os.pipe()
+    door, theirs = socket.socketpair()
+    child = fork(lambda: len(os.read(reading, 1)))  # as one that imports: it reads nothing of the line
+    nursery = Nursery(child, door, is_loaded=False)
+    assert nursery.is_there()
+    nursery.start({"code": 0, "environment": {"LONG": "x" * 5_000_000}}, is_last=True)
+    os.write(writing, b"!")
+    child.wait()
+    for each in (reading, writing, theirs.detach()):
+        os.close(each)
+
+
+def test_what_has_threads_becomes_what_is_asked_for_and_leaves_no_clone() -> None:
+    def become_with_threads(request: dict[str, Any]) -> int:
+        return 0
+
+    with mock.patch("ddp_train.system.nursery.num_threads", lambda: 2):
+        nursery = fork_nursery(become_with_threads)
+    assert nursery.is_there() and nursery.start({}).wait() == 0
+    assert not nursery.is_there()
+    nursery.end()
+
+
+def test_a_fork_closes_what_is_its_owners_alone() -> None:
+    reading, writing = os.pipe()
+    nursery = fork_nursery(become, without=[writing])
+    os.close(writing)
+    assert os.read(reading, 1) == b""  # while it waits
+    os.close(reading)
+    nursery.end()
 
 
 def test_one_that_was_killed_is_not_there_any_more(nursery: Nursery) -> None:
