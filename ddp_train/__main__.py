@@ -26,7 +26,7 @@ _TRAIN = ("resume", "evaluate", "predict", "doctor")
 """The commands that start ranks, beside the one without a name."""
 
 _HERE = ("cluster=local", "cluster=cpu")
-"""The presets whose ranks are processes of this machine for certain. A login node, from which jobs go elsewhere, has few processors to give."""
+"""Presets whose ranks are processes of this machine. A login node, from which jobs go elsewhere, has few processors to give."""
 
 _TELL = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 """What asks for text alone."""

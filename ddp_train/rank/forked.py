@@ -29,8 +29,8 @@ def become(request: Mapping[str, Any]) -> None:
             os.dup2(descriptor, number)
             os.close(descriptor)
     is_touched = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()  # what somebody's sitecustomize imports may do so
-    number = os.environ.get(threads.VARIABLE, "")  # one that is no number was there when the libraries were loaded
-    if is_touched or (number.isdigit() and not _has_threads(int(number))):
+    asked = os.environ.get(threads.VARIABLE, "")  # one that is no number was there when the libraries were loaded
+    if is_touched or (asked.isdigit() and not _has_threads(int(asked))):
         os.execve(sys.executable, [*interpreter(), *request["words"]], dict(os.environ))
     sys.argv[1:] = request["words"]
     importlib.invalidate_caches()

@@ -19,12 +19,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
 from ddp_train.system import handover
-from ddp_train.system.process import HAS_SHARED_MEMORY, STOP_SIGNALS, Child, adopts, die_with_parent, fork, num_threads
+from ddp_train.system.process import HAS_SHARED_MEMORY, STOP_SIGNALS, Child, adopts, close_all_but, die_with_parent, fork, num_threads
 
 _PID = struct.Struct("!Q")
 _MOST_FILES = 253  # that the kernel takes at once
@@ -142,10 +141,7 @@ def wait_in_nursery(load: Callable[[], None], become: Become) -> int:
     die_with_parent(int(owner))
     door = socket.socket(fileno=int(descriptor))
     door.set_inheritable(False)
-    for each in map(int, os.listdir("/proc/self/fd")):  # files of others, whose end it would keep away
-        if each > 2 and each != door.fileno():
-            with suppress(OSError):  # the one of this list
-                os.close(each)
+    close_all_but(0, 1, 2, door.fileno())  # files of others, whose end it would keep away
     problem: Exception | None = None
     try:
         load()

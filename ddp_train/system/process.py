@@ -137,6 +137,13 @@ def _at_death_of_parent(number: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def close_all_but(*descriptors: int) -> None:
+    """Close what this process has open. Those that are open are asked for: there may be a thousand million numbers."""
+    for each in set(map(int, os.listdir("/proc/self/fd"))).difference(descriptors):
+        with suppress(OSError):  # the one with which they were listed
+            os.close(each)
+
+
 def num_threads() -> int:
     """Return how many threads this process has: where it is more than one, it should not be forked."""
     return len(os.listdir("/proc/self/task"))

@@ -87,7 +87,7 @@ def test_what_has_threads_becomes_what_is_asked_for_and_leaves_no_clone() -> Non
     def become_with_threads(request: dict[str, Any]) -> int:
         return 0
 
-    with mock.patch("ddp_train.system.nursery.num_threads", lambda: 2):
+    with mock.patch("ddp_train.system.nursery.num_threads", return_value=2):
         nursery = fork_nursery(become_with_threads)
     assert nursery.is_there() and nursery.start({}).wait() == 0
     assert not nursery.is_there()
