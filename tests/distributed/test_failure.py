@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -177,7 +176,7 @@ def test_whoever_is_killed_nothing_is_left(project: Project, name: str) -> None:
     process = project.start(*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "cluster=cpu", "loader.num_workers=1")
     wait_for(lambda: any(len(metrics(run)) > 3 for run in project.runs() if (run / "metrics.jsonl").exists()))
     (agent,) = children(process.pid)
-    os.kill({"launcher": process.pid, "agent": agent, "rank 0": pid_of(0, project.the_run())}[name], signal.SIGKILL)
+    os.kill({"launcher": process.pid, "agent": agent, "rank 0": pid_of(0, agent)}[name], signal.SIGKILL)
     done = finish(process, timeout=20)
     assert done.returncode in (KILLED[name], -KILLED[name] if KILLED[name] < 0 else 137), done.output
     wait_for(lambda: not our_processes(project.folder), timeout_s=3)
@@ -188,13 +187,11 @@ def children(pid: int) -> list[int]:
     return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
 
 
-def pid_of(rank: int, run: Path) -> int:
-    """Return the pid of a rank, which is the only one that writes into its log."""
-    log = run / "logs" / f"rank_{rank:05d}.log"
-    return next(int(path.parent.parent.name) for path in Path("/proc").glob("[0-9]*/fd/*") if path.is_symlink() and leads_to(path, log))
+def pid_of(rank: int, agent: int) -> int:
+    """Return the pid of a rank: by its environment, or by its log, of one that was forked."""
+    return next(pid for pid in children(agent) if is_rank(rank, Path(f"/proc/{pid}")))
 
 
-def leads_to(path: Path, file: Path) -> bool:
-    with suppress(OSError):
-        return path.name == "2" and os.readlink(path) == str(file)
-    return False
+def is_rank(rank: int, process: Path) -> bool:
+    log = os.readlink(process / "fd" / "2")
+    return f"RANK={rank}" in (process / "environ").read_text().split("\0") or log.endswith(f"/rank_{rank:05d}.log")
