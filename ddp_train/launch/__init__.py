@@ -1,4 +1,4 @@
-"""From a job to running processes. Imports no torch but in `agent/`, which only the process forked for it imports.
+"""From a job to running processes. Imports no torch but in `agent/`, which only the agent's process imports.
 
 launcher       what a launcher offers, and a slot of a sweep
 after          a run that waits for others (`after=RUN`)
@@ -6,7 +6,7 @@ local          this machine: one agent, for a job that is composed already
 torchrun       several machines by hand
 node/          what runs on each of several machines, and how they agree
 ending         with which code a command ends
-agent_process  an agent as a child of this process
+agent_process  an agent as a child of this process, which imports while the command composes
 submit         a job goes to an engine
 snapshot       a copy of the source that a run uses
 spec           what an engine is given: one run, frozen
@@ -14,5 +14,5 @@ signals        what this process does with stop signals meanwhile
 restart_note   what a node remembers from one attempt of a run to the next
 doctor/        are these machines fit for a run?
 engine/        who starts processes on other machines
-agent/         the agent itself: torchrun's own, with a better ending
+agent/         the agent itself: torchrun's own, with a better ending, and ranks that are forked
 """

@@ -26,7 +26,9 @@ _nursery: Nursery | None = None
 def expect_agents() -> None:
     """Begin to import what an agent and its ranks need, beside this process."""
     global _nursery
-    if _nursery is None or not _nursery.is_there():
+    if _nursery is not None and not _nursery.is_there():  # it was killed
+        expect_none()
+    if _nursery is None:
         environment = {**os.environ, VARIABLE: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
         environment.pop(handover.CALLER, None)  # it is ours
         _nursery = spawn_nursery(interpreter(), environment)

@@ -143,7 +143,7 @@ class _Group:
         """End the members by ending the connection; kill what does not end."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)  # close alone would not do: agents forked later have a copy
+                self._connection.shutdown(socket.SHUT_RDWR)  # close alone would not do: what was forked meanwhile has a copy
             self._connection.close()
         else:
             self.agent.signal(signal.SIGKILL)  # its members have not come to the socket yet

@@ -56,7 +56,7 @@ class Holder:
 class _Held:
     folder: Path
     descriptor: int
-    owner: int  # the process that took it; those forked from it have copies of the descriptor
+    owner: int  # the process that took it; those forked from it, and its agents, have copies of the descriptor
     lease: subprocess.Popen[bytes] | None  # where other machines may see the folder
 
 
@@ -116,8 +116,12 @@ def held() -> list[Path]:
 
 
 def descriptors() -> list[int]:
-    """Return what the locks of this process are on. They last as long as any process has them open."""
-    return [each.descriptor for each in _held]
+    """Return what an agent has to get: what the locks of this process are on, and what their leases wait on.
+
+    Both last as long as any process has them open.
+    """
+    leases = [each.lease.stdin.fileno() for each in _held if each.lease is not None and each.lease.stdin is not None]
+    return [*(each.descriptor for each in _held), *leases]
 
 
 def release() -> None:

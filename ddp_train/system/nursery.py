@@ -108,7 +108,7 @@ def spawn_nursery(command: Sequence[str], environment: Mapping[str, str]) -> Nur
         list(command),
         {**environment, handover.NURSERY: f"{theirs.fileno()}:{os.getpid()}"},
         setsid=True,  # Ctrl-C on the terminal reaches the owner alone
-        setsigmask=(),
+        setsigmask=STOP_SIGNALS,  # until it has put aside Python's own handler, which would show a traceback
         setsigdef=STOP_SIGNALS,
     )
     theirs.close()
@@ -139,6 +139,8 @@ def wait_in_nursery(load: Callable[[], None], become: Become) -> int:
     """Import, wait, and become what is asked for; return its exit code. What goes wrong while importing is told only then."""
     descriptor, _, owner = os.environ.pop(handover.NURSERY).partition(":")
     die_with_parent(int(owner))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     door = socket.socket(fileno=int(descriptor))
     door.set_inheritable(False)
     close_all_but(0, 1, 2, door.fileno())  # files of others, whose end it would keep away

@@ -99,9 +99,14 @@ def test_a_lease_is_refreshed_where_other_machines_see_the_folder(tmp_path: Path
     assert not any(tmp_path.iterdir())
 
 
-def test_a_lease_lasts_as_long_as_an_agent_that_was_forked_from_a_killed_holder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "agent",
+    ["os.fork() or", "import subprocess; subprocess.Popen([sys.executable, '-c', 'input()'], pass_fds=lock.descriptors(), stderr=-3) and"],
+    ids=["forked", "started with descriptors"],
+)
+def test_lock_and_lease_last_as_long_as_an_agent_of_a_killed_holder(tmp_path: Path, agent: str) -> None:
     shared = "lock._is_shared = lambda folder: True"
-    first = holder(tmp_path, before=shared, after="os.fork() or print(lock._held[0].lease.pid, flush=True); sys.stdin.read()")
+    first = holder(tmp_path, before=shared, after=f"{agent} print(lock._held[0].lease.pid, flush=True); sys.stdin.read()")
     assert first.stdin is not None and first.stdout is not None
     lease = int(first.stdout.readline())
     first.kill()

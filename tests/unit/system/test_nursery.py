@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.nursery import Nursery, fork_nursery
+from ddp_train.system.nursery import Nursery, fork_nursery, spawn_nursery
 from ddp_train.system.process import fork, is_alive, parent_of
 
 SPAWNED = """
@@ -123,6 +123,17 @@ def test_a_fresh_interpreter_becomes_what_is_asked_for(tmp_path: Path) -> None:
 def test_an_import_that_fails_is_told_when_it_is_needed(tmp_path: Path) -> None:
     stdout, stderr = spawned(tmp_path, "asks", "broken").communicate(timeout=60)
     assert stdout.split()[1] == "1" and "no torch" in stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_ends_it_at_once_and_without_a_word(tmp_path: Path, number: signal.Signals) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SPAWNED)
+    nursery = spawn_nursery([sys.executable, str(program), "waits"], os.environ)
+    assert nursery._waiting is not None
+    nursery._waiting.signal(number)  # Python has not begun
+    assert nursery._waiting.wait() == -number
+    nursery.end()
 
 
 def test_it_ends_with_its_owner(tmp_path: Path) -> None:
