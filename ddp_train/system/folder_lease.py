@@ -2,9 +2,9 @@
 
     python -m ddp_train.system.folder_lease FILE INTERVAL_S
 
-A process, and not a thread of the holder: it lasts as long as the holder's agents, which may outlive the holder. Its standard input is a pipe
-whose other end goes where the lock goes: to the holder, to what is forked from it and to its agents (`folder_lock.descriptors`). When the
-last of them has ended, however it ended, the pipe is at its end, and so is this process.
+A process, and not a thread of the holder: it lasts as long as the holder's agents, which may outlive it. Its standard input is a pipe whose
+other end goes where the lock goes: to the holder, to what is forked from it and to its agents (`folder_lock.descriptors`). When the last of
+them has ended, however it ended, the pipe is at its end, and so is this process.
 """
 
 from __future__ import annotations
