@@ -16,7 +16,7 @@ from ddp_train.launch import agent_process
 from ddp_train.launch.node import early
 from ddp_train.system import handover, terminal
 from ddp_train.system.nursery import wait_in_nursery
-from ddp_train.system.process import be_private, die_with_parent, exit_at_once
+from ddp_train.system.process import be_private, die_with_parent, exit_at_once, has_free_processor
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def main() -> None:
         _be_rank()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then
     try:
-        if starts_ranks(sys.argv[1:]) and len(os.sched_getaffinity(0)) > 1:  # on one processor it would be in the way
+        if starts_ranks(sys.argv[1:]) and has_free_processor():  # else it would be in the way, and a wrong key answered later
             agent_process.expect_agents()
         with terminal.outlived():
             try:

@@ -149,6 +149,12 @@ def num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def has_free_processor() -> bool:
+    """Tell whether a process that this one starts now would have a processor to itself, instead of taking turns with this one."""
+    running = re.search(r" (\d+)/", _read("/proc/loadavg"))  # on the whole machine, this process too
+    return len(os.sched_getaffinity(0)) > (int(running[1]) if running else 1)
+
+
 def loaded_libraries() -> set[str]:
     """Return the paths of the shared libraries that this process has loaded."""
     places = (line.split(maxsplit=5)[5:] for line in _read("/proc/self/maps").splitlines())

@@ -16,6 +16,7 @@ from ddp_train.system.process import (
     descriptor_path,
     fork,
     handles_signal,
+    has_free_processor,
     is_alive,
     oom_kills,
     open_files,
@@ -99,3 +100,10 @@ def test_the_kernels_count_is_read_in_both_versions_of_control_groups(tmp_path: 
     assert oom_kills() == 5
     del files["/sys/fs/cgroup/other/memory.events"]
     assert oom_kills() is None
+
+
+@pytest.mark.parametrize(("running", "processors", "is_free"), [(1, 1, False), (1, 2, True), (2, 2, False), (5, 2, False), (30, 64, True)])
+def test_a_processor_is_free_where_fewer_run(monkeypatch: pytest.MonkeyPatch, running: int, processors: int, is_free: bool) -> None:
+    monkeypatch.setattr("ddp_train.system.process._read", lambda path: f"12.30 0.20 0.10 {running}/345 6789\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(processors)))
+    assert has_free_processor() is is_free
