@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ddp_train.interfaces.batch import Batch
 
@@ -212,10 +213,20 @@ class ChoosingTurns(Protocol):
 
 @runtime_checkable
 class Strategy(Protocol):
-    """How the ranks hold the model together."""
+    """How the ranks hold the model together: who keeps which weights, gradients and optimizer state, and when they exchange them.
+
+    What is not cut into shards is alike on all ranks after a step. The gradients of a step are the mean over the ranks of what backward
+    gave each: the loop multiplies its loss by their number.
+    """
+
+    has_buckets: bool
+    """Whether the first backwards decide in which order the values of the ranks are added, as DDP's buckets do: a run that resumes takes
+    two before its checkpoint is loaded."""
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        """Return the module to train, on `device`. Collective.
+        """Return the module to train, on `device`, with rank 0's weights. Collective.
+
+        Called again with the same model when other parameters of it are to be trained than before (`requires_grad`).
 
         Args:
             model: the model; with an objective that has weights of its own both in one module, whose forward takes a batch and returns the
@@ -223,7 +234,17 @@ class Strategy(Protocol):
         """
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which backward keeps gradients local (all micro-batches of a step but the last)."""
+        """Return a context for forward and backward of all micro-batches of a step but the last: gradients need not be exchanged there."""
+
+    def keeps_gradients(self, module: nn.Module) -> bool:
+        """Tell whether gradients are better zeroed where they are than given back, where a step has several micro-batches."""
+
+    def share(self, optimizer: Optimizer) -> None:
+        """Let the optimizer step as the ranks share its work: by its hooks. Called once, before its first step; not for one rank alone.
+
+        Raises:
+            ConfigError: the strategy cannot do it with this optimizer.
+        """
 
 
 class Scheduler(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 
@@ -25,6 +26,8 @@ class DDP:
 
     Source: Li et al. 2020, arXiv:2006.15704.
     """
+
+    has_buckets = True
 
     def __init__(
         self,
@@ -72,6 +75,16 @@ class DDP:
             )
         context: AbstractContextManager[None] = module.no_sync()
         return context
+
+    def keeps_gradients(self, module: nn.Module) -> bool:
+        """Tell whether gradients are in the buckets: the first micro-batches would else put theirs beside them, in as much memory again.
+
+        Not where a parameter may have none in a step, as optimizers must see.
+        """
+        return isinstance(module, DistributedDataParallel) and self.gradient_as_bucket_view and not self.find_unused_parameters
+
+    def share(self, optimizer: Optimizer) -> None:
+        """Share nothing: every rank takes the whole step, all the same one."""
 
 
 _SHOWN = 6  # names of parameters

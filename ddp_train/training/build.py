@@ -77,6 +77,8 @@ def build(config: RunConfig, world: World) -> Components:
     turns = make_turns(trained, objective, strategy, world)
     module = trained.to(world.device) if turns else strategy.prepare(trained, world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained)
+    if world.size > 1:
+        strategy.share(optimizer)
     metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
     scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics))
     amp: Amp = instantiate(config.amp, key="amp")

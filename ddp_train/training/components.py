@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
@@ -101,20 +100,13 @@ class Components(Evaluated):
     def keeps_gradients(self) -> bool:
         """Tell whether gradients are zeroed where they are, in DDP's buckets.
 
-        So with accumulation: the first micro-batches of a step would else put theirs beside the buckets, in as much memory again. Without,
-        DDP itself moves each one there, and zeroing is work for nothing. Not where a parameter may have none in a step, as optimizers must
-        see.
+        So with accumulation, where the strategy is for it. Without, DDP itself moves each one there, and zeroing is work for nothing.
         """
-        return (
-            self.train_loader.grad_accum_steps > 1
-            and isinstance(self.module, DistributedDataParallel)
-            and bool(self.module.gradient_as_bucket_view)
-            and not self.module.find_unused_parameters
-        )
+        return self.train_loader.grad_accum_steps > 1 and self.strategy.keeps_gradients(self.module)
 
     def settles(self) -> bool:
         """Tell whether a run rebuilds its buckets when it begins, too."""
-        return bool(self.turns) or self.keeps_gradients()
+        return self.strategy.has_buckets and (bool(self.turns) or self.keeps_gradients())
 
     def rebuild_buckets(self, world: World, micro_batch: MicroBatch | None = None) -> None:
         """Bring DDP into the state that it has after its first steps, before a checkpoint is loaded. Collective.
@@ -126,7 +118,7 @@ class Components(Evaluated):
         Where gradients are kept (`keeps_gradients`) they are in the buckets from then on, so a run that begins is settled, too. So it is
         with turns, of which one may come for the first time after a checkpoint.
         """
-        if world.size == 1:
+        if world.size == 1 or not self.strategy.has_buckets:
             return
         micro_batch = micro_batch or self.train_loader.peek()
         batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
