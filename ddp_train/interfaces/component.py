@@ -140,6 +140,14 @@ class Objective(Protocol):
 
 
 @runtime_checkable
+class Counting(Protocol):
+    """An objective that says what its `weight` counts: of tokens the record has the rate."""
+
+    unit: str
+    """"token", "next_token" (tokens that another one comes before), "sample", or another word."""
+
+
+@runtime_checkable
 class Predicting(Protocol):
     """An objective that can also say what it scored, sample by sample: for `evaluation.save_predictions=true`."""
 

@@ -15,7 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.system.terminal import Terminal
 
-_HIDDEN = ("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms", "samples_per_s")
+_HIDDEN = (
+    *("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms"),
+    *("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu"),  # shown in their own way, or not
+    *("device/memory_gib", "device/reserved_gib", "device/host_gib"),
+)
 _REDRAW_S = 0.5  # a drawing takes about a millisecond of Python, in which the loop waits
 _LOOK_S = 0.02
 _DOING = {Phase.EVALUATION: "evaluating", Phase.SAVE: "saving"}
@@ -142,8 +146,14 @@ class Console:
 
 def _text(record: Mapping[str, Any]) -> str:
     parts = [f"{name} {value:.4g}" for name, value in record.items() if name not in _HIDDEN and isinstance(value, (int, float))]
-    if "samples_per_s" in record:
+    if "tokens_per_s" in record:
+        parts.append(f"{record['tokens_per_s']:,.0f} tokens/s")
+    elif "samples_per_s" in record:
         parts.append(f"{record['samples_per_s']:,.0f} samples/s")
+    if "mfu" in record:
+        parts.append(f"MFU {record['mfu']:.1%}")
+    if "device/memory_gib" in record:
+        parts.append(f"{record['device/memory_gib']:.3g} GiB")
     return "  ".join(parts)
 
 

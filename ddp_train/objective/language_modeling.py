@@ -31,6 +31,7 @@ class LanguageModeling:
     """
 
     goals: Mapping[str, Goal] = {"loss": "min", "perplexity": "min"}
+    unit = "token"  # that `weight` counts
 
     def __init__(self, *, ignore_index: int | None = None, bytes_per_token: float | None = None, aux_weight: float | None = None) -> None:
         self.aux_weight = aux_weight

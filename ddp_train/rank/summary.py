@@ -17,6 +17,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import printable
 from ddp_train.job import Job
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.progress import rates
 from ddp_train.run_folder.result import Result
 from ddp_train.system import devices
 from ddp_train.training.components import Components
@@ -95,6 +96,7 @@ def _groups(optimizer: Optimizer) -> list[str]:
 def closing(job: Job, state: TrainState, result: Result) -> str:
     """Say what was reached, where it lies, and what to try next."""
     shown = {name: value for name, value in result.last.items() if name == "train/loss" or name.startswith("eval/")}
+    speed = rates(result.last.get("train/tokens_per_s"), result.last.get("train/mfu"))
     folder, tools = job.run_folder.shown(), _command("tensorboard")
     return "\n".join(
         [
@@ -102,6 +104,7 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
             f"Done: {result.step} steps, {result.samples:,} samples in {result.seconds:.1f} s",
             *([f"  stopped by {state.stopped}"] if state.stopped is not None else []),
             *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
+            *([f"  {'at the end':<20} {', '.join(speed)}"] if speed else []),
             f"  run folder           {folder}",
             "",
             "Try next:",

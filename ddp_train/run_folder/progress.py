@@ -24,6 +24,8 @@ class Progress:
     epoch: float | None
     loss: float | None
     step_s: float | None
+    tokens_per_s: float | None = None
+    mfu: float | None = None  # of the devices' best, 0 to 1
 
     def line(self, *, max_steps: int | None, max_epochs: float | None) -> str:
         """Say it in one line.
@@ -39,6 +41,7 @@ class Progress:
             parts.append(f"loss {self.loss:.4g}")
         if self.step_s:
             parts.append(f"{1 / self.step_s:.3g} steps/s")
+            parts += rates(self.tokens_per_s, self.mfu)
             if max_steps is not None and max_steps > self.step:
                 parts.append(f"{_duration((max_steps - self.step) * self.step_s)} left")
         return ", ".join(parts)
@@ -58,7 +61,20 @@ def progress(run_folder: RunFolder) -> Progress | None:
     if not step:
         return None
     step_ms = newest.get("step_ms")
-    return Progress(step=step, epoch=newest.get("epoch"), loss=newest.get("loss"), step_s=step_ms / 1000 if step_ms else None)
+    return Progress(
+        step=step,
+        epoch=newest.get("epoch"),
+        loss=newest.get("loss"),
+        step_s=step_ms / 1000 if step_ms else None,
+        tokens_per_s=newest.get("tokens_per_s"),
+        mfu=newest.get("mfu"),
+    )
+
+
+def rates(tokens_per_s: float | None, mfu: float | None) -> list[str]:
+    """Say how many tokens a run trains on in a second, and what share of its devices' best that is, as far as it is known."""
+    said = [] if tokens_per_s is None else [f"{tokens_per_s:,.0f} tokens/s"]
+    return said if mfu is None else [*said, f"MFU {mfu:.1%}"]
 
 
 class BatchNotes:

@@ -20,6 +20,8 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_atomic, write_json
 
+RATES = ("tokens_per_s", "mfu")
+
 GOALS = {"minimize": "min", "maximize": "max"}
 """What `sweep.direction` says -> the goal of the metric, as an objective has it."""
 
@@ -35,6 +37,8 @@ class SweepJob:
     status: Status = Status.QUEUED  # queued, running, or what result.json says
     metric: float | None = None
     seconds: float | None = None
+    tokens_per_s: float | None = None  # at its end
+    mfu: float | None = None
     attempts: int = 0
     failures: int = 0  # since somebody last asked for it
 
@@ -84,6 +88,7 @@ class Sweep:
         if result is None:
             result = Result(status=Status.INTERRUPTED if job.attempts else Status.QUEUED)
         job.status, job.seconds = result.status, result.seconds
+        job.tokens_per_s, job.mfu = (result.last.get(f"train/{name}") for name in RATES)
         if job.status != Status.COMPLETED:
             job.metric = None
             return
@@ -93,6 +98,10 @@ class Sweep:
         job.metric = value if value is not None and math.isfinite(value) else None
         self.metric = self.metric or name
         self.goal = self.goal or (headline.get("goal") if name == headline.get("metric") else None)
+
+    def rates(self) -> list[str]:
+        """Return which of the rates the jobs have that tell how fast they are."""
+        return [name for name in RATES if any(getattr(job, name) is not None for job in self.jobs)]
 
     def ranked(self) -> list[SweepJob]:
         """Return the jobs, the best first, those without a metric last."""
@@ -117,9 +126,10 @@ class Sweep:
     def _csv(self) -> str:
         swept, text = self.swept(), io.StringIO()
         writer = csv.writer(text)
-        writer.writerow(["job", *swept, "status", self.metric or "metric", "seconds"])
+        writer.writerow(["job", *swept, "status", self.metric or "metric", "seconds", *(rates := self.rates())])
         for job in self.ranked():
-            writer.writerow([job.number, *(self.value(job, key) for key in swept), job.status, job.metric, job.seconds])
+            speed = (getattr(job, name) for name in rates)
+            writer.writerow([job.number, *(self.value(job, key) for key in swept), job.status, job.metric, job.seconds, *speed])
         return text.getvalue()
 
 

@@ -143,8 +143,9 @@ def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
 
 def _table(sweep: Sweep, caption: str | None = None) -> Table:
     table = Table(caption=caption, caption_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("job", *sweep.swept(), "status", sweep.metric or "metric", "seconds"):
-        table.add_column(title, justify="right" if title in ("job", "seconds") else "left", overflow="fold")
+    titles = {"tokens_per_s": "tokens/s", "mfu": "MFU"}
+    for title in ("job", *sweep.swept(), "status", sweep.metric or "metric", "seconds", *(titles[name] for name in sweep.rates())):
+        table.add_column(title, justify="right" if title in ("job", "seconds", *titles.values()) else "left", overflow="fold")
     return table
 
 
@@ -153,8 +154,17 @@ def _add(table: Table, sweep: Sweep, job: SweepJob, progress: tuple[str, str] | 
     metric, seconds = progress or ("" if job.metric is None else f"{job.metric:.6g}", _seconds(job.seconds))
     status = job.status + (f" (attempt {job.attempts})" if job.attempts > 1 else "")
     table.add_row(
-        str(job.number), *(escape(_short(sweep.value(job, key))) for key in sweep.swept()), f"[{colour}]{status}[/]", metric, seconds
+        str(job.number),
+        *(escape(_short(sweep.value(job, key))) for key in sweep.swept()),
+        f"[{colour}]{status}[/]",
+        metric,
+        seconds,
+        *(_rate(name, getattr(job, name)) for name in sweep.rates()),
     )
+
+
+def _rate(name: str, rate: float | None) -> str:
+    return "" if rate is None else f"{rate:.1%}" if name == "mfu" else f"{rate:,.0f}"
 
 
 def _seconds(seconds: float | None) -> str:

@@ -149,6 +149,11 @@ def num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def resident_bytes() -> int:
+    """Return how much memory this process takes of the machine's now, what it shares with others included."""
+    return int(_read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def has_free_processor() -> bool:
     """Tell whether a process that this one starts now would have a processor to itself, instead of taking turns with this one."""
     running = re.search(r" (\d+)/", _read("/proc/loadavg"))  # on the whole machine, this process too

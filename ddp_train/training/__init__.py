@@ -13,6 +13,8 @@
     state_size      how large it will be                        predictions     per-sample outputs of an evaluation
     device_queue    how far the host runs ahead                 callbacks       their events, and what they see of the run
     logged          what they and the model log                 metric          metrics by `_target_`, put together over the ranks
+    throughput      rates, memory and MFU in the record         model_flops     the operations of a step
+    device_peak     what a device can do at best
 
 The loop asks and tells plain callables; `ddp_train/rank/run_job.py` puts it all together.
 """

@@ -33,6 +33,7 @@ from ddp_train.training.instantiate import instantiate, refuse_tools
 from ddp_train.training.metric import build_metrics, goals_of
 from ddp_train.training.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.seeding import seed_all
+from ddp_train.training.throughput import measure
 from ddp_train.training.turn import make_turns, takes_turns
 
 
@@ -70,6 +71,8 @@ def build(config: RunConfig, world: World) -> Components:
         raise ConfigError(key="model", happened="the model has no parameter to train")
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_source)
+    amp: Amp = instantiate(config.amp, key="amp")
+    throughput = measure(world, objective, trained, amp, source=train_source, facts=facts)
     strategy: Strategy = instantiate(config.strategy, key="strategy")
     if config.compile:  # turns call parts of the model
         for part in model.children() if takes_turns(objective) else [model]:
@@ -81,7 +84,6 @@ def build(config: RunConfig, world: World) -> Components:
         strategy.share(optimizer)
     metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
     scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics))
-    amp: Amp = instantiate(config.amp, key="amp")
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
     made = _callbacks(config.callbacks)
@@ -98,6 +100,7 @@ def build(config: RunConfig, world: World) -> Components:
         strategy=strategy,
         train_loader=train_loader,
         eval_loader=eval_loader,
+        throughput=throughput,
         total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
         callbacks=made,
         fresh=callbacks.fresh_states(made),

@@ -18,6 +18,7 @@ from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.metric import Metric, goals_of
+from ddp_train.training.throughput import Throughput
 from ddp_train.training.turn import Turn
 
 
@@ -59,6 +60,7 @@ class Components(Evaluated):
     strategy: Strategy
     train_loader: Loader
     total_steps: int
+    throughput: Throughput
     fresh: Mapping[str, Any] = field(default_factory=dict)  # the states of the callbacks as they were made (`callbacks.fresh_states`)
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
 

@@ -26,6 +26,7 @@ class Reading:
     grad_norm: float | None = None  # of the newest step
     skipped: int = 0  # samples, over all ranks
     turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `totals`
+    beside: list[float] = field(default_factory=list)  # over all ranks, what was added up beside the window
     logged: list[float] = field(default_factory=list)  # over all ranks, as `Logged` has given them; only for a record
 
 
@@ -82,15 +83,16 @@ class LogWindow:
         """This rank's share of the loss of each step, not divided by anything, shape [steps], float64."""
         return self._losses[: len(self._weights)]
 
-    def read(self, world: World, grad_norm: Tensor | None = None, logged: Logged | None = None) -> Reading:
+    def read(self, world: World, grad_norm: Tensor | None = None, logged: Logged | None = None, *, beside: Sequence[float] = ()) -> Reading:
         """Reduce once what is this rank's alone, and read the device once. Collective.
 
         Args:
             grad_norm: of the newest step; None: not known.
             logged: what was logged since the last record, which this read is for; None: for none.
+            beside: numbers of this rank's host that are added up, too; as many on every rank.
         """
         device = self._losses.device
-        host = [float(self.skipped), *(logged.numbers() if logged else ())]
+        host = [float(self.skipped), *beside, *(logged.numbers() if logged else ())]
         own = [self.losses, *self._turn_losses().values(), torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True)]
         own += logged.sums(device=device) if logged else []
         on_device = [weight for weight in self._weights if isinstance(weight, Tensor)]
@@ -109,7 +111,8 @@ class LogWindow:
             grad_norm=next(values, None),
             skipped=int(num_skipped),
             turns=turns,
-            logged=rest,
+            beside=rest[: len(beside)],
+            logged=rest[len(beside) :],
         )
 
     def turns_of(self, place: int) -> str:

@@ -147,9 +147,11 @@ class Trainer:
         if state.step >= components.total_steps:
             return stream
         is_settled = state.step > 0 or world.size == 1 or not components.settles()
-        if is_settled and not self.sanity_check:
+        if is_settled and not self.sanity_check and not components.throughput.wants_batch:
             return stream
         first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
+        if components.throughput.wants_batch and first:
+            components.throughput.see(first[0].batch)
         if self.sanity_check:
             check(components, first, world, samples=state.samples, predicts=self.predictions_of is not None)
         if not is_settled and first:
@@ -353,7 +355,8 @@ class Trainer:
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
         components, window = self.components, self.window
-        reading = window.read(self.world, grad_norm, self.logged)
+        memory = components.throughput.memory()
+        reading = window.read(self.world, grad_norm, self.logged, beside=memory)
         assert reading.grad_norm is not None
         loss = self._judge(reading)
         elapsed = time.perf_counter() - window.started
@@ -361,10 +364,11 @@ class Trainer:
             "loss": loss,
             "lr": float(components.scheduler.get_last_lr()[0]),
             "grad_norm": reading.grad_norm,
-            "samples_per_s": window.samples / elapsed,
             "step_ms": 1e3 * elapsed / window.steps,
             "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
         }
+        taken = reading.weights[-window.steps :]  # by this process, whose clock it is
+        values |= components.throughput.values(samples=window.samples, weights=taken, seconds=elapsed, memory=reading.beside)
         if components.train_loader.skips:
             values["skipped_samples"] = reading.skipped
         if self.guard.needs_norm:

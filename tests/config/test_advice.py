@@ -133,7 +133,7 @@ def test_an_experiment_without_its_first_line_says_so(
         (["+model=mlp"], "no + before it", ["model=mlp"]),
         (["+experiment=mnist_convnet"], "no + before it", ["experiment=mnist_convnet"]),
         (["optimizer=sgd", "~optimizer.fused"], "is null, and Hydra does not remove that", ["optimizer.fused=0", "~optimizer.fused"]),
-        (["callbacks=[ema,device]", "~callbacks"], "is not removed as a whole", ["~callbacks.ema", "~callbacks.device"]),
+        (["callbacks=[ema,learning_rate]", "~callbacks"], "is not removed as a whole", ["~callbacks.ema", "~callbacks.learning_rate"]),
         (["cluster.env.NCCL_DEBUG=INFO"], "a + before what is added", ["+cluster.env.NCCL_DEBUG=INFO"]),
         (["--config-name=confg"], "there is no confg.yaml", ["--config-name=config"]),
         (["--config-name=nowhere"], "there is no nowhere.yaml", ["--config-name=config"]),
@@ -146,7 +146,7 @@ def test_what_hydra_refuses_says_what_was_meant(
     shown = capsys.readouterr().err
     assert said in shown, shown
     assert advised(shown) == meant, shown
-    right = [text for text in wrong if text in ("data=mnist", "optimizer=sgd", "callbacks=[ema,device]")]
+    right = [text for text in wrong if text in ("data=mnist", "optimizer=sgd", "callbacks=[ema,learning_rate]")]
     if meant != ["--multirun"]:  # of nothing, which Hydra runs as a sweep of one
         assert command_line(monkeypatch, tmp_path, *right, *meant)[0] == 0, capsys.readouterr().err
 
@@ -367,7 +367,7 @@ def test_what_to_try_next_finds_a_whole_configuration_of_ones_own(
         ("evaluate.save_predictions=true", "evaluation.save_predictions=true"),
         ("trainer.accumulate_grad_batches=4", "trainer.grad_accum_steps=4"),
         ("data.batch_size=8", "loader.micro_batch_size=8"),
-        ("trainer.devices=4", "cluster.processes_per_node=4"),
+        ("trainer.learning_rates=4", "cluster.processes_per_node=4"),
     ],
 )
 def test_an_old_or_a_neighbours_name_is_answered_with_ours(

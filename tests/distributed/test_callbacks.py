@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_train.checkpoint.read import read_shared
+from ddp_train.training import throughput
 from tests.conftest import FEW, TINY, Project, metrics
 
 pytestmark = pytest.mark.distributed
@@ -50,7 +51,7 @@ RUN = [
 
 def numbers(run: Path) -> list[dict[str, Any]]:
     """Return a run's records without the times."""
-    timed = ("time", "samples_per_s", "step_ms", "data_wait_ms")
+    timed = ("time", *throughput.NAMES)
     return [{name: value for name, value in record.items() if name not in timed} for record in metrics(run)]
 
 

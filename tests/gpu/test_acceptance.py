@@ -22,6 +22,7 @@ from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.folder import newest_good
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.verify import verify
+from ddp_train.training import throughput
 from tests.conftest import finish, metrics, our_processes
 from tests.distributed.test_checkpoint_policy import steps_saved
 from tests.distributed.test_failure import children, pid_of
@@ -32,7 +33,7 @@ from tests.gpu.parts import WARM_UP_STEPS, WRONG_LABEL
 
 pytestmark = pytest.mark.gpu
 
-_CLOCK = ("time", "samples_per_s", "step_ms", "data_wait_ms")
+_CLOCK = ("time", *throughput.NAMES)
 _LATE_S = 2
 _STEP_TIMEOUT_S = 10
 

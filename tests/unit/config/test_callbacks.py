@@ -44,4 +44,7 @@ def test_ours_are_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several_options_and_one_are_composed() -> None:
     assert checked().callbacks == {}
     assert list(checked("callbacks=[ema,early_stopping]").callbacks) == ["ema", "early_stopping"]
-    assert list(checked("callbacks=ema", "+callbacks.again._target_=ddp_train.callbacks.device.Device").callbacks) == ["ema", "again"]
+    assert list(checked("callbacks=ema", "+callbacks.again._target_=ddp_train.callbacks.learning_rate.LearningRate").callbacks) == [
+        "ema",
+        "again",
+    ]

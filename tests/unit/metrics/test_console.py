@@ -29,6 +29,10 @@ def test_without_a_terminal_the_console_writes_plain_lines(capsys: pytest.Captur
     assert train.endswith("left")
     assert evaluation == "step  50/100  epoch 5.00  eval   accuracy 0.5"
     assert "\x1b" not in train + evaluation
+    console.write(
+        record(50, samples_per_s=10.0, tokens_per_s=5120.4, tokens_per_s_per_device=2560.2, mfu=0.4123, **{"device/memory_gib": 3.5})
+    )
+    assert "  5,120 tokens/s  MFU 41.2%  3.5 GiB  " in capsys.readouterr().out
 
 
 def test_the_line_on_a_terminal_moves_with_the_rank_shows_the_epoch_and_that_it_evaluates(

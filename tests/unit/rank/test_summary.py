@@ -55,6 +55,13 @@ def test_tensorboard_is_tried_next_where_it_was_written() -> None:
         assert ("tensorboard --logdir" in summary.closing(job, TrainState(), result)) is is_written
 
 
+def test_how_fast_it_was_is_said_where_tokens_are_counted() -> None:
+    job = Job(config=checked(), run_folder=RunFolder(Path("run")), command=[], overrides=[])
+    for last, said in ({}, False), ({"train/tokens_per_s": 51200.4, "train/mfu": 0.41}, True):
+        result = Result(status=Status.COMPLETED, step=4, samples=4, seconds=1.0, metrics={"last": last, "best": {}})
+        assert ("at the end           51,200 tokens/s, MFU 41.0%" in summary.closing(job, TrainState(), result)) is said
+
+
 def test_what_the_patterns_of_groups_have_matched_is_said() -> None:
     text = plan("model.depth=2", "+optimizer.groups.bias={match: '*.bias', lr: 0.5}", "optimizer.layer_decay=0.5", "optimizer.lr=0.1")
     assert "\ngroup    rest: 12,704 parameters in 3 tensors, lr 0.025 to 0.1\ngroup    bias: 42 parameters in 3 tensors, lr 0.5" in text

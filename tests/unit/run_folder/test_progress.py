@@ -18,16 +18,17 @@ def test_the_newest_record_and_the_newest_step_count(tmp_path: Path) -> None:
     assert progress(run_folder) is None
     run_folder.steps_taken.write_text(f"{'3':<20}{'4':<20}\n")
     assert progress(run_folder) == Progress(step=3, epoch=None, loss=None, step_s=None)
-    run_folder.metrics.write_text(
-        '{"split": "train", "step": 2, "loss": 1.5, "step_ms": 250, "epoch": 0.1}\n{"split": "eval", "step": 2}\n{"split"'
-    )
-    assert progress(run_folder) == Progress(step=3, epoch=0.1, loss=1.5, step_s=0.25)
+    train = {"split": "train", "step": 2, "loss": 1.5, "step_ms": 250, "epoch": 0.1, "tokens_per_s": 9.5, "mfu": 0.5}
+    run_folder.metrics.write_text(json.dumps(train) + '\n{"split": "eval", "step": 2}\n{"split"')
+    assert progress(run_folder) == Progress(step=3, epoch=0.1, loss=1.5, step_s=0.25, tokens_per_s=9.5, mfu=0.5)
 
 
 def test_it_is_said_in_one_line_with_what_is_known() -> None:
     far = Progress(step=40, epoch=1.5, loss=0.51234, step_s=0.5)
     assert far.line(max_steps=100, max_epochs=None) == "step 40 of 100, loss 0.5123, 2 steps/s, 30 s left"
     assert far.line(max_steps=None, max_epochs=3) == "step 40, epoch 1.50 of 3, loss 0.5123, 2 steps/s"
+    fast = Progress(step=40, epoch=None, loss=None, step_s=0.5, tokens_per_s=51200.4, mfu=0.41)
+    assert fast.line(max_steps=None, max_epochs=None) == "step 40, 2 steps/s, 51,200 tokens/s, MFU 41.0%"
     assert far.line(max_steps=100_000, max_epochs=None).endswith("13.9 h left")
     assert Progress(step=1, epoch=None, loss=None, step_s=None).line(max_steps=100, max_epochs=None) == "step 1 of 100"
 

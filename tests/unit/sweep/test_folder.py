@@ -10,6 +10,7 @@ import pytest
 from ddp_train.errors import ConfigError
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.sweep.folder import Sweep, SweepJob
+from ddp_train.sweep.table import show
 
 
 def a_sweep(root: Path) -> Sweep:
@@ -35,6 +36,19 @@ def test_a_sweep_is_read_back_with_the_status_of_each_job(tmp_path: Path) -> Non
         "1,1,preempted,,",
         "2,2,queued,,",
     ]
+
+
+def test_jobs_that_count_tokens_are_shown_with_their_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = a_sweep(tmp_path)
+    last = {"train/tokens_per_s": 51200.4, "train/mfu": 0.41}
+    Result(status=Status.COMPLETED, metrics={"last": last, "best": {}}).write(sweep.run_folder(sweep.jobs[1]).result)
+    for job in sweep.jobs:
+        sweep.read_result(job, None)
+    sweep.save()
+    assert (tmp_path / "sweep.csv").read_text().splitlines()[:2] == ["job,seed,status,metric,seconds,tokens_per_s,mfu", "0,0,queued,,,,"]
+    show(Sweep.load(tmp_path))
+    shown = capsys.readouterr().out
+    assert "tokens/s" in shown and "51,200  41.0%" in shown
 
 
 def test_a_status_that_nobody_knows_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ddp_train.errors import UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective, as_objective
+from ddp_train.training import throughput
 from ddp_train.training.components import Components
 from ddp_train.training.records import Record
 from ddp_train.training.sanity_check import check
@@ -29,7 +30,7 @@ def run(parts: Components, *, sanity_check: bool = True) -> list[Record]:
     """Train, and return the records without what depends on the clock."""
     records: list[Record] = []
     trainer(parts, write=records.append, sanity_check=sanity_check).train()
-    clock = {"time", "samples_per_s", "step_ms", "data_wait_ms"}
+    clock = {"time", *throughput.NAMES}
     return [{name: value for name, value in record.items() if name not in clock} for record in records]
 
 

@@ -1,0 +1,143 @@
+"""How much a run gets done, in each of its training records: rates of each device, the share of the device's best, memory.
+
+All of it is arithmetic at log steps, on what the host knows already. docs/metrics.md has the names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddp_train.distributed.world import World
+from ddp_train.interfaces import Amp, Batch, Counting, Measured, Objective, batch_size, map_tensors
+from ddp_train.system.process import resident_bytes
+from ddp_train.training.device_peak import peak_of
+from ddp_train.training.model_flops import ShapeCopy
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2.0**30
+_RATES = ("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu", "step_ms", "data_wait_ms")
+_MEMORY = ("device/memory_gib", "device/reserved_gib", "device/host_gib")
+NAMES = (*_RATES, *_MEMORY)
+"""What of a training record depends on the machine, and is not the same when the run is done again."""
+
+
+class Throughput:
+    """The rates of one rank's run.
+
+    Args:
+        world: the ranks, each with one device.
+        objective: whose weight may count tokens (`interfaces.Counting`).
+        tokens_per_sample: of data that is windows of tokens; None: of other data.
+        peak: FLOP/s of the device at best; None: not known, and there is no `mfu`.
+        shapes: model and objective, to count the operations of a step; None: they could not be copied.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        objective: Any = None,
+        *,
+        tokens_per_sample: int | None = None,
+        peak: float | None = None,
+        shapes: ShapeCopy | None = None,
+    ) -> None:
+        self._world, self._objective = world, objective
+        self._counts_tokens = isinstance(objective, Counting) and objective.unit in ("token", "next_token")
+        self._tokens_per_sample = tokens_per_sample
+        self._peak, self._shapes = peak, shapes
+        self._batch: Batch = None  # shapes of the first micro-batch, until its operations are counted
+        self._units = 0.0  # tokens in it, or samples
+        self._flops_per_unit: float | None = None
+        if world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(world.device)  # of a job before
+
+    @property
+    def wants_batch(self) -> bool:
+        """Whether the first micro-batch is to be seen."""
+        return self._shapes is not None and self._batch is None
+
+    def see(self, batch: Batch) -> None:
+        """Note the shapes of a micro-batch, and how many tokens or samples it has. May wait for the device: before the first step."""
+        self._batch = map_tensors(lambda tensor: torch.empty_like(tensor, device="meta"), batch)
+        self._units = float(self._objective.weight(batch)) if self._counts_tokens and self._objective else float(batch_size(batch))
+
+    def memory(self) -> list[float]:
+        """Return what tensors took of this rank's device at most since the last call, what torch holds of it, and what the process takes.
+
+        In GiB; on a CPU the process alone. As many numbers on every rank.
+        """
+        own = [resident_bytes() / _GIB]
+        if self._world.device.type != "cuda":
+            return own
+        stats = torch.cuda.memory_stats(self._world.device)  # of torch's allocator, on the host
+        torch.cuda.reset_peak_memory_stats(self._world.device)
+        return [stats.get("allocated_bytes.all.peak", 0) / _GIB, stats.get("reserved_bytes.all.current", 0) / _GIB, *own]
+
+    def values(self, *, samples: int, weights: Sequence[float], seconds: float, memory: Sequence[float]) -> dict[str, float]:
+        """Return what a record has of the steps since the last one.
+
+        Args:
+            samples: of all ranks.
+            weights: of the steps' global batches.
+            seconds: that they took.
+            memory: what `memory` came to, summed over the ranks.
+        """
+        size = self._world.size
+        found = {"samples_per_s": samples / seconds, "samples_per_s_per_device": samples / seconds / size}
+        tokens = self._tokens(samples, weights)
+        if tokens is not None:
+            found |= {"tokens_per_s": tokens / seconds, "tokens_per_s_per_device": tokens / seconds / size}
+        if self._shapes is not None and self._batch is not None:
+            self._count()
+        if self._flops_per_unit is not None and self._peak is not None:
+            units = tokens if self._counts_tokens and tokens is not None else samples
+            found["mfu"] = units * self._flops_per_unit / seconds / (size * self._peak)
+        return found | dict(zip(_MEMORY[-len(memory) :], (each / size for each in memory), strict=True))
+
+    def _tokens(self, samples: int, weights: Sequence[float]) -> float | None:
+        if self._counts_tokens:
+            return sum(weights)
+        return None if self._tokens_per_sample is None else float(samples * self._tokens_per_sample)
+
+    def _count(self) -> None:
+        """Count the operations of the first micro-batch, once."""
+        assert self._shapes is not None
+        try:
+            flops = self._shapes.count(self._batch, self._world.device)
+            if not flops:
+                raise ValueError("it has no matrix product that is known")
+            self._flops_per_unit = flops / self._units
+        except Exception as error:
+            _leave_out(error, self._world)
+        self._shapes = self._batch = None
+
+
+def measure(world: World, objective: Objective, trained: nn.Module, amp: Amp, *, source: object, facts: Mapping[str, Any]) -> Throughput:
+    """Return what measures a run, made before the model is compiled or wrapped.
+
+    Args:
+        trained: the model, joined with an objective that has a state of its own.
+        source: the training data.
+        facts: what it says of itself.
+    """
+    window = None if isinstance(source, Measured) else facts.get("context_length")  # a sample may be shorter than that
+    peak, shapes = peak_of(world.device, amp, trained), None
+    if peak is not None:
+        try:
+            shapes = ShapeCopy(trained, objective)
+        except Exception as error:
+            _leave_out(error, world)
+    return Throughput(world, objective, tokens_per_sample=window, peak=peak, shapes=shapes)
+
+
+def _leave_out(error: Exception, world: World) -> None:
+    logger.debug("no mfu", exc_info=error)
+    if world.is_main:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        print(f"mfu      left out: the operations of a step cannot be counted ({why})", flush=True)

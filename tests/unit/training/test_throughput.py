@@ -1,0 +1,100 @@
+"""The record says what a run gets done, by numbers that a hand can check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddp_train.distributed.world import World, alone
+from ddp_train.objective.language_modeling import LanguageModeling
+from ddp_train.system.process import resident_bytes
+from ddp_train.training import throughput
+from ddp_train.training.model_flops import ShapeCopy
+from ddp_train.training.records import Record
+from ddp_train.training.throughput import Throughput
+from tests.unit.parts import components, trainer
+from tests.unit.training.ragged import Ragged, ragged_components
+
+FOUR = World(rank=0, size=4, local_rank=0, local_size=4, device=torch.device("cpu"))
+
+
+def values(measured: Throughput, **changes: Any) -> dict[str, float]:
+    return measured.values(**{"samples": 80, "weights": [100.0, 60.0], "seconds": 2.0, "memory": [4.0]} | changes)
+
+
+def test_rates_are_those_of_all_ranks_and_of_each_device() -> None:
+    assert values(Throughput(FOUR)) == {"samples_per_s": 40, "samples_per_s_per_device": 10, "device/host_gib": 1.0}
+
+
+def test_tokens_are_what_the_objective_weighs_or_what_the_windows_hold() -> None:
+    counted = values(Throughput(FOUR, LanguageModeling(), tokens_per_sample=7))
+    assert (counted["tokens_per_s"], counted["tokens_per_s_per_device"]) == (80, 20)
+    assert values(Throughput(FOUR, tokens_per_sample=7))["tokens_per_s"] == 280
+
+
+def test_the_share_of_the_peak_is_operations_per_second_over_what_all_devices_can_do() -> None:
+    model = nn.Linear(8, 3)
+    measured = Throughput(FOUR, components().objective, peak=1e6, shapes=ShapeCopy(model, components().objective))
+    assert measured.wants_batch
+    measured.see((torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)))
+    flops_per_sample = 2 * (2 * 8 * 3)  # forward, and backward of the weight
+    assert values(measured)["mfu"] == pytest.approx(80 / 2.0 * flops_per_sample / 4e6)
+    assert not measured.wants_batch and values(measured)["mfu"] == values(measured)["mfu"]
+
+
+def test_the_process_takes_memory() -> None:
+    before = Throughput(alone()).memory()[0]
+    block = torch.ones(64 << 20, dtype=torch.uint8)
+    assert len(Throughput(alone()).memory()) == 1
+    assert Throughput(alone()).memory()[0] - before > 0.05
+    assert resident_bytes() > block.nbytes
+
+
+def train(monkeypatch: pytest.MonkeyPatch, *, peak: float | None, model: type[nn.Module] | None = None) -> list[Record]:
+    """Train on ragged windows, as if the device had this peak."""
+    monkeypatch.setattr(throughput, "peak_of", lambda device, amp, model: peak)
+    records = list[Record]()
+    added = (
+        [] if model is None else [f"model._target_={__name__}.{model.__name__}", "~model.num_layers", "~model.num_heads", "~model.width"]
+    )
+    parts = ragged_components("trainer.max_steps=4", "trainer.global_batch_size=3", *added)
+    trainer(parts, write=records.append, log_every_steps=2).train()
+    return [record for record in records if record["split"] == "train"]
+
+
+def test_a_run_measures_tokens_and_the_share_of_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = train(monkeypatch, peak=1e9)
+    for record in (first, second):
+        assert 0 < record["tokens_per_s"] == record["tokens_per_s_per_device"]
+        assert record["mfu"] > 0 and record["device/host_gib"] > 0.01
+    counts = [int((Ragged().targets[sample] != -100).sum()) for sample in range(12)]
+    steps = (record["samples_per_s"] / record["tokens_per_s"] for record in (first, second))
+    assert sum(2 * 3 / ratio for ratio in steps) == pytest.approx(sum(counts))  # one epoch: as many tokens as count
+    assert first["mfu"] / first["tokens_per_s"] == pytest.approx(second["mfu"] / second["tokens_per_s"])
+
+
+def test_where_the_peak_is_not_known_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShapeCopy, "__init__", lambda *arguments: pytest.fail("a copy was made"))
+    assert "mfu" not in train(monkeypatch, peak=None)[0]
+
+
+class Asking(nn.Module):
+    """A model whose shapes depend on values, as no copy without values can tell."""
+
+    def __init__(self, vocab_size: int, **_: Any) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.table(tokens_BT) * float(tokens_BT.sum().item() >= 0)
+
+
+def test_a_model_that_cannot_be_counted_trains_without_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = train(monkeypatch, peak=1e9, model=Asking)
+    assert len(records) == 2 and all("mfu" not in record for record in records)
+    assert capsys.readouterr().out.count("mfu      left out: the operations of a step cannot be counted (RuntimeError: ") == 1
