@@ -43,6 +43,10 @@ class PhaseTracker:
         self._listeners.append(listener)
         listener(self.phase, self.step)
 
+    def forget(self, listener: Listener) -> None:
+        """Tell `listener` no more."""
+        self._listeners.remove(listener)
+
     def move(self) -> None:
         """Say that this rank is at work in the phase that it is in."""
         self.enter(self.phase, self.step)

@@ -60,7 +60,8 @@ one row for each sample, in the data set's order, and samples.txt with their nam
 
 _WATCH = "--watch"
 _WITHOUT_EFFECT = (
-    *("trainer", "optimizer", "scheduler", "strategy", "checkpoint", "sweep", "health", "callbacks", "debug", "experiment", "hydra"),
+    *("trainer", "optimizer", "scheduler", "strategy", "checkpoint", "sweep", "health", "profile", "callbacks", "debug"),
+    *("experiment", "hydra"),
     *("name", "resume", "init_from", "init_from_keys", "init_from_strict", "sanity_check", "compile", "summary", "evaluation.every_steps"),
     *(f"loader.{name}" for name in ("micro_batch_size", "drop_last", "sampling", "sample_weights", "bucket_batches", "sampler")),
 )

@@ -112,6 +112,7 @@ _COMMANDS: Mapping[str, _Command] = {
     "runs": _Command("runs", "show_sweep"),
     "status": _Command("status", "show_status"),
     "logs": _Command("logs", "show_logs"),
+    "profile": _Command("profile", "profile"),
     "cancel": _Command("cancel", "cancel"),
     "settle": _Command("settle", "settle_run"),
     "doctor": _Command("doctor", "examine"),

@@ -22,6 +22,7 @@ _COMMAND_FIRST = {
     "runs": "the command first, and nothing but the folder of a sweep",
     "status": "the command first, and nothing but a run folder or the folder of a sweep",
     "logs": "the command first",
+    "profile": "the command first, and nothing but a run folder",
     "cancel": "the command first",
     "settle": "the command first, and nothing but a run folder",
     "doctor": "the command first, then what the run would be given",

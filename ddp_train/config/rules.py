@@ -15,6 +15,7 @@ from ddp_train.config.schema import (
     EvaluationConfig,
     HealthConfig,
     LoaderConfig,
+    ProfileConfig,
     TrainerConfig,
     batch_changes,
     host_and_processes,
@@ -34,6 +35,7 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
     """
     cluster, loader, trainer = sections.get("cluster"), sections.get("loader"), sections.get("trainer")
     health, evaluation, checkpoint, debug = (sections.get(name) for name in ("health", "evaluation", "checkpoint", "debug"))
+    profile = sections.get("profile")
     data = tree.get("data")
     is_evaluated = isinstance(data, dict) and data.get("eval") is not None
     batch, errors = None, list[ConfigError]()
@@ -64,6 +66,8 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
         errors += _check_machines(cluster)
     if debug:
         errors += _check_debug(debug)
+    if profile:
+        errors += _check_profile(profile, trainer, batch)
     if debug and loader:
         errors += _check_faults(debug, loader, batch)
     return batch, errors
@@ -187,6 +191,28 @@ def _check_debug(debug: DebugConfig) -> Iterator[ConfigError]:
             happened=f"is {debug.resume_after_steps}, and debug.max_steps is {'null' if debug.max_steps is None else debug.max_steps}",
             expected="fewer steps than debug.max_steps",
             fix=f"debug.max_steps={2 * debug.resume_after_steps}",
+        )
+
+
+def _check_profile(profile: ProfileConfig, trainer: TrainerConfig | None, batch: BatchSizes | None) -> Iterator[ConfigError]:
+    """Refuse ranks that there are not, and steps that do not come."""
+    ranks = profile.ranks
+    # Elastic ranks may be fewer than before: those that are left record.
+    most = batch.world_size - 1 if batch is not None and not is_torchrun_worker() else None
+    if not ranks or len(set(ranks)) < len(ranks) or min(ranks) < 0 or (most is not None and max(ranks) > most):
+        yield ConfigError(
+            key="profile.ranks",
+            happened=f"is {list(ranks)}",
+            expected="ranks of this run, each once" + (f": 0 to {most}" if most is not None else ""),
+            fix="profile.ranks=[0]",
+        )
+    last = trainer.max_steps if trainer is not None else None
+    if profile.kind != "off" and last is not None and profile.start_step >= last:
+        yield ConfigError(
+            key="profile.start_step",
+            happened=f"is {profile.start_step}, and trainer.max_steps is {last}: no step would be recorded",
+            expected="fewer than the run's steps",
+            fix=f"profile.start_step={last // 2}",
         )
 
 

@@ -25,6 +25,7 @@ from ddp_train.config.schema import (
     FaultConfig,
     HealthConfig,
     LoaderConfig,
+    ProfileConfig,
     RootConfig,
     SweepConfig,
     TrainerConfig,
@@ -41,6 +42,7 @@ class RunConfig(RootConfig):
     trainer: TrainerConfig
     evaluation: EvaluationConfig
     health: HealthConfig
+    profile: ProfileConfig
     checkpoint: CheckpointConfig
     cluster: ClusterConfig
     sweep: SweepConfig

@@ -150,6 +150,16 @@ class HealthConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileConfig:
+    """The section `profile`."""
+
+    kind: str = field(metadata={"one_of": ("off", "trace", "memory")})
+    start_step: int = field(metadata={"min": 0})
+    steps: int = field(metadata={"min": 1})
+    ranks: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """The section `checkpoint`."""
 
@@ -280,6 +290,7 @@ SECTIONS: dict[str, type] = {
     "trainer": TrainerConfig,
     "evaluation": EvaluationConfig,
     "health": HealthConfig,
+    "profile": ProfileConfig,
     "checkpoint": CheckpointConfig,
     "cluster": ClusterConfig,
     "sweep": SweepConfig,

@@ -34,6 +34,7 @@ from ddp_train.training.evaluation import evaluate
 from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loss_monitor import LossMonitor
+from ddp_train.training.profiler import RunProfiler
 from ddp_train.training.records import Records
 from ddp_train.training.replica_check import FingerprintCheck, ReplicaCheck
 from ddp_train.training.restore import resume
@@ -91,6 +92,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     stop.trains_after(state.steps_taken)
     is_done = trainer.train()
     unsaved = checkpoints.finish()
+    trainer.profiler.close()  # what it writes may take a while, and a stop leaves little time to save
     if unsaved and (is_done or halfway.is_reached):
         raise RunError(
             key="checkpoint",
@@ -249,6 +251,7 @@ def _trainer(
         )
         if every
         else ReplicaCheck(),
+        profiler=RunProfiler(config.profile, run_folder, world, components, checkpoints.tracker),
     )
 
 

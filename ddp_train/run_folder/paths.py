@@ -28,6 +28,8 @@ class RunFolder:
         self.steps_taken = self.logs / "steps_taken"  # by the attempt at hand, at least and at most (`run_folder.attempts`)
         self.batches = self.logs / "batches"  # of an evaluation: how far it is (`run_folder.progress`)
         self.checkpoints = self.root / "checkpoints"
+        self.profile = self.root / "profile"  # what was recorded of a step's time or memory
+        self.profile_request = self.root / "profile.request"  # asks for it (`run_folder.profile_request`)
         self.predictions = self.root / "predictions"
         self.evaluations = self.root / "evaluations"  # of the finished run, each a folder like this one
         self.task = self.root / "task.json"  # of such a folder: which run, which checkpoint (`ddp_train/job.py`)

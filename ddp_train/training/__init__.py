@@ -14,7 +14,7 @@
     device_queue    how far the host runs ahead                 callbacks       their events, and what they see of the run
     logged          what they and the model log                 metric          metrics by `_target_`, put together over the ranks
     throughput      rates, memory and MFU in the record         model_flops     the operations of a step
-    device_peak     what a device can do at best
+    device_peak     what a device can do at best                profiler        windows of steps that are recorded (profile_*)
 
 The loop asks and tells plain callables; `ddp_train/rank/run_job.py` puts it all together.
 """

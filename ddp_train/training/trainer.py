@@ -38,6 +38,7 @@ from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.log_window import LogWindow, Reading
 from ddp_train.training.logged import Logged
 from ddp_train.training.loss_monitor import LossMonitor, Rewind
+from ddp_train.training.profiler import Profiler
 from ddp_train.training.records import Record
 from ddp_train.training.replica_check import ReplicaCheck
 from ddp_train.training.sanity_check import NamedBatch, check, explain, untouched
@@ -93,6 +94,7 @@ class Trainer:
     monitor: LossMonitor = field(default_factory=LossMonitor)
     guard: StepGuard = field(default_factory=StepGuard)
     replicas: ReplicaCheck = field(default_factory=ReplicaCheck)
+    profiler: Profiler = field(default_factory=Profiler)
 
     # What callbacks see of the run and ask for, beside all that.
     folder: Path = Path()
@@ -161,7 +163,7 @@ class Trainer:
 
     def _train(self, stream: Iterator[MicroBatch]) -> bool:
         """Train from the state to the last step, or until a stop or a rewind."""
-        components, state, tracker, callbacks = self.components, self.state, self.tracker, self.callbacks
+        components, state, tracker, callbacks, profiler = self.components, self.state, self.tracker, self.callbacks, self.profiler
         order = components.train_loader.order
         components.module.train()
         counts_epochs = self._reach_epoch()
@@ -177,6 +179,8 @@ class Trainer:
         if state.stopped is not None and not was_stopped:
             self._save()
         while not self._is_over():
+            if profiler.is_on:
+                self._begin_recorded_step()
             batch = order.batch_at(state.samples)
             is_last = state.step + 1 == components.total_steps
             is_log_step = is_last or (state.step + 1) % self.log_every_steps == 0
@@ -211,6 +215,12 @@ class Trainer:
     def _is_over(self) -> bool:
         """Tell whether there is no step left to take."""
         return self.state.step >= self.components.total_steps or self.state.stopped is not None
+
+    def _begin_recorded_step(self) -> None:
+        """Tell the profiler, which may write files now: their time is no step's."""
+        started = time.perf_counter()
+        self.profiler.begin_step(self.state.step)
+        self.window.leave_out(started)
 
     def _save(self) -> None:
         """Save a checkpoint. Collective."""
@@ -356,7 +366,8 @@ class Trainer:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
         components, window = self.components, self.window
         memory = components.throughput.memory()
-        reading = window.read(self.world, grad_norm, self.logged, beside=memory)
+        reading = window.read(self.world, grad_norm, self.logged, beside=[self.profiler.asked(), *memory])
+        num_asked, *memory = reading.beside
         assert reading.grad_norm is not None
         loss = self._judge(reading)
         elapsed = time.perf_counter() - window.started
@@ -368,12 +379,14 @@ class Trainer:
             "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
         }
         taken = reading.weights[-window.steps :]  # by this process, whose clock it is
-        values |= components.throughput.values(samples=window.samples, weights=taken, seconds=elapsed, memory=reading.beside)
+        values |= components.throughput.values(samples=window.samples, weights=taken, seconds=elapsed, memory=memory)
         if components.train_loader.skips:
             values["skipped_samples"] = reading.skipped
         if self.guard.needs_norm:
             values["skipped_steps"] = window.skipped_steps
         self._write("train", values | window.turn_means(reading) | self.logged.settle(reading.logged, self.world))
+        if num_asked:
+            self.profiler.take(self.state.step)
         self.window = LogWindow(self.world.device, turns=components.turns)
 
     def _judge(self, reading: Reading) -> float:

@@ -25,7 +25,21 @@ from ddp_train.launch.launcher import Launcher
 from tests.docs.conftest import problems_of
 from tests.docs.pages import PAGES, ROOT, Block, Command, blocks, inline, write_files
 
-CLOSED = ("seed", "trainer", "loader", "evaluation", "health", "checkpoint", "cluster", "sweep", "debug", "strategy", "amp", "callbacks")
+CLOSED = (
+    "seed",
+    "trainer",
+    "loader",
+    "evaluation",
+    "health",
+    "checkpoint",
+    "cluster",
+    "sweep",
+    "debug",
+    "profile",
+    "strategy",
+    "amp",
+    "callbacks",
+)
 """Parts of a configuration whose keys are ours alone: any other name in a text is a mistake."""
 
 OPTIONS = ("--help", "--version", "--cfg", "--info", "--full")

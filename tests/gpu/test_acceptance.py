@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -292,6 +293,26 @@ def test_evaluations_keep_no_memory(rig: Rig) -> None:
         more = growth(held, settled_after=16 * batches)
         assert more <= 20 << 20, held[::batches]  # the allocator's large unit; one cache kept per evaluation would be more
         rig.note(f"rank {rank}: {held[-1] / 2**20:.0f} MiB, grown by {more / 2**20:.0f}")
+
+
+def test_what_is_measured_and_recorded_is_of_the_gpu(rig: Rig) -> None:
+    """A run with `profile=trace`, and one with `profile=memory`: kernels below the names of a step's parts, a table by the GPU's time with
+    communication beside computing, torch's snapshot of allocations; and in each record memory and, where the GPU is known, MFU up to 1."""
+    arguments = [*rig.convnet, "amp=bf16", "trainer.max_steps=30", "trainer.log_every_steps=10", "profile.start_step=12"]
+    trace = rig.train(*arguments, "profile=trace", "hydra.run.dir=trace")
+    rig.train(*arguments, "profile=memory", "hydra.run.dir=memory")
+    (found,) = rig.folder("trace/profile").glob("rank_00000_*.pt.trace.json.gz")
+    with gzip.open(found, "rt") as stream:
+        events = json.load(stream)["traceEvents"]
+    assert {"data", "forward", "backward", "optimizer"} <= {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    record = metrics(rig.folder("trace"), "train")[-1]
+    if rig.is_cuda:
+        assert any(event.get("cat") == "kernel" for event in events)
+        assert "GPU ms" in trace.stdout and ("beside computing" in trace.stdout or rig.ranks == 1)
+        assert len(list(rig.folder("memory/profile").glob("rank_00000_*_memory.pickle"))) == 1
+        assert 0 < record["device/memory_gib"] <= record["device/reserved_gib"]
+    assert "mfu" not in record or 0 < record["mfu"] <= 1
+    rig.note(f"MFU {record.get('mfu', 'is not known')}, {len(events)} events")
 
 
 def test_memory_that_is_not_there_is_named(rig: Rig) -> None:

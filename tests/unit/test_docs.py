@@ -44,7 +44,7 @@ def test_files_and_links_exist(doc: Path) -> None:
 
 def test_config_keys_exist() -> None:
     tree = checked(base=[]).tree
-    sections = ("loader", "trainer", "evaluation", "health", "checkpoint", "cluster", "sweep", "debug", "strategy")
+    sections = ("loader", "trainer", "evaluation", "health", "checkpoint", "cluster", "sweep", "debug", "profile", "strategy")
     unknown = []
     for doc in DOCS:
         for key in re.findall(rf"`((?:{'|'.join(sections)})\.(?!json|csv|py)[a-z_]+)[=`]", doc.read_text()):

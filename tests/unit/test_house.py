@@ -80,6 +80,8 @@ SHOWN_BY = {
     "training/components.py": "tests/unit/training/test_joint.py",
     "training/logged.py": "tests/unit/training/test_callbacks.py",
     "training/inference.py": "tests/unit/cli/test_evaluate.py",
+    "training/profile_marks.py": "tests/unit/training/test_profiler.py",
+    "training/profile_window.py": "tests/unit/training/test_profiler.py; on GPUs: tests/gpu/test_acceptance.py",
     "training/restore.py": "tests/distributed/test_exactness.py, tests/distributed/test_restart.py",
     "training/seeding.py": "tests/unit/rank/test_isolation.py, tests/unit/loader/test_dataset_adapter.py",
     "training/weights.py": "tests/unit/training/test_finished_run.py, tests/unit/training/test_export.py",

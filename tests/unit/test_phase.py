@@ -23,3 +23,16 @@ def test_the_loop_says_every_phase_of_every_step() -> None:
         (Phase.STEP, 1),
         (Phase.SAVE, 2),
     ]
+
+
+def test_who_wants_to_hear_no_more_is_told_no_more() -> None:
+    tracker, heard = PhaseTracker(), list[int]()
+
+    def listener(phase: Phase, step: int) -> None:
+        heard.append(step)
+
+    tracker.listen(listener)
+    tracker.enter(Phase.DATA, 1)
+    tracker.forget(listener)
+    tracker.enter(Phase.DATA, 2)
+    assert heard == [0, 1]

@@ -1,0 +1,112 @@
+"""`ddp-train profile`: let a run that goes on record some of its steps."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from ddp_train.cli.status import is_at_work, submitted_state
+from ddp_train.config.saved import saved_config
+from ddp_train.errors import DONE, ConfigError
+from ddp_train.launch.engine.engine import Stage, State
+from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.profile_request import KINDS, ProfileRequest
+from ddp_train.sweep.folder import is_sweep, sweep_of
+from ddp_train.system.folder_lock import is_held
+
+USAGE = """ddp-train profile RUN [--kind=trace|memory] [--steps=N] [--ranks=0,1]
+
+  RUN            the folder of a run that goes on: after its next training record it records some steps, into RUN/profile
+  --kind         trace: what runs when, and a table of what takes longest (the default); memory: what is allocated when
+  --steps        how many; without it profile.steps of the run
+  --ranks        which ranks record, each into files of its own; without it profile.ranks of the run
+
+`touch RUN/profile.request` does the same as the command without options.
+"""
+
+_OPTIONS = ("--kind", "--steps", "--ranks")
+
+
+def profile(arguments: list[str], launcher: Launcher) -> int:
+    """`ddp-train profile RUN [--kind=...] [--steps=...] [--ranks=...]`: ask a run to record. Waits for nothing."""
+    given, folders = _parse(arguments)
+    if len(folders) != 1:
+        raise ConfigError(happened="which run?", expected="ddp-train profile RUN", fix="give the folder of a run that goes on")
+    root = Path(folders[0]).absolute()
+    run_folder = RunFolder(root)
+    _require_going_on(run_folder)
+    try:
+        request = ProfileRequest(
+            kind=given.get("--kind"),
+            steps=_number(given["--steps"]) if "--steps" in given else None,
+            ranks=[_number(text) for text in given["--ranks"].strip("[]").split(",")] if "--ranks" in given else None,
+        )
+    except ValueError as error:
+        raise ConfigError(happened=str(error), expected="as `ddp-train profile --help` says", fix="") from None
+    if not request.put(run_folder):
+        raise ConfigError(
+            happened=f"{run_folder.profile_request} is there: the run was asked already, and takes it up at its next training record",
+            expected="one request at a time",
+            fix=f"rm {shlex.quote(str(run_folder.profile_request))} takes it back",
+        )
+    config = saved_config(root)
+    every, own = config["trainer"]["log_every_steps"], config["profile"]
+    steps, ranks = request.steps or own["steps"], ", ".join(map(str, request.ranks or own["ranks"]))
+    print(
+        f"asked: {steps} steps on rank {ranks}, after the next training record (one every {every} steps); into {run_folder.shown()}/profile"
+    )
+    return DONE
+
+
+def _parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options with their values, given as `--steps=5` or `--steps 5`, and the other words."""
+    given, others, rest = dict[str, str](), list[str](), list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name not in _OPTIONS and word.startswith("-"):
+            raise ConfigError(happened=f"there is no option {word}", expected=", ".join(_OPTIONS))
+        if name not in _OPTIONS:
+            others.append(word)
+        elif not equals and not rest:
+            raise ConfigError(happened=f"{name} has no value behind it", expected=f"{name}=VALUE")
+        else:
+            given[name] = value if equals else rest.pop(0)
+    if given.get("--kind", KINDS[0]) not in KINDS:
+        raise ConfigError(happened=f"--kind is {given['--kind']}", expected=" or ".join(KINDS))
+    return given, others
+
+
+def _number(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(f"{text!r} is not a number")
+    return int(text)
+
+
+def _require_going_on(run_folder: RunFolder) -> None:
+    """Refuse a folder in which nobody trains, or will soon.
+
+    Raises:
+        ConfigError: saying what it is.
+    """
+    root, shown = run_folder.root, run_folder.shown()
+    if is_sweep(root):
+        raise ConfigError(happened=f"{shown} is the folder of a sweep", expected="one of its jobs", fix=f"ddp-train profile {shown}/0")
+    if not run_folder.config.exists() or run_folder.task.exists():
+        what = "an evaluation, which takes no steps" if run_folder.task.exists() else "no run folder: it has no config.yaml"
+        raise ConfigError(happened=f"{shown} is {what}", expected="the folder of a run that trains")
+    if run_folder.is_completed():
+        raise ConfigError(
+            happened=f"{shown} is done: no step is left to record",
+            expected="a run that goes on",
+            fix="ddp-train ... profile=trace records in a new run",
+        )
+    state, sweep = submitted_state(run_folder), sweep_of(root)
+    goes_on = isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED)
+    if not goes_on and not is_at_work(run_folder) and not (sweep is not None and is_held(sweep)):
+        raise ConfigError(
+            happened=f"nobody works on {shown}",
+            expected="a run that goes on",
+            fix=f"ddp-train resume {shlex.quote(shown)} profile.kind=trace",
+        )

@@ -1,0 +1,64 @@
+"""A request to a run that goes on: record some steps. It is a file in the run's folder, which rank 0 looks for at its log steps."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.files import create_json
+
+KINDS = ("trace", "memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """What is to be recorded. None: as the run's section `profile` says."""
+
+    kind: str | None = None  # trace | memory
+    steps: int | None = None
+    ranks: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in (None, *KINDS):
+            raise ValueError(f"kind is {self.kind!r}, not {' or '.join(KINDS)}")
+        if self.steps is not None and not _is_number(self.steps, least=1):
+            raise ValueError(f"steps is {self.steps!r}, not a number of at least 1")
+        is_list = self.ranks is None or (
+            isinstance(self.ranks, list) and self.ranks and all(_is_number(rank, least=0) for rank in self.ranks)
+        )
+        if not is_list:
+            raise ValueError(f"ranks is {self.ranks!r}, not a list of numbers from 0")
+
+    def put(self, run_folder: RunFolder) -> bool:
+        """Ask the run of a folder; False: somebody has asked it already, and it has not come to that."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return create_json(run_folder.profile_request, given)
+
+    @classmethod
+    def take(cls, run_folder: RunFolder) -> ProfileRequest:
+        """Read the request and remove it. An empty file, as `touch` makes it, asks for what the section `profile` says.
+
+        Raises:
+            OSError: it is gone, or cannot be read or removed.
+            ValueError: it is no request.
+        """
+        text = run_folder.profile_request.read_text()
+        run_folder.profile_request.unlink()
+        given: Any = json.loads(text) if text.strip() else {}
+        if not isinstance(given, dict) or not given.keys() <= cls.__dataclass_fields__.keys():
+            raise ValueError(f"not an object of {', '.join(cls.__dataclass_fields__)}")
+        return cls(**given)
+
+
+def is_asked(run_folder: RunFolder) -> bool:
+    """Tell whether there is a request."""
+    with suppress(OSError):
+        return run_folder.profile_request.exists()
+    return False
+
+
+def _is_number(value: Any, *, least: int) -> bool:
+    return type(value) is int and value >= least

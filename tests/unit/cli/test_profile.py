@@ -1,0 +1,86 @@
+"""A run that goes on is asked to record; one that does not is not."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from ddp_train.cli.profile import profile
+from ddp_train.errors import ConfigError
+from ddp_train.launch.engine import slurm_client
+from ddp_train.launch.engine.engine import Stage, State, Submission
+from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.run_folder.result import Result, Status
+from tests.unit.cli.runs import a_run, works_in
+
+LAUNCHER = Launcher(run=lambda job: 99, slots=lambda folder, count: [])
+
+
+@pytest.fixture
+def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """Give the folder of a run that an engine has."""
+    run_folder = a_run(tmp_path / "run", "trainer.log_every_steps=25")
+    Submission(engine="slurm", id="17").write(run_folder)
+    monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.RUNNING))
+    return run_folder
+
+
+@pytest.mark.parametrize("words", [["--steps=3", "--ranks=0,2", "--kind=memory"], ["--steps", "3", "--ranks", "[0,2]", "--kind", "memory"]])
+def test_what_is_typed_is_asked(queued: RunFolder, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert profile([str(queued.root), *words], LAUNCHER) == 0
+    assert ProfileRequest.take(queued) == ProfileRequest(kind="memory", steps=3, ranks=[0, 2])
+    assert capsys.readouterr().out.startswith("asked: 3 steps on rank 0, 2, after the next training record (one every 25 steps); into ")
+
+
+def test_without_options_it_is_what_the_run_says(queued: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert profile([str(queued.root)], LAUNCHER) == 0
+    assert ProfileRequest.take(queued) == ProfileRequest()
+    assert "asked: 5 steps on rank 0, " in capsys.readouterr().out
+
+
+def test_a_run_of_this_machine_is_asked_too(tmp_path: Path) -> None:
+    run_folder = a_run(tmp_path)
+    with works_in(run_folder) as process:
+        assert profile([str(tmp_path)], LAUNCHER) == 0
+        with pytest.raises(ConfigError, match="was asked already"):
+            profile([str(tmp_path)], LAUNCHER)
+        process.send_signal(signal.SIGTERM)
+    assert run_folder.profile_request.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "which run"),
+        (["RUN", "other"], "which run"),
+        (["RUN", "--step=3"], "no option --step=3"),
+        (["RUN", "--steps"], "--steps has no value"),
+        (["RUN", "--steps=0"], "not a number of at least 1"),
+        (["RUN", "--steps=many"], "'many' is not a number"),
+        (["RUN", "--ranks=0,x"], "'x' is not a number"),
+        (["RUN", "--kind=time"], "--kind is time"),
+    ],
+)
+def test_a_mistake_is_named(queued: RunFolder, words: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        profile([str(queued.root) if word == "RUN" else word for word in words], LAUNCHER)
+    assert not queued.profile_request.exists()
+
+
+def test_who_takes_no_steps_is_not_asked(tmp_path: Path) -> None:
+    run_folder = a_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="nobody works on"):
+        profile([str(run_folder.root)], LAUNCHER)
+    Result(status=Status.COMPLETED, step=100).write(run_folder.result)
+    with pytest.raises(ConfigError, match="is done"):
+        profile([str(run_folder.root)], LAUNCHER)
+    evaluation = a_run(tmp_path / "evaluation")
+    evaluation.task.write_text("{}")
+    with pytest.raises(ConfigError, match="an evaluation"):
+        profile([str(evaluation.root)], LAUNCHER)
+    with pytest.raises(ConfigError, match="no run folder"):
+        profile([str(tmp_path)], LAUNCHER)

@@ -1,0 +1,34 @@
+"""What is asked of a run that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.profile_request import ProfileRequest, is_asked
+
+
+def test_a_request_is_taken_once_as_it_was_put(tmp_path: Path) -> None:
+    run_folder, request = RunFolder(tmp_path), ProfileRequest(kind="memory", steps=3, ranks=[0, 2])
+    assert not is_asked(run_folder)
+    assert request.put(run_folder) and is_asked(run_folder)
+    assert not ProfileRequest().put(run_folder)  # the first one counts
+    assert ProfileRequest.take(run_folder) == request
+    assert not is_asked(run_folder)
+
+
+def test_a_file_that_was_touched_leaves_everything_to_the_run(tmp_path: Path) -> None:
+    (tmp_path / "profile.request").touch()
+    assert ProfileRequest.take(RunFolder(tmp_path)) == ProfileRequest(kind=None, steps=None, ranks=None)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"steps": 0}', '{"steps": true}', '{"ranks": [-1]}', '{"ranks": 1}', '{"kind": "x"}', '{"a": 1}']
+)
+def test_what_is_no_request_is_refused_and_gone(tmp_path: Path, text: str) -> None:
+    (tmp_path / "profile.request").write_text(text)
+    with pytest.raises(ValueError, match=r"not|Expecting"):
+        ProfileRequest.take(RunFolder(tmp_path))
+    assert not is_asked(RunFolder(tmp_path))

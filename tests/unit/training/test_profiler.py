@@ -1,0 +1,216 @@
+"""Windows of steps that are recorded: which steps, by whom, what is in the files, and what is left when nothing is recorded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddp_train.distributed.world import World, alone
+from ddp_train.phase import PhaseTracker
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.training import profile_window
+from ddp_train.training.profiler import Profiler, RunProfiler
+from ddp_train.training.records import Record
+from ddp_train.training.state import TrainState
+from ddp_train.training.trainer import Trainer
+from tests.unit.parts import checked, components, trainer
+
+
+def run(
+    folder: Path, *overrides: str, state: TrainState | None = None, world: World | None = None, **changes: Any
+) -> tuple[Trainer, list[Record]]:
+    """Train as a run in this folder does, on this rank alone; steps are not many."""
+    words = ["trainer.max_steps=12", "trainer.max_epochs=null", "data.num_samples=64", *overrides]
+    config, parts, tracker, records = checked(*words), components(*words), PhaseTracker(), list[Record]()
+    profiler = RunProfiler(config.profile, RunFolder(folder), world or alone(), parts, tracker)
+    settings: dict[str, Any] = {"tracker": tracker, "log_every_steps": 4, "write": records.append, "profiler": profiler} | changes
+    one_run = trainer(parts, state, **settings)
+    one_run.train()
+    profiler.close()
+    return one_run, records
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "profile").glob("*"))
+
+
+def trace(folder: Path, name: str) -> list[dict[str, Any]]:
+    with gzip.open(folder / "profile" / f"{name}.pt.trace.json.gz", "rt") as stream:
+        events: list[dict[str, Any]] = json.load(stream)["traceEvents"]
+    return events
+
+
+def steps_of(folder: Path, name: str) -> list[int]:
+    marks = {event["name"] for event in trace(folder, name) if event["name"].startswith("ProfilerStep#")}
+    return sorted(int(mark.removeprefix("ProfilerStep#")) for mark in marks)
+
+
+WINDOW = ["profile=trace", "profile.start_step=3", "profile.steps=2"]
+
+
+def test_a_window_is_a_trace_of_these_steps_with_their_parts_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, *WINDOW, saves_after=lambda step: step == 4, evaluate_every_steps=5)
+    assert files(tmp_path) == ["rank_00000_step_000003.pt.trace.json.gz", "rank_00000_step_000003.txt"]
+    events = trace(tmp_path, "rank_00000_step_000003")
+    assert steps_of(tmp_path, "rank_00000_step_000003") == [4, 5]
+    begun = [event["name"] for event in sorted(events, key=lambda event: event.get("ts", 0.0)) if event.get("cat") == "user_annotation"]
+    parts = [name for name in begun if "#" not in name]
+    assert parts == ["data", "forward", "backward", "optimizer", "save", "data", "forward", "backward", "optimizer", "evaluation"]
+    assert sum(name.startswith("Optimizer.step#") for name in begun) == 2
+    inside = {event["name"]: event for event in events if event.get("cat") == "user_annotation"}
+    product = next(event for event in events if event["name"] == "aten::addmm" and event["ts"] > inside["forward"]["ts"])
+    assert product["ts"] + product["dur"] <= inside["forward"]["ts"] + inside["forward"]["dur"]
+    table = (tmp_path / "profile/rank_00000_step_000003.txt").read_text()
+    assert table.startswith("2 steps, ") and "aten::addmm" in table and "communication: none" in table
+    assert len(table.splitlines()) < 24 and max(map(len, table.splitlines())) <= 120  # one screen
+    assert table in capsys.readouterr().out
+
+
+def test_off_nothing_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Profiler, "begin_step", lambda *arguments: pytest.fail("the loop has told of a step"))
+    monkeypatch.setattr(RunProfiler, "begin_step", lambda *arguments: pytest.fail("the loop has told of a step"))
+    run(tmp_path)
+    assert files(tmp_path) == []
+
+
+def test_steps_are_those_of_this_start_also_after_a_resume(tmp_path: Path) -> None:
+    run(tmp_path, *WINDOW, state=TrainState(step=5, samples=5 * 32))
+    assert steps_of(tmp_path, "rank_00000_step_000008") == [9, 10]
+
+
+def test_the_first_step_can_be_recorded(tmp_path: Path) -> None:
+    run(tmp_path, *WINDOW, "profile.start_step=0")
+    assert steps_of(tmp_path, "rank_00000_step_000000") == [1, 2]
+
+
+def test_ranks_that_are_not_chosen_record_nothing(tmp_path: Path) -> None:
+    other = replace(alone(), rank=1)
+    config = checked("profile=trace", "profile.start_step=0", "profile.steps=1")
+    profiler = RunProfiler(config.profile, RunFolder(tmp_path), other, components(), PhaseTracker())
+    assert profiler.is_on
+    for step in range(3):
+        profiler.begin_step(step)
+    assert files(tmp_path) == [] and not profiler.is_on
+
+
+def test_the_run_computes_the_same_and_leaves_no_mark(tmp_path: Path) -> None:
+    backward = Tensor.backward
+    plain, _ = run(tmp_path / "plain")
+    recorded, _ = run(tmp_path / "recorded", *WINDOW)
+    for one, other in zip(plain.components.model.parameters(), recorded.components.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    parts = recorded.components
+    assert Tensor.backward is backward and "loss" not in vars(parts)
+    assert not parts.optimizer._optimizer_step_pre_hooks and not parts.optimizer._optimizer_step_post_hooks
+    assert recorded.tracker._listeners == []
+
+
+def test_the_next_job_of_the_same_process_records_nothing(tmp_path: Path) -> None:
+    run(tmp_path / "0", *WINDOW)
+    run(tmp_path / "1")
+    assert files(tmp_path / "0") != [] and files(tmp_path / "1") == []
+
+
+def test_writing_is_no_steps_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end, clock, late_s = profile_window._Trace.end, time.perf_counter, list[float]()
+
+    def slow(self: profile_window._Trace) -> str:
+        late_s.append(1e6)
+        return end(self)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + sum(late_s))
+    monkeypatch.setattr(profile_window._Trace, "end", slow)
+    _, records = run(tmp_path, *WINDOW)
+    train = [record for record in records if record["split"] == "train"]
+    assert late_s and max(max(record["step_ms"], record["data_wait_ms"]) for record in train) < 1e5
+
+
+def test_a_file_in_the_folder_asks_for_a_window_after_the_next_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ProfileRequest(steps=3).put(RunFolder(tmp_path))
+    run(tmp_path)
+    assert steps_of(tmp_path, "rank_00000_step_000005") == [6, 7, 8]  # the record is step 4's, and a step warms up
+    assert not (tmp_path / "profile.request").exists()
+    assert "profile  steps 6 to 8 are recorded on rank 0: " in capsys.readouterr().out
+
+
+def test_a_touched_file_asks_for_what_the_section_says(tmp_path: Path) -> None:
+    (tmp_path / "profile.request").touch()
+    run(tmp_path, "profile.steps=1")
+    assert steps_of(tmp_path, "rank_00000_step_000005") == [6]
+
+
+def test_the_same_steps_are_recorded_beside_those_that_are_there(tmp_path: Path) -> None:
+    for _ in range(2):
+        run(tmp_path, *WINDOW)
+    assert files(tmp_path)[0] == "rank_00000_step_000003.pt.trace.json.gz" and "rank_00000_step_000003_2.txt" in files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"steps": 0}', "left aside: steps is 0, not a number of at least 1"),
+        ('{"ranks": [7]}', "left aside: the run has ranks 0 to 0"),
+        ('{"kind": "memory"}', "left aside: a window is to be recorded already"),
+    ],
+)
+def test_a_request_that_cannot_be_is_said_and_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+    (tmp_path / "profile.request").write_text(text)
+    run(tmp_path, *(["profile=trace", "profile.start_step=9", "profile.steps=1"] if "memory" in text else []))
+    assert said in capsys.readouterr().out
+    assert not (tmp_path / "profile.request").exists()
+
+
+def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, "profile=trace", "profile.start_step=9", "profile.steps=1", stops_after=lambda step: step == 2)
+    assert "nothing was recorded: the run took 2 steps, and 9 come before the window" in capsys.readouterr().out
+    one_run, _ = run(tmp_path)
+    (tmp_path / "profile.request").touch()
+    one_run.profiler.close()
+    assert "came too late" in capsys.readouterr().out and not (tmp_path / "profile.request").exists()
+
+
+def test_a_run_that_ends_within_its_window_keeps_what_there_is(tmp_path: Path) -> None:
+    run(tmp_path, *WINDOW, "profile.steps=100", stops_after=lambda step: step == 6)
+    assert steps_of(tmp_path, "rank_00000_step_000003") == [4, 5, 6]
+
+
+@pytest.mark.parametrize("breaks", ["start", "write"])
+def test_a_window_that_fails_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, breaks: str
+) -> None:
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("ddp_train.training.profiler.record" if breaks == "start" else "ddp_train.training.profile_window._whole", fail)
+    one_run, _ = run(tmp_path, *WINDOW)
+    assert one_run.state.step == 12
+    assert "rank 0 records no profile: OSError: No space left on device" in caplog.text
+    assert "loss" not in vars(one_run.components)
+
+
+def test_memory_by_kind_is_a_time_line(tmp_path: Path) -> None:
+    one_run, _ = run(tmp_path, *WINDOW, "profile=memory")
+    name = "rank_00000_step_000003"
+    assert files(tmp_path) == [f"{name}.pt.trace.json.gz", f"{name}.txt", f"{name}_memory.json.gz"]
+    with gzip.open(tmp_path / f"profile/{name}_memory.json.gz", "rt") as stream:
+        counters = json.load(stream)["traceEvents"]
+    assert all(event["ph"] == "C" for event in counters)
+    weights = sum(parameter.nbytes for parameter in one_run.components.model.parameters())
+    assert weights <= max(event["args"]["parameters"] for event in counters) < 2 * weights
+    assert max(event["args"]["gradients"] for event in counters) > 0
+    assert "memory at most: " in (tmp_path / f"profile/{name}.txt").read_text()
+
+
+def test_every_micro_batch_is_marked(tmp_path: Path) -> None:
+    run(tmp_path, *WINDOW, "profile.steps=1", "trainer.global_batch_size=32", "loader.micro_batch_size=16")
+    parts = [event["name"] for event in trace(tmp_path, "rank_00000_step_000003") if event.get("cat") == "user_annotation"]
+    assert [parts.count(name) for name in ("data", "forward", "backward", "optimizer")] == [2, 2, 2, 1]
