@@ -25,11 +25,9 @@ _BEFORE_LAST = {
     *("neptune", "comet", "mlflow", "openai", "private", "refresh", "session", "signing", "ssh", "storage", "wandb"),
 }
 _URL = re.compile(r"(?P<start>\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/:@'\"]*:)(?P<password>[^\s/@'\"]+)@")
-_ASSIGNED = re.compile(
-    r"(?P<start>\b\w*(?:api_?key|access_?key|secret|passw(?:or)?d|passphrase|credentials?|auth_?token|access_?token)\w*[\"']?\s*[:=]\s*[bru]?[\"'])"
-    r"(?P<value>[^\"'\s]{6,})(?=[\"'])",
-    re.IGNORECASE,
-)
+_NAMES = r"(?:api_?key|access_?key|secret|passw(?:or)?d|passphrase|credentials?|auth_?token|access_?token)"
+_NAMED = re.compile(_NAMES, re.IGNORECASE)  # a tenth of the time of the whole pattern, which tries each word from each letter
+_ASSIGNED = re.compile(rf"(?P<start>\b\w*{_NAMES}\w*[\"']?\s*[:=]\s*[bru]?[\"'])(?P<value>[^\"'\s]{{6,}})(?=[\"'])", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _seen: dict[str, str] = {}  # value -> variable; kept when a variable is removed from the environment
 _scanned: dict[bytes, bytes] = {}  # the environment when it was last looked through
@@ -93,7 +91,10 @@ def reveal(value: Any) -> Any:
 
 def redact(text: str) -> str:
     """Return text without the values of secret environment variables, and without the passwords of URLs."""
-    secrets = _secrets()
+    return _without(_secrets(), text)
+
+
+def _without(secrets: Mapping[str, str], text: str) -> str:
     if secrets:
         text = _pattern(tuple(secrets)).sub(HIDDEN, text)
     return _URL.sub(_hide_password, text) if "://" in text else text
@@ -101,16 +102,23 @@ def redact(text: str) -> str:
 
 def redact_code(text: str) -> str:
     """Redact source code and tracebacks: also literals that are assigned to a name like a secret's."""
-    return _ASSIGNED.sub(rf"\g<start>{HIDDEN}", redact(text))
+    text = redact(text)
+    return _ASSIGNED.sub(rf"\g<start>{HIDDEN}", text) if _NAMED.search(text) else text
 
 
 def redact_all(value: Any) -> Any:
     """Redact every text in plain containers, keys too."""
+    return _all_without(_secrets(), value)
+
+
+def _all_without(secrets: Mapping[str, str], value: Any) -> Any:
     if isinstance(value, str):
-        return redact(value)
+        return _without(secrets, value)
+    if isinstance(value, (int, float)):  # most of a record
+        return value
     if isinstance(value, Mapping):
-        return {redact_all(name): redact_all(inner) for name, inner in value.items()}
-    return [redact_all(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {_all_without(secrets, name): _all_without(secrets, inner) for name, inner in value.items()}
+    return [_all_without(secrets, inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _reveal(name: str) -> str:

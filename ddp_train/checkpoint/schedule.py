@@ -57,10 +57,10 @@ class CheckpointSchedule:
 
     def saves_after(self, step: int) -> bool:
         """Tell whether a checkpoint is due after this step. Asked after each step and its evaluation, on every rank."""
-        metrics = self._metrics_of(step)
         is_due = self.every_steps is not None and step % self.every_steps == 0
-        is_due |= self.every_evaluation and any(name.startswith("eval/") for name in metrics)
-        is_due |= self._is_among_best(metrics)
+        if step == self._step:  # else nothing was measured
+            is_due |= self.every_evaluation and any(name.startswith("eval/") for name in self._metrics)
+            is_due |= self._is_among_best(self._metrics)
         if self.every_minutes is not None:
             is_due |= self.agree(not is_due and self.clock() - self._last_s >= 60 * self.every_minutes)
         if is_due:

@@ -92,8 +92,8 @@ class TrainLoader:
     ) -> None:
         self.source, self.order = source, order
         self.skips = skips
-        self._by_size = by_size
         self.grad_accum_steps = grad_accum_steps
+        self._num_parts = cache(by_size or (lambda size: grad_accum_steps))  # of this rank's share of a global batch, by its size
         self._rank, self._world_size = rank, world_size
         self._read = TrainReader(source, order, skips=skips)
         self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
@@ -104,7 +104,7 @@ class TrainLoader:
 
     def micro_steps(self, samples: int) -> int:
         """Return how many micro-batches the step that begins after `samples` samples has."""
-        return self._by_size(self.order.batch_at(samples).size) if self._by_size else self.grad_accum_steps
+        return self._num_parts(self.order.batch_at(samples).size) if self.grad_accum_steps > 1 else 1
 
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
@@ -129,12 +129,13 @@ class TrainLoader:
         cut = cache(self._cut)
         while True:
             batch = self.order.batch_at(samples)
-            for low, high, counts in cut(batch.size, self.micro_steps(samples)):
+            for low, high, counts in cut(batch.size):
                 yield TrainRequest(batch.epoch, batch.start + low, batch.start + high, counts)
             samples += batch.size
 
-    def _cut(self, size: int, micro_steps: int) -> list[tuple[int, int, bool]]:
+    def _cut(self, size: int) -> list[tuple[int, int, bool]]:
         """Return this rank's micro-batches of a global batch: from where to where in it, and whether they count."""
+        micro_steps = self._num_parts(size)
         low, high = share(0, size, self._rank, self._world_size)
         parts = [share(low, high, part, micro_steps) for part in range(micro_steps)]
         return [(start, stop, True) if stop > start else (0, 1, False) for start, stop in parts]

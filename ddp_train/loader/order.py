@@ -82,12 +82,20 @@ class SampleOrder:
         self.epoch_size = sampler.length - sampler.length % global_batch_size if drop_last else sampler.length
         self.steps_per_epoch = None if changes else -(-self.epoch_size // global_batch_size)
         self._plan = BatchPlan(self.epoch_size, global_batch_size, changes)
-        self._ahead: dict[tuple[int, int], _Ahead] = {}
+        self._asked: tuple[int, GlobalBatch] | None = None
+        # What has been drawn ahead.
+        self._rows: dict[tuple[int, int, int], Indices] = {}  # by epoch, start and stop
+        self._keys: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # those of each part of a global batch
+        self._block: _Block | None = None
 
     def batch_at(self, samples: int) -> GlobalBatch:
         """Return the global batch that begins after `samples` samples. O(1)."""
-        epoch, start = divmod(samples, self.epoch_size)
-        return GlobalBatch(epoch, start, min(start + self._plan.size_at(samples), self.epoch_size))
+        asked = self._asked  # in a step several ask for the same one
+        if asked is None or asked[0] != samples:
+            epoch, start = divmod(samples, self.epoch_size)
+            batch = GlobalBatch(epoch, start, min(start + self._plan.size_at(samples), self.epoch_size))
+            asked = self._asked = samples, batch
+        return asked[1]
 
     def samples_after(self, step: int) -> int:
         """Return how many samples the first `step` steps take."""
@@ -99,20 +107,25 @@ class SampleOrder:
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """Return the data set's indices at the positions [start, stop) of an epoch's order, shape [stop - start]."""
-        if self._sampler.window > 1:
-            return self._from_windows(epoch, start, stop)
-        # A rank reads the same part of one global batch after another: that part of the next ones is drawn with it, and nobody else's.
+        row = self._rows.get((epoch, start, stop))
+        if row is not None:
+            return row
+        return self._from_windows(epoch, start, stop) if self._sampler.window > 1 else self._draw(epoch, start, stop)
+
+    def _draw(self, epoch: int, start: int, stop: int) -> Indices:
+        """A rank reads the same part of one global batch after another: that part of the next ones is drawn with it, nobody else's."""
         stride, origin = self._plan.size_at(epoch * self.epoch_size + start), self._plan.origin(epoch, start)
-        batch, offset = divmod(start - origin, stride)
         size = stop - start
-        ahead = self._ahead.get((offset, size))
-        if ahead is None or (ahead.epoch, ahead.origin) != (epoch, origin) or not 0 <= batch - ahead.first < len(ahead.indices):
-            num_batches = min(max(1, _AHEAD // size), 1 + (self._sampler.length - stop) // stride)
-            positions = start + stride * np.arange(num_batches)[:, None] + np.arange(size)
-            ahead = _Ahead(epoch, batch, self._sampler(epoch, positions.reshape(-1)).reshape(num_batches, size), origin)
-            self._ahead[offset, size] = ahead
-        indices: Indices = ahead.indices[batch - ahead.first]
-        return indices
+        num_batches = min(max(1, _AHEAD // size), 1 + (self._sampler.length - stop) // stride)
+        starts = start + stride * np.arange(num_batches)
+        rows = self._sampler(epoch, (starts[:, None] + np.arange(size)).reshape(-1)).reshape(num_batches, size)
+        part = (start - origin) % stride, size
+        for key in self._keys.get(part, ()):
+            self._rows.pop(key, None)
+        self._keys[part] = [(epoch, first, first + size) for first in starts.tolist()]
+        self._rows.update(zip(self._keys[part], rows, strict=True))
+        first_row: Indices = rows[0]
+        return first_row
 
     def _from_windows(self, epoch: int, start: int, stop: int) -> Indices:
         block_size = -(-_AHEAD // self._sampler.window) * self._sampler.window
@@ -120,12 +133,12 @@ class SampleOrder:
         while start < stop:
             number = start // block_size
             low = number * block_size
-            ahead = self._ahead.get((0, 0))
-            if ahead is None or (ahead.epoch, ahead.first) != (epoch, number):
+            block = self._block
+            if block is None or (block.epoch, block.number) != (epoch, number):
                 positions = np.arange(low, min(low + block_size, self._sampler.length))
-                ahead = self._ahead[0, 0] = _Ahead(epoch, number, self._sampler(epoch, positions))
+                block = self._block = _Block(epoch, number, self._sampler(epoch, positions))
             border = min(stop, low + block_size)
-            pieces.append(ahead.indices[start - low : border - low])
+            pieces.append(block.indices[start - low : border - low])
             start = border
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
@@ -149,13 +162,12 @@ class SampleOrder:
         return self._sampler(epoch, (first + np.arange(count)) % self._sampler.length)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": {}}  # for data-loader workers: each draws for itself
+        return {**self.__dict__, "_rows": {}, "_keys": {}, "_block": None}  # for data-loader workers: each draws for itself
 
 
-class _Ahead(NamedTuple):
-    """What has been drawn: a part of each of several global batches from `first` on, or window after window of a block."""
+class _Block(NamedTuple):
+    """What has been drawn of a sampler with windows: several of them, one after the other."""
 
     epoch: int
-    first: int
+    number: int
     indices: Indices
-    origin: int = 0  # the position from which these batches are counted

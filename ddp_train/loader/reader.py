@@ -73,7 +73,7 @@ class TrainReader:
         return self._order.indices(request.epoch, request.start, request.stop)
 
     def __call__(self, request: TrainRequest) -> MicroBatch:
-        wanted = self.indices(request)
+        wanted = self._order.indices(request.epoch, request.start, request.stop)
         if self._dataset is not None:  # its transforms draw while it is read
             self._dataset.keys_of = partial(self._order.sample_keys, request.epoch)
         skipped: tuple[BadSample, ...] = ()

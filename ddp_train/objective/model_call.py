@@ -34,6 +34,8 @@ def call(model: nn.Module, batch: Batch) -> tuple[Any, Any]:
     Raises:
         ConfigError: the batch does not tell which of its parts are the targets.
     """
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:  # as nearly all are
+        return model(batch[0]), batch[1]
     inputs, targets = split(batch)
     return give(model, inputs), targets
 
@@ -44,6 +46,8 @@ def split(batch: Batch) -> tuple[Any, Any]:
     Raises:
         ConfigError: it does not tell which of its parts are the targets.
     """
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        return tuple(batch[:-1]), batch[-1]
     if isinstance(batch, Mapping):
         names = [name for name in TARGETS if name in batch]
         if len(names) != 1:
@@ -54,8 +58,6 @@ def split(batch: Batch) -> tuple[Any, Any]:
                 fix="loader.fields=[INPUT,TARGET]",
             )
         return {name: value for name, value in batch.items() if name != names[0]}, batch[names[0]]
-    if isinstance(batch, (tuple, list)) and len(batch) > 1:
-        return tuple(batch[:-1]), batch[-1]
     raise ConfigError(
         key="data",
         happened=f"a batch is {describe(batch)}",
@@ -66,9 +68,9 @@ def split(batch: Batch) -> tuple[Any, Any]:
 
 def give(model: nn.Module, inputs: Any) -> Any:
     """Call the model with a tuple of arguments, a dict of them, or one tensor."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 def unwrap(outputs: Any) -> tuple[Tensor, list[Tensor]]:

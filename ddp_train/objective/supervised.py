@@ -66,9 +66,9 @@ class Supervised(ABC):
             ConfigError: the model gives more than its output, and nothing says what to do with it.
         """
         given, targets = call(model, batch)
-        outputs, beside = unwrap(given)
+        outputs, beside = (given, []) if isinstance(given, Tensor) else unwrap(given)
         total = self.total_loss(at_least_float32(outputs), targets)
-        for aux, weight in weighed(beside, self.aux_weight):
+        for aux, weight in weighed(beside, self.aux_weight) if beside else ():
             part = aux.float() * self.weight(batch) if aux.ndim == 0 else self.total_loss(at_least_float32(aux), targets)
             total = total + weight * part
         return total

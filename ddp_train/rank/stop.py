@@ -105,7 +105,7 @@ class Stop:
     def comes_after(self, step: int) -> bool:
         """Tell whether this step is the last; after each step the same on every rank. If not, the next one counts as begun."""
         if self._peers.is_alone:
-            return self.is_asked()
+            return self._asked.is_set()
         with self._turn:
             is_last = self._last_step is not None and step >= self._last_step  # beyond it where that step was taken back
             if not is_last:

@@ -62,7 +62,7 @@ class LRSchedule(LRScheduler):
 
 def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> LRSchedule:
     """Stay at the peak after the warm-up."""
-    return LRSchedule(optimizer, lambda step: _warmup(step, warmup_steps))
+    return LRSchedule(optimizer, (lambda step: _warmup(step, warmup_steps)) if warmup_steps else (lambda step: 1.0))
 
 
 def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.1) -> LRSchedule:

@@ -69,10 +69,8 @@ class Checkpoints:
             agree=self.agree,
         )
         self.records.listen(self._schedule.note)
-
-    def are_due(self, step: int) -> bool:
-        """Tell whether a checkpoint is due, asked after each step and its evaluation; the same on all ranks."""
-        return self._schedule.saves_after(step)
+        self.are_due = self._schedule.saves_after
+        """Tells whether a checkpoint is due, asked after each step and its evaluation; the same on all ranks."""
 
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now. Collective.

@@ -90,7 +90,7 @@ class Components(Evaluated):
 
     def zero_gradients(self) -> None:
         """Forget the gradients of a step."""
-        if self.keeps_gradients():
+        if self.train_loader.grad_accum_steps > 1 and self.keeps_gradients():
             self.optimizer.zero_grad(set_to_none=False)
         elif getattr(self.optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:  # it may have more to forget
             self.optimizer.zero_grad(set_to_none=True)

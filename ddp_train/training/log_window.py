@@ -41,28 +41,37 @@ class LogWindow:
 
     def __init__(self, device: torch.device, sums: WindowSums | None = None, *, turns: Collection[str] = ()) -> None:
         sums = sums or WindowSums()
-        self._losses = _room_after(sums.losses, device)
-        self._of_turns = {name: _room_after(sums.turns.get(name, [0.0] * len(sums.losses)), device) for name in turns}
+        self._losses = _Room(sums.losses, device)
+        self._of_turns = {name: _Room(sums.turns.get(name, [0.0] * len(sums.losses)), device) for name in turns}
         self._taken = [list(names) for names in sums.taken]  # the turns of each step
         self._weights: list[float | Tensor] = list(sums.weights)
-        self.loss_sum = self._losses[0]  # of the step that is being taken, over this rank's units
+        self.loss_sum = self._losses.of_steps[0]  # of the step that is being taken, over this rank's units
         self.turn_sums: dict[str, Tensor] = {}  # the part of each turn in it
         self.skipped = sums.skipped  # samples on this rank
         self.skipped_steps = sums.skipped_steps
         self.norms: list[Tensor] = []  # of the gradient, of the steps not looked at yet; only where a step depends on it
         self.num_judged = len(sums.weights)  # steps that have been looked at; all that a checkpoint holds have been
+        self._start()
+
+    def _start(self) -> None:
         self.steps = self.samples = 0  # since this process began the window, for the time of a step
         self.data_wait_s = 0.0
         self.started = time.perf_counter()
 
+    def begin_again(self) -> None:
+        """Forget the steps, of which a record tells now. What they have been kept in is used again."""
+        for room in (self._losses, *self._of_turns.values()):
+            room.clear()
+        self._taken, self._weights, self.norms = [], [], []
+        self.skipped = self.skipped_steps = self.num_judged = 0
+        self._start()
+
     def begin_step(self) -> None:
         """Let `loss_sum` be that of the next step."""
-        if len(self._weights) == len(self._losses):
-            self._losses = _twice(self._losses)
-            self._of_turns = {name: _twice(losses) for name, losses in self._of_turns.items()}
-        self.loss_sum = self._losses[len(self._weights)]
+        place, of_steps = len(self._weights), self._losses.of_steps
+        self.loss_sum = of_steps[place] if place < len(of_steps) else self._losses.at(place)
         if self._of_turns:
-            self.turn_sums = {name: losses[len(self._weights)] for name, losses in self._of_turns.items()}
+            self.turn_sums = {name: losses.at(place) for name, losses in self._of_turns.items()}
 
     def end_step(self, weight: float | Tensor, *, samples: int, turns: Iterable[str] = ()) -> None:
         """Count the step.
@@ -81,7 +90,7 @@ class LogWindow:
     @property
     def losses(self) -> Tensor:
         """This rank's share of the loss of each step, not divided by anything, shape [steps], float64."""
-        return self._losses[: len(self._weights)]
+        return self._losses.values[: len(self._weights)]
 
     def read(self, world: World, grad_norm: Tensor | None = None, logged: Logged | None = None, *, beside: Sequence[float] = ()) -> Reading:
         """Reduce once what is this rank's alone, and read the device once. Collective.
@@ -91,7 +100,7 @@ class LogWindow:
             logged: what was logged since the last record, which this read is for; None: for none.
             beside: numbers of this rank's host that are added up, too; as many on every rank.
         """
-        device = self._losses.device
+        device = self._losses.values.device
         host = [float(self.skipped), *beside, *(logged.numbers() if logged else ())]
         own = [self.losses, *self._turn_losses().values(), torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True)]
         own += logged.sums(device=device) if logged else []
@@ -132,7 +141,7 @@ class LogWindow:
         """Count these steps for nothing: they were not taken."""
         for place in places:
             for losses in (self._losses, *self._of_turns.values()):
-                losses[place] = 0.0
+                losses.values[place] = 0.0
             self._weights[place] = 0.0
 
     def sums(self, logged: Logged | None = None) -> WindowSums:
@@ -154,15 +163,28 @@ class LogWindow:
         self.started += time.perf_counter() - since
 
     def _turn_losses(self) -> dict[str, Tensor]:
-        return {name: losses[: len(self._weights)] for name, losses in self._of_turns.items()}
+        return {name: losses.values[: len(self._weights)] for name, losses in self._of_turns.items()}
 
 
-def _room_after(values: Sequence[float], device: torch.device) -> Tensor:
-    """Return these values with room for more, float64."""
-    room = torch.zeros(len(values) + _STEPS_AT_FIRST, dtype=torch.float64, device=device)
-    room[: len(values)] = torch.tensor(values, dtype=torch.float64)
-    return room
+class _Room:
+    """A number for each step of a window, float64, and room for more.
 
+    Args:
+        values: those of its first steps.
+    """
 
-def _twice(room: Tensor) -> Tensor:
-    return torch.cat([room, torch.zeros_like(room)])
+    def __init__(self, values: Sequence[float], device: torch.device) -> None:
+        self.values = torch.zeros(len(values) + _STEPS_AT_FIRST, dtype=torch.float64, device=device)
+        self.values[: len(values)] = torch.tensor(values, dtype=torch.float64)
+        self.of_steps = self.values.unbind()  # once: to look at one of them takes as long as to add to it
+
+    def at(self, place: int) -> Tensor:
+        """Return the number of a step, shape [], to add to; the one after the last at most."""
+        if place == len(self.of_steps):
+            self.values = torch.cat([self.values, torch.zeros_like(self.values)])
+            self.of_steps = self.values.unbind()
+        return self.of_steps[place]
+
+    def clear(self) -> None:
+        """Let all of them be 0."""
+        self.values.zero_()

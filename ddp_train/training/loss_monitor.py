@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.loader.order import BatchOrder, SampleOrder
@@ -67,21 +68,17 @@ class LossMonitor:
         totals, weights, norms = reading.totals, reading.weights, reading.norms
         newest = 0.0 if reading.grad_norm is None else reading.grad_norm
         skipped = []
-        samples = state.samples - window.samples
-        for place in range(len(totals) - window.steps, len(totals)):  # those before are of a checkpoint, looked at before it was written
-            batch = order.batch_at(samples)
-            step = _Step(state.step - len(totals) + place + 1, samples, batch.size, order)
-            samples += batch.size
-            if place < window.num_judged:
-                continue
+        first = len(totals) - window.steps  # those before are of a checkpoint, looked at before it was written
+        for place in range(max(first, window.num_judged), len(totals)):
             loss = totals[place] / (weights[place] or 1.0)  # 0: nothing counted
             is_newest = place == len(totals) - 1
             norm = norms[place - window.num_judged] if norms else newest if is_newest else 0.0
+            step = partial(_step_at, place - first, window, state, order)  # who it was is asked only where something is wrong
             if norms and not math.isfinite(norm):
                 skipped.append(place)
-                self._on_skipped(step, state, loss, norm, is_scaled=is_scaled)
+                self._on_skipped(step(), state, loss, norm, is_scaled=is_scaled)
             elif not math.isfinite(loss) or not (is_scaled or math.isfinite(norm)):
-                self._on_lost(step, loss, norm, first=state.step - window.steps + 1, last=state.step)
+                self._on_lost(step(), loss, norm, first=state.step - window.steps + 1, last=state.step)
             else:
                 state.skipped_in_a_row = 0
                 if self.spike_zscore is not None:
@@ -90,7 +87,7 @@ class LossMonitor:
         window.skipped_steps += len(skipped)
         window.num_judged = len(totals)
         window.norms.clear()
-        left = [place for place in range(len(totals)) if place not in set(skipped)]
+        left = sorted({*range(len(totals))}.difference(skipped))
         return float(sum(totals[place] for place in left) / (sum(weights[place] for place in left) or math.nan))
 
     def _on_skipped(self, step: _Step, state: TrainState, loss: float, norm: float, *, is_scaled: bool) -> None:
@@ -122,10 +119,11 @@ class LossMonitor:
             " for single bad batches health.on_nonfinite=skip or rewind",
         )
 
-    def _look_for_a_spike(self, step: _Step, state: TrainState, loss: float, turns: str) -> None:
+    def _look_for_a_spike(self, at: Callable[[], _Step], state: TrainState, loss: float, turns: str) -> None:
         before = state.losses.get(turns, [])  # a step that takes another turn besides has another loss, and is no spike by that
         zscore = robust_zscore(loss, before)
         if zscore is not None and self.spike_zscore is not None and zscore >= self.spike_zscore:
+            step = at()
             event = step.event("spike", loss=loss, zscore=round(zscore, 3))
             median = statistics.median(before)
             happened = f"the loss {loss:.4g} at step {step.number} is a spike, z-score {zscore:.1f} over the median {median:.4g}"
@@ -147,6 +145,14 @@ def robust_zscore(loss: float, before: Sequence[float]) -> float | None:
     spread = 1.4826 * statistics.median(abs(value - median) for value in before)
     floor = max(_LEAST_SPREAD * abs(median), 1e-12)
     return (loss - median) / max(spread, floor)
+
+
+def _step_at(place: int, window: LogWindow, state: TrainState, order: BatchOrder) -> _Step:
+    """Return one of the steps that this process has taken since the last log step, counted from 0."""
+    samples = state.samples - window.samples
+    for _ in range(place):
+        samples += order.batch_at(samples).size
+    return _Step(state.step - window.steps + place + 1, samples, order.batch_at(samples).size, order)
 
 
 @dataclass(frozen=True)

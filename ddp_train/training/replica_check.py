@@ -31,7 +31,7 @@ class ReplicaError(RunError):
 class ReplicaCheck:
     """Compares nothing."""
 
-    def after(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         """Say that a step was taken."""
 
     def go_back(self) -> None:
@@ -61,7 +61,7 @@ class FingerprintCheck(ReplicaCheck):
         self._parameters, self._buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         self._buffers_at_start = self._gather(self._buffers)
 
-    def after(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         """Compare if it is time. Collective."""
         if step % self.every_steps == 0:
             self._check(step)

@@ -98,7 +98,7 @@ class TrainState:
     @property
     def steps_taken(self) -> int:
         """Steps, those that were taken back included: unlike `step` it only grows."""
-        return self.step + sum(jump.from_step - jump.to_step for jump in self.jumps)
+        return self.step + sum(jump.from_step - jump.to_step for jump in self.jumps) if self.jumps else self.step
 
     def state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "window"}

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Objective, batch_size
 from ddp_train.loader.device_copy import copied_ahead, to_device
-from ddp_train.loader.order import GlobalBatch, epochs
+from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.metrics import model_log
 from ddp_train.phase import Phase, PhaseTracker
@@ -33,7 +32,7 @@ from ddp_train.scheduler.plateau import Plateau
 from ddp_train.training import evaluation
 from ddp_train.training.callbacks import Callbacks, RunView, Show
 from ddp_train.training.components import Components
-from ddp_train.training.device_queue import device_queue
+from ddp_train.training.device_queue import DeviceQueue, device_queue
 from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.log_window import LogWindow, Reading
 from ddp_train.training.logged import Logged
@@ -45,8 +44,6 @@ from ddp_train.training.sanity_check import NamedBatch, check, explain, untouche
 from ddp_train.training.skip_nonfinite import StepGuard
 from ddp_train.training.state import TrainState, WindowSums
 from ddp_train.training.turn import Turn
-
-_SYNCHRONISED = nullcontext()  # around a backward that reduces the gradients: any number of times
 
 
 @dataclass(kw_only=True)
@@ -159,16 +156,18 @@ class Trainer:
         if not is_settled and first:
             with untouched(components, world.device):
                 components.rebuild_buckets(world, first[0])
-        return _after(first, stream)
+        return _one_by_one(first, stream)
 
     def _train(self, stream: Iterator[MicroBatch]) -> bool:
         """Train from the state to the last step, or until a stop or a rewind."""
         components, state, tracker, callbacks, profiler = self.components, self.state, self.tracker, self.callbacks, self.profiler
-        order = components.train_loader.order
+        order, every = components.train_loader.order, self.evaluate_every_steps
         components.module.train()
         counts_epochs = self._reach_epoch()
         self.window = LogWindow(self.world.device, state.window, turns=components.turns)
         queue = device_queue(self.world.device, tracker)
+        # Who does nothing after a step is not told of it: with steps of a millisecond each call shows.
+        told = [each.after_step for each, idle in ((queue, DeviceQueue), (self.replicas, ReplicaCheck)) if type(each) is not idle]
         self.logged.go_on_from(state.window)
         was_stopped = state.stopped is not None
         callbacks.start()
@@ -178,36 +177,39 @@ class Trainer:
             state.owes_evaluation = False
         if state.stopped is not None and not was_stopped:
             self._save()
-        while not self._is_over():
+        is_over = self._is_over()
+        while not is_over:
             if profiler.is_on:
                 self._begin_recorded_step()
             batch = order.batch_at(state.samples)
-            is_last = state.step + 1 == components.total_steps
-            is_log_step = is_last or (state.step + 1) % self.log_every_steps == 0
-            grad_norm = self.train_step(self._micro_batches(stream), global_batch_size=batch.size, measures_norm=is_log_step)
+            is_log_step = (state.step + 1) % self.log_every_steps == 0 or state.step + 1 == components.total_steps
+            size = batch.size
+            grad_norm = self.train_step(self._micro_batches(stream), global_batch_size=size, measures_norm=is_log_step)
             state.step += 1
-            state.samples += batch.size
+            state.samples += size
             if counts_epochs:
                 self._reach_epoch()
-            queue.after_step(state.step)
-            self.replicas.after(state.step)
+            for after_step in told:
+                after_step(state.step)
             if callbacks.has_steps:
                 callbacks.step(is_log_step=is_log_step)
             if is_log_step:
                 self._log(grad_norm)
-                is_last = self._is_over()  # a callback's stop is agreed on in the log
+                is_over = self._is_over()  # the last one is a log step, and a callback's stop is agreed on in the log
 
             stops = self.stops_after(state.steps_taken)
-            if is_last or self._ends_period(batch):
+            if is_over or (state.step % every == 0 if every else batch.stop == order.epoch_size):
                 started = time.perf_counter()
                 stops = stops or not self.evaluate()
+                is_over = self._is_over()  # or agreed on in an evaluation
                 state.owes_evaluation = stops
                 self.window.leave_out(started)
             saves = self.saves_after(state.step)  # after the evaluation: it may be one of the best
-            if stops or saves or self._is_over():
+            if stops or saves or is_over:
                 if not is_log_step:  # else it is known: weights that are lost must not replace good ones
                     self._judge(self.window.read(self.world))
                 self._save()
+                is_over = self._is_over()
             if stops:
                 return False
         return True
@@ -257,7 +259,8 @@ class Trainer:
                     fix="look for a StopIteration that the data set raises",
                 )
             window.data_wait_s += time.perf_counter() - started
-            window.skipped += len(micro_batch.skipped)
+            if micro_batch.skipped:
+                window.skipped += len(micro_batch.skipped)
             tracker.enter(Phase.STEP, step)
             yield micro_batch
 
@@ -280,14 +283,15 @@ class Trainer:
         total_weight, micro_batches = _start_total_weight(components.objective, micro_batches, self.world, global_batch_size)
         if components.turns:
             turns = components.turns_at(self.state.step)
+            taken = [turn.name for turn in turns]
             grad_norm = self._take_turns(turns, [*micro_batches], total_weight, measures_norm=measures_norm)
         else:
-            turns = []
+            taken = []
             grad_norm = self._descend(micro_batches, total_weight, measures_norm=measures_norm)
         components.scheduler.step()
         if self.guard.needs_norm and grad_norm is not None:
             window.norms.append(grad_norm)
-        window.end_step(total_weight(), samples=global_batch_size, turns=[turn.name for turn in turns])
+        window.end_step(total_weight(), samples=global_batch_size, turns=taken)
         return grad_norm
 
     def _take_turns(
@@ -321,7 +325,10 @@ class Trainer:
         last = components.train_loader.micro_steps(self.state.samples) - 1
         for number, micro_batch in enumerate(micro_batches):
             try:
-                with components.strategy.no_sync(module) if number < last else _SYNCHRONISED:
+                if number < last:
+                    with components.strategy.no_sync(module):
+                        self._accumulate(micro_batch, total_weight, turn)
+                else:  # this backward reduces the gradients
                     self._accumulate(micro_batch, total_weight, turn)
             except IndexError as error:  # a label out of range, say
                 ids = components.train_loader.sample_ids(self.state.samples, number)
@@ -332,7 +339,7 @@ class Trainer:
         if self.clip_grad_norm is not None or measures_norm or guard.needs_norm:
             # Before the optimizer's step, which may use the gradients' memory.
             components.scaler.unscale_(components.optimizer)
-            parameters = [parameter for parameter in components.module.parameters() if parameter.grad is not None]
+            parameters = [*components.module.parameters()]
             grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
             if self.clip_grad_norm is not None:
                 nn.utils.clip_grads_with_norm_(parameters, self.clip_grad_norm, grad_norm)
@@ -387,18 +394,12 @@ class Trainer:
         self._write("train", values | window.turn_means(reading) | self.logged.settle(reading.logged, self.world))
         if num_asked:
             self.profiler.take(self.state.step)
-        self.window = LogWindow(self.world.device, turns=components.turns)
+        window.begin_again()
 
     def _judge(self, reading: Reading) -> float:
         """Return the mean loss of the window's steps, unless one of them ends the run or leads it back."""
         components = self.components
         return self.monitor.judge(self.window, reading, self.state, components.train_loader.order, is_scaled=components.scaler.is_enabled())
-
-    def _ends_period(self, batch: GlobalBatch) -> bool:
-        """Tell whether an evaluation comes after this batch."""
-        if self.evaluate_every_steps:
-            return self.state.step % self.evaluate_every_steps == 0
-        return batch.stop == self.components.train_loader.order.epoch_size
 
     def evaluate(self) -> bool:
         """Evaluate, write a record and keep the best values; False: a stop came before it was done, on all ranks alike. Collective."""
@@ -445,7 +446,7 @@ def _start_total_weight(
     weight = objective.weight(first.batch)
     if isinstance(weight, int):
         known = weight / batch_size(first.batch) * global_batch_size
-        return lambda: known, _after([first], rest)
+        return lambda: known, _one_by_one([first], rest)
     every = [first, *rest]
     weights = [torch.as_tensor(objective.weight(each.batch), dtype=torch.float64) * each.counts for each in every]
     wait = world.start_sum(torch.stack(weights).sum())  # reduced where the data is, mostly on the CPU: no wait for the device
@@ -453,8 +454,6 @@ def _start_total_weight(
     return cache(lambda: wait().to(world.device, non_blocking=True)), every
 
 
-def _after(first: list[MicroBatch], rest: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-    """Yield all of them, and keep none: `itertools.chain` would hold the first ones, and their memory, to its end."""
-    while first:
-        yield first.pop(0)
-    yield from rest
+def _one_by_one(first: list[MicroBatch], rest: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+    """Yield all of them, and keep none: given the list itself, `chain` would hold its memory to the end."""
+    return chain(iter(first), rest)

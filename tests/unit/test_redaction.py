@@ -42,6 +42,15 @@ def test_a_value_is_hidden_in_every_way_to_write_it() -> None:
     assert redaction.redact("nothing here, / neither") == "nothing here, / neither"
 
 
+@pytest.mark.parametrize(
+    "name", ["API_KEY", "my_accesskey_2", "secretWord", "passwd", "Password", "passphrase", "credential", "authToken", "access_token"]
+)
+def test_what_is_assigned_to_a_name_like_a_secrets_is_hidden(name: str) -> None:
+    assert redaction.redact_code(f"x = 1; {name} = 'hunter2222'") == f"x = 1; {name} = '***'"
+    assert redaction.redact_code(f'{{"{name}": "hunter2222"}}') == f'{{"{name}": "***"}}'
+    assert redaction.redact_code("{'tokens': 'hunter2222'}") == "{'tokens': 'hunter2222'}"
+
+
 def test_a_secret_that_left_the_environment_is_still_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     redaction.redact("")
     monkeypatch.delenv("UNIT_API_KEY")

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
+from ddp_train.distributed.world import alone
+from ddp_train.training.log_window import LogWindow
 from ddp_train.training.loss_monitor import LossMonitor
 from ddp_train.training.records import Record
 from ddp_train.training.skip_nonfinite import SkippingGuard
+from ddp_train.training.state import WindowSums
 from ddp_train.training.trainer import Trainer
 from tests.unit.parts import components, trainer
 from tests.unit.training.ragged import ragged_components
@@ -24,6 +28,27 @@ def test_the_recorded_loss_is_the_mean_over_the_steps_of_the_window() -> None:
     assert [record["loss"] for record in third if record["split"] == "train"] == pytest.approx([sum(losses[:3]) / 3, sum(losses[3:]) / 3])
     assert [record["step"] for record in third] == [3, 6, 6]
     assert {"loss", "lr", "grad_norm", "samples_per_s", "step_ms", "data_wait_ms", "epoch", "samples", "time"} <= third[0].keys()
+
+
+def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had() -> None:
+    readings = []
+    used, new = (LogWindow(torch.device("cpu"), turns=["first"]) for _ in range(2))
+    for window in (used, used, new):
+        window.begin_again()
+        for step in range(150):  # more than there is room for at first
+            window.begin_step()
+            window.loss_sum += step
+            window.turn_sums["first"] += 2 * step
+            window.end_step(64, samples=64, turns=["first"])
+        readings.append(window.read(alone()))
+        assert (window.steps, window.samples) == (150, 150 * 64)
+        window.skipped, window.skipped_steps, window.num_judged = 3, 2, 150
+        window.leave_out_steps([149])
+    assert readings[0] == readings[1] == readings[2]
+    assert readings[0].totals == [float(step) for step in range(150)]
+    assert readings[0].turns == {"first": [2.0 * step for step in range(150)]}
+    new.begin_again()
+    assert new.sums() == WindowSums(turns={"first": []})
 
 
 def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World, alone
-from ddp_train.training.replica_check import FingerprintCheck, ReplicaError
+from ddp_train.training.replica_check import FingerprintCheck, ReplicaCheck, ReplicaError
+from tests.unit.parts import components, trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +62,26 @@ def flip_a_bit(tensor: Tensor, place: int, bit: int) -> None:
     tensor.detach().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]).flatten()[place] ^= 1 << bit
 
 
+def test_the_loop_tells_it_of_every_step() -> None:
+    told: list[int] = []
+
+    class Told(ReplicaCheck):
+        def after_step(self, step: int) -> None:
+            told.append(step)
+
+    trainer(components("trainer.max_steps=3"), replicas=Told()).train()
+    assert told == [1, 2, 3]
+
+
 @pytest.mark.parametrize(("name", "place", "bit"), [("0.weight", 1199, 0), ("2.bias", 1, 14), ("table", 0, 0)])
 def test_one_bit_on_one_rank_is_found_and_named(name: str, place: int, bit: int) -> None:
     world = fleet(4)
     check = check_of(world, every_steps=5)
-    check.after(5)
+    check.after_step(5)
     flip_a_bit(world.models[2].get_parameter(name) if name != "table" else world.models[2].get_buffer(name), place, bit)
-    check.after(6)
+    check.after_step(6)
     with pytest.raises(ReplicaError, match=re.escape(f"after step 10: rank 2 on node2 differs from the others in {name}\n")):
-        check.after(10)
+        check.after_step(10)
     with pytest.raises(ReplicaError):
         check.before_save(7)
 
@@ -77,10 +89,10 @@ def test_one_bit_on_one_rank_is_found_and_named(name: str, place: int, bit: int)
 def test_a_bit_of_the_optimizer_is_found_before_it_has_moved_a_weight() -> None:
     world = fleet(3)
     check = check_of(world)
-    check.after(1)
+    check.after_step(1)
     flip_a_bit(world.optimizers[1].state[world.models[1].get_parameter("0.bias")]["exp_avg_sq"], 7, 2)
     with pytest.raises(ReplicaError, match=r"rank 1 on node1 differs from the others in exp_avg_sq of 0\.bias"):
-        check.after(2)
+        check.after_step(2)
 
 
 def test_a_schedule_and_tensors_that_one_rank_alone_has_are_named() -> None:
@@ -88,10 +100,10 @@ def test_a_schedule_and_tensors_that_one_rank_alone_has_are_named() -> None:
     check = check_of(world)
     world.changes[2] = {"scheduler": "c"}
     with pytest.raises(ReplicaError, match=r"rank 2 on node2 differs from the others in scheduler"):
-        check.after(1)
+        check.after_step(1)
     world.changes[2] = {"optimizer's tensors": "exp_avg of 0.bias"}
     with pytest.raises(ReplicaError, match=r"rank 2 on node2 differs from the others in optimizer's tensors"):
-        check.after(2)
+        check.after_step(2)
 
 
 def test_two_ranks_differ_and_nobody_knows_which_is_right() -> None:
@@ -99,7 +111,7 @@ def test_two_ranks_differ_and_nobody_knows_which_is_right() -> None:
     check = check_of(world)
     flip_a_bit(world.models[1].get_parameter("0.bias"), 0, 3)
     with pytest.raises(ReplicaError, match=r"the ranks differ in 0\.bias, and no majority"):
-        check.after(1)
+        check.after_step(1)
 
 
 def test_averages_that_each_rank_has_of_its_own_are_left_out() -> None:
@@ -107,4 +119,4 @@ def test_averages_that_each_rank_has_of_its_own_are_left_out() -> None:
     check = check_of(world)
     for rank, model in enumerate(world.models):
         model[1](torch.full((2, 300), float(rank)))
-    check.after(1)
+    check.after_step(1)
