@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes
@@ -100,11 +102,19 @@ class RunConfig(RootConfig):
 
     @cached_property
     def _yaml(self) -> str:
-        return OmegaConf.to_yaml(OmegaConf.create(self.tree))
+        return yaml.dump(self.tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
     def hash(self) -> str:
         """Return the sha256 of what was composed: the same on all ranks and in all attempts, whatever the `auto`s come to."""
         return hashlib.sha256(self.yaml().encode()).hexdigest()
+
+
+class _Dumper(get_omega_conf_dumper()):  # type: ignore[misc]  # a function returns it
+    """Writes a tree to the letter as OmegaConf does, which would first make objects of all that is in it: that takes twice as long."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write a list again that stands in two places, as for two of the same content."""
+        return True
 
 
 ANSWERED = "auto"

@@ -10,9 +10,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -29,10 +32,12 @@ _GIT_TIMEOUT_S = 10
 _SHARED_WITHIN_S = 20
 
 
-def record(job: Job, world: World) -> None:
+@contextmanager
+def recorded(job: Job, world: World) -> Iterator[None]:
     """Write environment.json (and code.diff for a checkout with changes), after checking that all ranks agree. Collective.
 
-    A resumed run keeps the first file.
+    Git and the disk take their time: the files are written beside the block, and are there when it is left, however that is. A resumed
+    run keeps the first ones.
 
     Raises:
         UserError: a rank runs other code or another config than rank 0.
@@ -54,7 +59,27 @@ def record(job: Job, world: World) -> None:
                     fix="install the same versions on every node",
                 )
     if not world.is_main or job.run_folder.environment.exists():
+        yield
         return
+    problems: list[Exception] = []
+
+    def write() -> None:
+        try:
+            _write(job, world, ranks)
+        except Exception as problem:
+            problems.append(problem)
+
+    writer = Thread(target=write, name="environment")
+    writer.start()
+    try:
+        yield
+    finally:
+        writer.join()
+    if problems:
+        raise problems[0]
+
+
+def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
     commit, diff = _code()
     if diff:
         write_atomic(job.run_folder.code_diff, redact_code(diff))

@@ -56,10 +56,10 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
     assert task is not None
     if world.size != job.config.batch.world_size:
         raise UserError(key="cluster", happened=f"{world.size} ranks were started for an evaluation on {job.config.batch.world_size}")
-    environment.record(job, world)
-    if world.is_main:
-        print(summary.opening(job, world), flush=True)
-    components = build_evaluated(job.config, world, world.from_main(answers_of(Path(task.run)) if world.is_main else None))
+    with environment.recorded(job, world):
+        if world.is_main:
+            print(summary.opening(job, world), flush=True)
+        components = build_evaluated(job.config, world, world.from_main(answers_of(Path(task.run)) if world.is_main else None))
     log = _Log(job, world, tracker)
     metrics: dict[str, float] = {}
     for checkpoint in _checkpoints(task, log, world, tracker):

@@ -22,7 +22,6 @@ from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank import restart_report
-from ddp_train.rank.checkup import Checkup
 from ddp_train.rank.rank import Rank
 from ddp_train.rank.sweep_member import Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
@@ -159,6 +158,8 @@ class Group:
 
     def _as_rank(self, job: Job) -> int:
         if job.examines:
+            from ddp_train.rank.checkup import Checkup  # with the doctor's tables, which no run needs
+
             self._leaves_within_s = _LEAVES_CHECKUP_WITHIN_S
             return Checkup(self._attempt, self._rank, self._size, job).run()
         restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)

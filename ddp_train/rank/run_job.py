@@ -140,10 +140,10 @@ def _build(job: Job, world: World) -> Components:
     """Say what begins, and build what it is made of. Collective."""
     if world.size != job.config.batch.world_size:
         raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {job.config.batch.world_size}")
-    environment.record(job, world)
-    if world.is_main:
-        print(summary.opening(job, world), flush=True)
-    components = build(job.config, world)
+    with environment.recorded(job, world):
+        if world.is_main:
+            print(summary.opening(job, world), flush=True)
+        components = build(job.config, world)
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)
     return components

@@ -9,10 +9,13 @@ import ctypes
 import logging
 import os
 import re
+import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -128,6 +131,24 @@ def outlive_parent() -> None:
     _at_death_of_parent(0)
 
 
+def wait_for_ends(pids: Iterable[int], *, within_s: float) -> None:
+    """Wait until these children, which nobody has asked how they ended, have all ended, or for so long."""
+    deadline = time.monotonic() + within_s
+    with suppress(OSError, AttributeError), ExitStack() as opened:  # a kernel, or a Python, that has none
+        waiting = select.poll()
+        running = set()
+        for pid in pids:
+            running.add(descriptor := os.pidfd_open(pid))
+            opened.callback(os.close, descriptor)
+            waiting.register(descriptor, select.POLLIN)
+        while running and (left_s := deadline - time.monotonic()) > 0:
+            for descriptor, _ in waiting.poll(1e3 * left_s):
+                waiting.unregister(descriptor)
+                running.remove(descriptor)
+        return
+    time.sleep(max(0.0, deadline - time.monotonic()))
+
+
 def adopts(does: bool) -> None:
     """Let this process be the parent of those below it whose parent has ended, or not any more."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(does), 0, 0, 0)
@@ -211,6 +232,18 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
 def descriptor_path(number: int, pid: int | str = "self") -> str:
     """Return a path that leads to an open file or folder of a process, by its descriptor."""
     return f"/proc/{pid}/fd/{number}"
+
+
+def file_in_memory(content: bytes) -> int:
+    """Return the descriptor of a file without a name that has a content."""
+    if HAS_SHARED_MEMORY:
+        descriptor = os.memfd_create("request")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    return descriptor
 
 
 def open_memory(pid: int, name: str) -> int | None:

@@ -22,10 +22,13 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api
 
 from ddp_train.launch.agent.ranks import Ranks
-from ddp_train.system.process import STOP_SIGNALS
+from ddp_train.system.process import STOP_SIGNALS, wait_for_ends
 
 _SURVIVORS_S = 3
 """How long ranks may take to end after another one has failed: they have nothing to save, and sit in a broken collective."""
+
+_LOOKS_EVERY_S = 0.1
+"""How often it looks whether a rank has failed; when all have ended, at once."""
 
 Again = Callable[[Mapping[int, ProcessFailure], int], bool]
 """Tells whether ranks are started again, after failures by rank. Is told how many restarts are left."""
@@ -47,6 +50,8 @@ def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restart
     multiprocessing._terminate_process_handler = _once
     multiprocessing.get_subprocess_handler = ranks.start  # type: ignore[attr-defined, assignment]  # called by its name there
     api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, again=again, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
+    if options.max_restarts == 0:
+        ranks.to_start = int(options.nproc_per_node)
     torchrun.run(options)
 
 
@@ -73,6 +78,8 @@ class _Agent(LocalElasticAgent):
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        assert self._pcontext is not None
+        wait_for_ends(self._pcontext.pids().values(), within_s=_LOOKS_EVERY_S)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed() and (number := _stop_signal(self._by_themselves(result.failures))) is not None:
             raise SignalException("a rank was stopped before it listened", sigval=number)

@@ -65,7 +65,8 @@ def main(arguments: list[str], ranks: Ranks) -> int:
     """
     given = _take_options(arguments)
     run_folder = RunFolder(Path(given["--run-dir="])) if "--run-dir=" in given else None
-    options = torchrun.parse_args([f"--signals-to-handle={','.join(number.name for number in _PASSED_ON)}", *arguments])
+    signals = ",".join(number.name for number in _PASSED_ON)
+    options = torchrun.parse_args([f"--signals-to-handle={signals}", "--monitor-interval=0.001", *arguments])  # `elastic` waits itself
     in_round = "--restarts=" in given  # of several machines: the first one's node program decides what follows (`node/rounds.py`)
     restarts = int(given.get("--restarts=", "0"))
     number = next((int(part.removeprefix("rank=")) for part in options.rdzv_conf.split(",") if part.startswith("rank=")), 0)

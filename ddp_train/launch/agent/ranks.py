@@ -51,6 +51,8 @@ class Ranks:
     """
 
     def __init__(self, be_rank: Become, files: Sequence[int], *, is_forked: bool) -> None:
+        self.to_start: int | None = None
+        """How many ranks it starts in all, where that is known: the last one leaves nothing that waits."""
         self._nursery: Nursery | None = None
         if num_threads() == 1:  # else something that somebody's interpreters import has started one: each rank is a fresh one then
             self._nursery = fork_nursery(be_rank, without=files) if is_forked else spawn_nursery(interpreter(), with_one_thread(os.environ))
@@ -67,7 +69,9 @@ class Ranks:
             "stdout": stdout,
             "stderr": stderr,
         }
-        return _Forked(self._nursery.start({"rank": request}))
+        if self.to_start is not None:
+            self.to_start -= 1
+        return _Forked(self._nursery.start({"rank": request}, is_last=self.to_start == 0))
 
     def end(self) -> None:
         """End what waits to become a rank."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
 
 from ddp_train.cli import saved_run
 from ddp_train.config.run_config import RunConfig
@@ -63,3 +64,11 @@ def test_an_auto_equals_what_it_came_to_and_nothing_else(tmp_path: Path) -> None
     assert changes(run, typed) == []  # until the data is there
     with pytest.raises(ConfigError, match="says 12 now"):
         record(typed, run, {"model.num_classes": 12})
+
+
+def test_what_is_hashed_is_to_the_letter_what_omegaconf_writes_also_where_one_list_stands_in_two_places() -> None:
+    run = checked()
+    shared = ["on", "1e3", "null", "0x10", "two\nlines", "é", "", None, float("inf"), 1e-5, {"y": True, "n": {}}]
+    tree = {**run.tree, "extra": {"one": shared, "two": shared}}
+    apart = OmegaConf.to_container(OmegaConf.create(tree))
+    assert RunConfig.of(tree, run.batch).yaml() == OmegaConf.to_yaml(OmegaConf.create(tree)) == RunConfig.of(apart, run.batch).yaml()

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from importlib import metadata
+from pathlib import Path
+from unittest import mock
 
+import pytest
+
+from ddp_train.distributed.world import alone
 from ddp_train.rank import environment
+from ddp_train.run_folder.paths import RunFolder
 
 
 def test_the_packages_have_the_names_and_versions_of_their_own_metadata() -> None:
@@ -12,3 +19,24 @@ def test_the_packages_have_the_names_and_versions_of_their_own_metadata() -> Non
     found = environment._packages()
     assert found == {each.name: each.version for each in metadata.distributions()}
     assert "torch" in found
+
+
+def test_it_is_written_beside_the_block_and_there_when_the_block_is_left_also_by_an_error(tmp_path: Path) -> None:
+    job = mock.Mock(run_folder=RunFolder(tmp_path), command=["ddp-train"], overrides=[])
+    job.config.hash.return_value, job.config.batch = "abc", "16"
+    job.run_folder.config.touch()
+    with pytest.raises(ValueError, match="no model"), environment.recorded(job, alone()):
+        raise ValueError("no model")
+    first = json.loads(job.run_folder.environment.read_text())
+    assert first["config_sha256"] == "abc" and first["world_size"] == 1
+    job.command = ["another"]
+    with environment.recorded(job, alone()):
+        pass
+    assert json.loads(job.run_folder.environment.read_text()) == first
+    job.run_folder.environment.unlink()
+    with (
+        mock.patch.object(environment, "write_json", side_effect=OSError("disk full")),
+        pytest.raises(OSError, match="disk full"),
+        environment.recorded(job, alone()),
+    ):
+        pass

@@ -14,6 +14,7 @@ import pytest
 from ddp_train.system.process import (
     HAS_SHARED_MEMORY,
     descriptor_path,
+    exit_code_of,
     fork,
     handles_signal,
     has_free_processor,
@@ -24,6 +25,7 @@ from ddp_train.system.process import (
     parent_of,
     pid_namespace,
     start_of,
+    wait_for_ends,
 )
 
 
@@ -107,3 +109,14 @@ def test_a_processor_is_free_where_fewer_run(monkeypatch: pytest.MonkeyPatch, ru
     monkeypatch.setattr("ddp_train.system.process._read", lambda path: f"12.30 0.20 0.10 {running}/345 6789\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(processors)))
     assert has_free_processor() is is_free
+
+
+def test_children_are_waited_for_until_the_last_has_ended_and_no_longer_than_was_said() -> None:
+    done, soon, sleeping = fork(lambda: 1), fork(lambda: time.sleep(0.2) or 0), fork(lambda: time.sleep(60) or 0)
+    wait_for_ends([done.pid, soon.pid], within_s=60)
+    assert exit_code_of(soon.pid) == 0 and exit_code_of(done.pid) == 1  # nobody has asked yet
+    begun = time.monotonic()
+    wait_for_ends([done.pid, sleeping.pid], within_s=0.3)
+    assert time.monotonic() - begun >= 0.3
+    sleeping.signal(signal.SIGKILL)
+    assert [each.wait() for each in (done, soon, sleeping)] == [1, 0, -signal.SIGKILL]
