@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ddp_train.config.schema import SECTIONS, RootConfig, subsection
-from ddp_train.config.target import hints_of, locate
+from ddp_train.config.target import hints_of, look_up
 
 _COMMENT = re.compile(r"(?:^|\s)#\s+(.*)$")
 _DIRECTIVES = ("_target_", "_partial_", "defaults", "hydra")
@@ -61,13 +61,17 @@ def default_options(folder: Path) -> dict[str, str]:
     return {**{group: str(option) for group, option in pairs if isinstance(option, str) and " " not in group}, **fixed}
 
 
+_LED_TO = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
+"""The module before the name of a type, which says little, and is another one where the class was read and not imported."""
+
+
 def argument_type(target: str, name: str) -> str:
     """Return the type that a class's signature has for an argument; "" where it has none, or the class cannot be imported here."""
     try:
-        hint = hints_of(locate(target)).get(name)
+        hint = hints_of(look_up(target)).get(name)
     except Exception:  # a package that is not installed, or a user's module that raises
         return ""
-    return "" if hint is None else inspect.formatannotation(hint)
+    return "" if hint is None else _LED_TO.sub("", inspect.formatannotation(hint))
 
 
 def _option(file: Path, group: str) -> Option:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,11 @@ def test_ones_own_folder_is_explained_too(tmp_path: Path, capsys: pytest.Capture
 def test_what_is_not_there_gets_the_nearest_name(asked: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=fix):
         explain([asked], Launcher(run=lambda job: 0, slots=lambda folder, count: []))
+
+
+def test_the_type_of_a_class_is_read_and_torch_is_not_imported_for_it() -> None:
+    code = (
+        "import sys; from ddp_train.config.reference import argument_type; "
+        "print(argument_type('torch.optim.AdamW', 'lr'), 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "float | Tensor False\n"
