@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,7 +32,7 @@ _HERE = ("cluster=local", "cluster=cpu")
 _TELL = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 """What asks for text alone."""
 
-_NEEDED = ("ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked", "torch._dynamo")
+_NEEDED = ("torch", "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked", "torch._dynamo")
 """What agents and ranks import; torch's first optimizer would import the last."""
 
 _loaded_with: dict[str, str] = {}  # the environment when the imports began
@@ -51,9 +52,11 @@ def main() -> None:
         die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
         # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _load()
+        for _ in _load():
+            pass
         _be_rank()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then
+    atexit.register(gc.freeze)  # Python would look through all that was imported once more: with torch a third of a second
     try:
         if starts_ranks(sys.argv[1:]) and has_free_processor():  # else it would be in the way, and a wrong key answered later
             agent_process.expect_agents()
@@ -85,20 +88,25 @@ def starts_ranks(words: list[str]) -> bool:
     return not is_told and not is_elsewhere and (not is_command or words[0] in _TRAIN)
 
 
-def _load() -> None:
-    """Import what agents and ranks need."""
+def _load() -> Iterator[None]:
+    """Import what agents and ranks need. Between two parts of it a configuration may be checked, which needs the first."""
     _loaded_with.update(os.environ)
     gc.disable()  # what these imports make stays: to look through it again and again takes a fifth of their time
     for name in _NEEDED:
         importlib.import_module(name)
+        yield
     gc.freeze()
     gc.enable()
 
 
 def _become(request: dict[str, Any]) -> int:
-    """Be the agent that this process is asked to be, or the rank: in a nursery, whose imports are done."""
+    """Be the agent that this process is asked to be, or the rank, or check a configuration: in a nursery, whose imports are done."""
     if "rank" in request:
         return _be_forked_rank(request)
+    if "check" in request:
+        from ddp_train.cli import check_there
+
+        return check_there.answer(*request["files"])
     from ddp_train.launch.agent.main import be_agent
 
     return be_agent(request, _be_forked_rank, loaded_with=_loaded_with)

@@ -19,11 +19,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli import caller
+from ddp_train.cli.check_there import check_where_torch_is
 from ddp_train.cli.composed_once import composed_once
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config import typed_options
-from ddp_train.config.check import CONF, ConfigErrors, check, options, section
+from ddp_train.config.check import CONF, ConfigErrors, options, section
 from ddp_train.config.cluster import check_tasks
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
@@ -71,7 +72,9 @@ class _Command:
 
     def __call__(self, composed: DictConfig) -> None:
         hydra_config: Any = HydraConfig.get()
-        checked = _HANDED_ON.take(composed, hydra_config) or check_composed(composed, hydra_config)
+        checked = _HANDED_ON.take(composed, hydra_config)
+        if checked is None:
+            checked = check_composed(composed, hydra_config, trains_here=_trains_here(composed))
         resume = Path(checked.resume)
         job = Job(
             config=checked,
@@ -125,7 +128,7 @@ class Checked(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check and claim for a single run."""
         with _exits_of_its_own():
-            checked = check_composed(config, config.hydra)
+            checked = check_composed(config, config.hydra, trains_here=_trains_here(config))
             _HANDED_ON.keep(config, checked)
             if checked.cluster.launcher == "torchrun" and not is_torchrun_worker():
                 from ddp_train.launch import torchrun
@@ -196,6 +199,10 @@ class _HandedOn:
 _HANDED_ON = _HandedOn()  # Hydra makes the callback, which so knows no other object of ours
 
 
+def _trains_here(composed: DictConfig) -> bool:
+    return OmegaConf.select(composed, "cluster.launcher") == "local" and not is_torchrun_worker()
+
+
 def _examines(hydra_config: DictConfig) -> str:
     return str(OmegaConf.select(hydra_config, EXAMINES.removeprefix("hydra."), default=""))
 
@@ -231,8 +238,12 @@ def _goal(composed: DictConfig) -> str | None:
     return goals.get(name)
 
 
-def check_composed(composed: DictConfig, hydra_config: DictConfig) -> RunConfig:
-    """Check what Hydra composed, without the node `hydra`, and return it resolved."""
+def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_here: bool = False) -> RunConfig:
+    """Check what Hydra composed, without the node `hydra`, and return it resolved.
+
+    Args:
+        trains_here: when nothing is wrong, ranks of this machine come next: what they need may be imported for the check.
+    """
     job_config = composed.copy()
     if "hydra" in job_config:
         HydraConfig.instance().set_config(composed)  # for ${hydra:...}, which Hydra itself resolves only later
@@ -246,7 +257,7 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig) -> RunConfig:
             happened="is true",
             expected="false: ranks stand where you stand, so that they find your modules and data",
         )
-    checked = check(job_config, hydra=hydra_config)
+    checked = check_where_torch_is(job_config, hydra=hydra_config, trains_here=trains_here)
     check_pipeline(checked)
     return checked
 

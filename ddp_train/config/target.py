@@ -12,6 +12,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ddp_train.config import object_names, refused_targets
@@ -48,12 +49,33 @@ DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 """What Hydra's instantiate reads itself."""
 
 
+class NeedsImport(BaseException):
+    """Something is to be imported where nothing may be. No Exception: those are told as what is wrong with a component."""
+
+
+_imports = True
+
+
+@contextmanager
+def importing_nothing() -> Iterator[None]:
+    """Let `locate` raise `NeedsImport` while the block runs."""
+    global _imports
+    _imports = False
+    try:
+        yield
+    finally:
+        _imports = True
+
+
 def locate(path: str) -> Any:
     """Import the object that a dotted path names.
 
     Raises:
         ImportError: a module does not exist or does not have the name; the message says which, with the nearest name there is.
+        NeedsImport: see `importing_nothing`.
     """
+    if not _imports:
+        raise NeedsImport(path)
     parts = path.split(".")
     if parts[0] == "__main__":  # of a script, or of a notebook's cells
         fix = f"put it into a file (in a notebook: %%writefile my_file.py) and name my_file.{parts[-1]}"

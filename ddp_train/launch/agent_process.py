@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ddp_train.errors import INTERRUPTED, TERMINATED
 from ddp_train.launch.restart_note import STARTED
@@ -32,6 +33,13 @@ def expect_agents() -> None:
         environment = {**os.environ, VARIABLE: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
         environment.pop(handover.CALLER, None)  # it is ours
         _nursery = spawn_nursery(interpreter(), environment)
+
+
+def ask_early(request: Mapping[str, Any], *, files: Sequence[int]) -> Child | None:
+    """Let a process do something that has imported torch, before it becomes an agent; None: none is expected."""
+    if _nursery is None or not _nursery.is_there():
+        return None
+    return _nursery.start(request, files=files, is_early=True)
 
 
 def expect_none() -> None:

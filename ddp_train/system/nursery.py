@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
 from ddp_train.system import handover
-from ddp_train.system.process import HAS_SHARED_MEMORY, STOP_SIGNALS, Child, adopts, close_all_but, die_with_parent, fork, num_threads
+from ddp_train.system.process import STOP_SIGNALS, Child, adopts, close_all_but, die_with_parent, file_in_memory, fork, num_threads
 
 _PID = struct.Struct("!Q")
 _MOST_FILES = 253  # that the kernel takes at once
+
+_Asked = tuple[dict[str, Any], list[int]]  # what was asked for, and the files that came with it
 
 Become = Callable[[dict[str, Any]], int]
 """Does what a request asks for, and returns the exit code of the process."""
@@ -51,19 +53,20 @@ class Nursery:
             self._waiting = self._next()
         return self._waiting is not None and self._waiting.exit_code() is None
 
-    def start(self, request: Mapping[str, Any], *, files: Sequence[int] = (), is_last: bool = False) -> Child:
+    def start(self, request: Mapping[str, Any], *, files: Sequence[int] = (), is_last: bool = False, is_early: bool = False) -> Child:
         """Let what waits become what is asked for, as soon as it has imported, and return that child.
 
         Args:
             request: anything that JSON has. `files` is added to it.
             files: descriptors that it gets, with the same numbers.
             is_last: nothing else will be asked for.
+            is_early: as soon as it has imported what comes before a `yield` of its `load`.
         """
         assert self._waiting is not None, "is_there() was not asked"
         child, self._waiting = self._waiting, None
         if not is_last:
             adopts(True)
-        text = _file_of(json.dumps({"request": request, "files": list(files), "is_last": is_last}).encode())
+        text = file_in_memory(json.dumps({"request": request, "files": list(files), "is_last": is_last, "is_early": is_early}).encode())
         try:
             socket.send_fds(self._door, [b"?"], [text, *files])  # never waits, however long the text is: it may import still
         except OSError:
@@ -135,8 +138,13 @@ def fork_nursery(become: Become, *, without: Sequence[int] = ()) -> Nursery:
     return Nursery(child, door, is_loaded=True)
 
 
-def wait_in_nursery(load: Callable[[], None], become: Become) -> int:
-    """Import, wait, and become what is asked for; return its exit code. What goes wrong while importing is told only then."""
+def wait_in_nursery(load: Callable[[], Iterator[None]], become: Become) -> int:
+    """Import, wait, and become what is asked for; return its exit code. What goes wrong while importing is told only then.
+
+    Args:
+        load: imports. Where it yields, a request that is early may be served, while the clone goes on.
+        become: see `Become`.
+    """
     descriptor, _, owner = os.environ.pop(handover.NURSERY).partition(":")
     die_with_parent(int(owner))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -145,30 +153,54 @@ def wait_in_nursery(load: Callable[[], None], become: Become) -> int:
     door.set_inheritable(False)
     close_all_but(0, 1, 2, door.fileno())  # files of others, whose end it would keep away
     problem: Exception | None = None
-    try:
-        load()
-    except Exception as error:
-        problem = error
+    held: _Asked | None = None
+    loading = load()
+    while True:
+        try:
+            next(loading)
+        except StopIteration:
+            break
+        except Exception as error:
+            problem = error
+            break
+        if held is None and select.select([door], [], [], 0)[0]:
+            if (held := _receive(door)) is None:
+                return 0
+            if held[0]["is_early"]:
+                if not _leave_a_clone(int(owner)):
+                    return _become_asked(held, door, become)
+                _let_go(held, door)
+                held = None
 
     def become_or_fail(request: dict[str, Any]) -> int:
         if problem is not None:
             raise problem
         return become(request)
 
-    return _serve(door, int(owner), become_or_fail)
+    return _serve(door, int(owner), become_or_fail, first=held)
 
 
-def _serve(door: socket.socket, owner: int, become: Become) -> int:
+def _serve(door: socket.socket, owner: int, become: Become, *, first: _Asked | None = None) -> int:
     """Wait until this process is asked to become something; each one that is asked leaves a clone that waits in its place."""
-    while (found := _receive(door)) is not None:
-        asked, files = found
-        if asked["is_last"] or not _leave_a_clone(owner):
-            _place(files, asked["files"], door)
-            return become({**asked["request"], "files": asked["files"]})
-        for each in files:
-            os.close(each)
-        door.sendall(_PID.pack(os.getpid()))
+    while (found := first or _receive(door)) is not None:
+        first = None
+        if found[0]["is_last"] or not _leave_a_clone(owner):
+            return _become_asked(found, door, become)
+        _let_go(found, door)
     return 0
+
+
+def _become_asked(found: _Asked, door: socket.socket, become: Become) -> int:
+    asked, files = found
+    _place(files, asked["files"], door)
+    return become({**asked["request"], "files": asked["files"]})
+
+
+def _let_go(found: _Asked, door: socket.socket) -> None:
+    """Forget what another process becomes, and say that this one follows it."""
+    for each in found[1]:
+        os.close(each)
+    door.sendall(_PID.pack(os.getpid()))
 
 
 def _leave_a_clone(owner: int) -> bool:
@@ -195,7 +227,7 @@ def _leave_a_clone(owner: int) -> bool:
     return True
 
 
-def _receive(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def _receive(door: socket.socket) -> _Asked | None:
     """Return a request with its files; None: the owner has gone, or needs nothing."""
     try:
         _, found, _, _ = socket.recv_fds(door, 1, _MOST_FILES)
@@ -206,18 +238,6 @@ def _receive(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     with open(found[0], "rb") as text:
         text.seek(0)  # where it stands is shared
         return json.load(text), list(found[1:])
-
-
-def _file_of(text: bytes) -> int:
-    """Return a file without a name that holds a text."""
-    if HAS_SHARED_MEMORY:
-        descriptor = os.memfd_create("request")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(text)
-    return descriptor
 
 
 def _place(files: Sequence[int], numbers: Sequence[int], door: socket.socket) -> None:

@@ -22,6 +22,7 @@ SPAWNED = """
 import sys, time
 from ddp_train.system.nursery import spawn_nursery, wait_in_nursery
 def load():
+    yield
     if "broken" in sys.argv: raise ImportError("no torch")
 if sys.argv[1] == "waits":
     sys.exit(wait_in_nursery(load, lambda request: request["code"]))
@@ -142,3 +143,35 @@ def test_it_ends_with_its_owner(tmp_path: Path) -> None:
         pid = int(owner.stdout.readline())
         owner.kill()
     assert wait_until(lambda: not is_alive(pid), within_s=10, every_s=0.01)
+
+
+EARLY = """
+import os, sys, time
+from ddp_train.system.nursery import spawn_nursery, wait_in_nursery
+def load():
+    yield
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.01)
+    sys.loaded = True
+if sys.argv[1] == "waits":
+    sys.exit(wait_in_nursery(load, lambda request: request["code"] + 10 * hasattr(sys, "loaded")))
+nursery = spawn_nursery([sys.executable, __file__, "waits", sys.argv[2]], os.environ)
+if "early" in sys.argv:
+    print(nursery.start({"code": 3}, is_early=True).wait(), flush=True)
+if not nursery.is_there():
+    sys.exit("nothing follows")
+child = nursery.start({"code": 4}, is_last=True)
+open(sys.argv[2], "w").close()
+print(child.wait(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("words", "codes"), [(["early"], ["3", "14"]), ([], ["14"])])
+def test_what_is_asked_early_need_not_wait_for_all_imports_and_what_follows_it_has_them(
+    tmp_path: Path, words: list[str], codes: list[str]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(EARLY)
+    asks = [sys.executable, str(program), "owns", str(tmp_path / "go_on"), *words]
+    done = subprocess.run(asks, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == codes, done.stderr

@@ -1,0 +1,67 @@
+"""A configuration with somebody's own components is checked where torch is, and what comes of it is what comes of it here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import contextlib, io, json, os, sys
+from ddp_train.cli import check_there
+from ddp_train.cli import main as app
+from ddp_train.launch import agent_process
+from ddp_train.launch.launcher import Launcher
+from ddp_train.system.nursery import spawn_nursery, wait_in_nursery
+
+def load():
+    yield
+
+if sys.argv[1:] == ["waits"]:
+    sys.exit(wait_in_nursery(load, lambda request: check_there.answer(*request["files"])))
+
+def run(words):
+    said, jobs = io.StringIO(), []
+    sys.argv = ["ddp-train", "cluster=cpu", *words]
+    with contextlib.redirect_stderr(said):
+        code = app.run(Launcher(run=lambda job: jobs.append(job) or 0, slots=lambda *given: []))
+    return [code, said.getvalue(), [job.config.hash() for job in jobs]]
+
+cases, results = json.loads(sys.argv[1]), []
+sys.path.insert(0, os.getcwd())
+sys.path.append("added")  # what the other process has not from its environment
+nursery = spawn_nursery([sys.executable, __file__, "waits"], os.environ)
+agent_process._nursery = nursery
+for words in cases:
+    there = run([*words, "hydra.run.dir=there"])
+    imported = [name for name in ("mine", "broken", "torch") if name in sys.modules]
+    check_there.ask_early = lambda request, files: None  # as when it was killed
+    here = run([*words, "hydra.run.dir=here"])
+    check_there.ask_early = agent_process.ask_early
+    for name in ("mine", "broken"):
+        sys.modules.pop(name, None)
+    results.append([there, here, imported])
+nursery.end()
+print(json.dumps(results))
+"""
+
+
+def test_it_is_checked_in_the_other_process_with_the_same_outcome_and_nothing_is_imported_here(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "added").mkdir()
+    (tmp_path / "added" / "mine.py").write_text("class Net:\n    def __init__(self, width: int, depth: int = 2) -> None: ...\n")
+    (tmp_path / "broken.py").write_text("raise KeyError('half done')\n")
+    cases = [
+        ["model=custom", "model._target_=mine.Net", "+model.width=3", "name=${hydra:runtime.choices.model}"],
+        ["model=custom", "model._target_=mine.Net", "+model.widht=3", "objective._target_=broken.Loss"],
+    ]
+    command = [sys.executable, str(tmp_path / "program.py"), json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    fine, wrong = json.loads(done.stdout)
+    assert [there[0] for there, _, _ in (fine, wrong)] == [0, 2]
+    assert "did you mean" in wrong[0][1] and "KeyError: 'half done'" in wrong[0][1]
+    for there, here, imported in (fine, wrong):
+        assert there == here
+        assert imported == []
