@@ -12,6 +12,7 @@ _ROWS = 12
 _WIDTH = 56  # of a name
 _STEP = "ProfilerStep"
 _COLLECTIVES = ("gloo:", "nccl:")  # torch's own marks of them on the host
+_NO_OPERATORS = ("user_annotation", "python_function")
 _KERNELS = "nccl"  # their kernels on a GPU, whatever follows
 
 Interval = tuple[float, float]
@@ -45,7 +46,7 @@ def _operators(events: Iterable[Any], *, steps: int) -> list[str]:
     """Return the lines of the operators that take longest themselves: without those that they call."""
     found: dict[str, _Operator] = {}
     for event in events:
-        if _is_host(event) and not event.is_async and not getattr(event, "is_user_annotation", False) and event.name != "[memory]":
+        if _is_operator(event):
             operator = found.setdefault(event.name, _Operator())
             operator.calls += 1
             operator.host_us += event.self_cpu_time_total
@@ -116,6 +117,12 @@ def _interval(event: Any) -> Interval:
 def _length(event: Any) -> float:
     start, stop = _interval(event)
     return stop - start
+
+
+def _is_operator(event: Any) -> bool:
+    """Tell whether an event is an operator on the host: no name of a part, no function of Python (with stacks), no collective under way."""
+    others = event.is_async or event.name == "[memory]" or any(getattr(event, f"is_{kind}", False) for kind in _NO_OPERATORS)
+    return _is_host(event) and not others
 
 
 def _is_host(event: Any) -> bool:

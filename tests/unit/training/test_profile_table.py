@@ -15,6 +15,7 @@ class Event:
     stop: float
     device: str = "CPU"
     is_user_annotation: bool = False
+    is_python_function: bool = False
     is_async: bool = False
     self_cpu_time_total: float = 0.0
     self_device_time_total: float = 0.0
@@ -41,7 +42,8 @@ OPERATORS = [
 
 
 def test_parts_and_operators_are_told_a_step() -> None:
-    lines = table([*STEPS, *OPERATORS, Event("[memory]", 0, 0, self_cpu_time_total=9e9)], steps=2).splitlines()
+    python = Event("threading.py(331): wait", 0, 0, is_python_function=True, self_cpu_time_total=9e9, self_device_time_total=9e9)
+    lines = table([*STEPS, *OPERATORS, python, Event("[memory]", 0, 0, self_cpu_time_total=9e9)], steps=2).splitlines()
     assert lines[:2] == ["2 steps, 5.000 ms each, ms a step:", "  forward 1.000  backward 1.500"]
     first, second = (line.split() for line in lines[5:7])
     assert first == ["aten::mm", "1", "0.200", "3.000", "75.0%"]  # by the GPU's time where there is some
