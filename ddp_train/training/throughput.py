@@ -54,7 +54,7 @@ class Throughput:
         self._batch: Batch = None  # shapes of the first micro-batch, until its operations are counted
         self._units = 0.0  # tokens in it, or samples
         self._flops_per_unit: float | None = None
-        if world.device.type == "cuda":
+        if world.device.type == "cuda" and torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats(world.device)  # of a job before
 
     @property

@@ -15,6 +15,7 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.run_folder.result import Result, Status
+from ddp_train.sweep.folder import Sweep, SweepJob
 from tests.unit.cli.runs import a_run, works_in
 
 LAUNCHER = Launcher(run=lambda job: 99, slots=lambda folder, count: [])
@@ -84,3 +85,16 @@ def test_who_takes_no_steps_is_not_asked(tmp_path: Path) -> None:
         profile([str(evaluation.root)], LAUNCHER)
     with pytest.raises(ConfigError, match="no run folder"):
         profile([str(tmp_path)], LAUNCHER)
+
+
+def test_a_job_of_a_sweep_that_runs_is_asked_and_the_sweep_is_not(tmp_path: Path) -> None:
+    job = a_run(tmp_path / "0")
+    Sweep(root=tmp_path, command=[], jobs=[SweepJob(number=0, folder="0", overrides=[], identity="0")]).save()
+    with pytest.raises(ConfigError, match="nobody works on"):
+        profile([str(job.root)], LAUNCHER)
+    with works_in(RunFolder(tmp_path)) as process:
+        assert profile([str(job.root)], LAUNCHER) == 0
+        with pytest.raises(ConfigError, match="the folder of a sweep"):
+            profile([str(tmp_path)], LAUNCHER)
+        process.send_signal(signal.SIGTERM)
+    assert job.profile_request.exists()
