@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 
 from ddp_train.config import auto
@@ -94,19 +93,24 @@ class RunConfig(RootConfig):
         """Return config.yaml.
 
         Args:
-            answers: what its `auto`s have come to, by their keys; the file has them in their places, and lists the keys under `auto`.
+            answers: what its `auto`s have come to, by their keys, as plain values; the file has them in their places, and lists the keys
+                under `auto`.
         """
         if not answers:
             return self._yaml
-        return OmegaConf.to_yaml(OmegaConf.create({**auto.put(self.tree, "", answers), ANSWERED: list(answers)}))
+        return _text({**auto.put(self.tree, "", answers), ANSWERED: list(answers)})
 
     @cached_property
     def _yaml(self) -> str:
-        return yaml.dump(self.tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+        return _text(self.tree)
 
     def hash(self) -> str:
         """Return the sha256 of what was composed: the same on all ranks and in all attempts, whatever the `auto`s come to."""
         return hashlib.sha256(self.yaml().encode()).hexdigest()
+
+
+def _text(tree: Mapping[str, Any]) -> str:
+    return str(yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False))
 
 
 class _Dumper(get_omega_conf_dumper()):  # type: ignore[misc]  # a function returns it

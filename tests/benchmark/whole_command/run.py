@@ -79,6 +79,7 @@ def run(command: Command, watch: Watch | None = None) -> Ran:
             "OMP_NUM_THREADS": str(command.threads),
             "TERM": "xterm",
         }
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # whoever has installed a package has it compiled
         terminal, its_end = pty.openpty()
         said = bytearray()
         reader = threading.Thread(target=_read, args=(terminal, said))
