@@ -20,7 +20,7 @@ from ddp_train.config import check as config_check
 from ddp_train.config import saved_overrides
 from ddp_train.config.cluster import check_tasks
 from ddp_train.config.composition import loader_of, parse
-from ddp_train.config.evaluation_split import evaluation_split
+from ddp_train.config.evaluation_split import evaluation_sets, evaluation_split, set_name, split_at
 from ddp_train.config.project import with_conf
 from ddp_train.config.resolve import resolve
 from ddp_train.config.run_config import RunConfig
@@ -37,28 +37,30 @@ from ddp_train.run_folder.verdict import Verdict, settle
 from ddp_train.sweep.folder import is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
-USAGE = """ddp-train evaluate RUN [--watch] [key=value group=option ...]
+USAGE = """ddp-train evaluate RUN [--watch] [--set=NAME] [key=value group=option ...]
 
   RUN            the folder of a run: its newest good checkpoint is evaluated; or one of its checkpoints (RUN/checkpoints/step_00001000,
                  RUN/checkpoints/best)
   --watch        every checkpoint, those that are there and those that come, until the run is done: beside the training
+  --set=NAME     that one of evaluation.sets alone, as if it were the run's evaluation data
   key=value      what differs from the run, also with another group: data.split=test, data=mnist, cluster=cpu, cluster.processes_per_node=1,
                  evaluation.batch_size=512, evaluation.save_predictions=true; + adds a key
 
-The evaluation data is that of the run; `data.` and `data.eval.` both mean it. The numbers are in RUN/evaluations/<time>: result.json,
-metrics.jsonl. Nothing of the run is touched.
+The evaluation data is that of the run, with its evaluation.sets; `data.` and `data.eval.` both mean that without a name, which is
+evaluated alone then. The numbers are in RUN/evaluations/<time>: result.json, metrics.jsonl. Nothing of the run is touched.
 """
 
-PREDICT_USAGE = """ddp-train predict RUN [key=value group=option ...]
+PREDICT_USAGE = """ddp-train predict RUN [--set=NAME] [key=value group=option ...]
 
   RUN            the folder of a run, or one of its checkpoints: RUN/checkpoints/best
+  --set=NAME     of that one of evaluation.sets
   key=value      as for `ddp-train evaluate`: data.root=. data.split=photos data.labelled=false, images of data=image_folder
 
 No targets are needed, and none are looked at. What the model says of each sample is in RUN/evaluations/<time>/predictions: NAME.npy with
 one row for each sample, in the data set's order, and samples.txt with their names where the data tells them.
 """
 
-_WATCH = "--watch"
+_WATCH, _SET = "--watch", "--set="
 _WITHOUT_EFFECT = (
     *("trainer", "optimizer", "scheduler", "strategy", "checkpoint", "sweep", "health", "profile", "callbacks", "debug"),
     *("experiment", "hydra"),
@@ -83,6 +85,8 @@ def predict(arguments: list[str], launcher: Launcher) -> int:
 def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
     check_tasks(os.environ)
     watches, words = _WATCH in arguments and command == "evaluate", [word for word in arguments if word != _WATCH or command != "evaluate"]
+    part = next((word.removeprefix(_SET) for word in reversed(words) if word.startswith(_SET)), "")
+    words = [word for word in words if not word.startswith(_SET)]
     usage = (USAGE if command == "evaluate" else PREDICT_USAGE).partition("\n")[0]
     if not words or (wrong := next((word for word in words if word.startswith("-")), "")):
         happened = f"{wrong} is no option of {command}" if words else "which run?"
@@ -101,7 +105,7 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
         _wait_for_first(RunFolder(folder))
     elif not is_checkpoint(path) and not any(word.startswith("after=") for word in overrides):
         require_candidates(checkpoint, key="RUN")
-    config = _config(folder, overrides, [command, str(path.absolute()), *overrides], predicts=command == "predict")
+    config = _config(folder, overrides, [command, str(path.absolute()), *overrides], part=part, predicts=command == "predict")
     if config.cluster.launcher == "torchrun" and not is_torchrun_worker() and (code := torchrun.follow(config)) is not None:
         return code  # the first machine claims
     own = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
@@ -111,25 +115,22 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
     return launcher.begin(Job(config=config, run_folder=own, command=list(sys.argv), overrides=overrides, task=task))
 
 
-def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predicts: bool) -> RunConfig:
+def _config(folder: Path, overrides: list[str], words: Sequence[str], *, part: str, predicts: bool) -> RunConfig:
     """Return the config of an evaluation: that of the run, without what only training has, and with what was typed.
 
-    Its section `data` is the run's evaluation data, and nothing else.
+    Its section `data` is the run's evaluation data, and nothing else; its evaluation sets are whole.
+
+    Args:
+        part: the name of the evaluation set that is asked for; "": all.
     """
     saved = answered_config(folder)
-    data = dict(saved["data"])
     is_given = any(text.lstrip("+").partition("=")[0].partition(".")[0] == "data" for text in overrides)
-    if (changes := data.pop("eval", None)) is None and not is_given:
-        raise ConfigError(
-            key="data.eval",
-            happened="is null: the run has no evaluation data",
-            expected="data to evaluate on",
-            fix="data.split=test, or another data=OPTION",
-        )
+    data, sets = _evaluated(saved, part, is_given=is_given, predicts=predicts)
     of_another_start = {"node_rank": None, **({"processes_per_node": None} if is_torchrun_worker() else {})}  # torchrun has started them
     config_for = {
         **saved,
-        "data": evaluation_split({**data, "eval": changes or {}}),
+        "data": data,
+        "evaluation": {**saved["evaluation"], "sets": sets},
         "after": None,
         "init_from": None,
         "resume": "auto",
@@ -147,13 +148,39 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, predict
     saved_overrides.refuse([text for text in values if not text.startswith("+")], config_for)
     require_place(words, folder, config_for)
     merged = saved_overrides.changed(config_for, [text.lstrip("+") for text in values])
-    merged.data.eval = {}
+    if "eval" not in data:
+        merged.data.eval = {}
     if predicts:
         merged.evaluation.save_predictions = False  # with targets
     try:
         return config_check.check(merged)
     except config_check.ConfigErrors as error:
         raise config_check.ConfigErrors(_with_the_way_to_other_data(error.errors, changed)) from None
+
+
+def _evaluated(saved: Mapping[str, Any], part: str, *, is_given: bool, predicts: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the node of the data without a name, and those of the evaluation sets by their names.
+
+    Raises:
+        ConfigError: the run has no such data.
+    """
+    splits = {set_name(key): split_at(saved, key) for key in evaluation_sets(saved)}
+    if part and part not in splits:
+        raise ConfigError(
+            key="--set",
+            happened=f"is {part}, which the run does not have",
+            expected=f"one of {', '.join(filter(None, splits))}" if any(splits) else "none: the run has no evaluation.sets",
+        )
+    if not is_given and "" not in splits and not part and (predicts or not splits):
+        raise ConfigError(
+            key="data.eval",
+            happened="is null: the run has no evaluation data" + (" without a name" if splits else ""),
+            expected="data to evaluate on",
+            fix=f"--set={next(iter(splits))}" if splits else "data.split=test, or another data=OPTION",
+        )
+    data = splits.pop(part, None)
+    own = evaluation_split({**saved["data"], "eval": {}}) if data is None else data
+    return {**own, **({"eval": None} if data is None and not is_given else {})}, {} if part or predicts or is_given else splits
 
 
 def _with_the_way_to_other_data(errors: Sequence[ConfigError], overrides: Sequence[str]) -> list[ConfigError]:

@@ -188,14 +188,15 @@ def _steps_without(job: Job) -> str:
 
 
 def _evaluations(job: Job) -> str:
-    if job.config.data["eval"] is None:
+    if not (sets := job.config.evaluation_sets()):
         return "never: data.eval is null"
     every = job.config.evaluation.every_steps
-    return "after every epoch, and at the end" if every is None else f"every {every} steps, and at the end"
+    when = "after every epoch, and at the end" if every is None else f"every {every} steps, and at the end"
+    return when if sets == ["data.eval"] else f"{when}: {', '.join(sets)}"
 
 
 def _saves(keep: CheckpointConfig, job: Job) -> str:
-    when = ["after each evaluation"] if keep.every_evaluation and job.config.data["eval"] is not None else []
+    when = ["after each evaluation"] if keep.every_evaluation and job.config.evaluation_sets() else []
     when += [f"every {keep.every_minutes:g} minutes"] if keep.every_minutes is not None else []
     when += [f"every {keep.every_steps} steps"] if keep.every_steps is not None else []
     return ", ".join([*when, "at the end"])

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ddp_train.config.evaluation_split import evaluation_sets
 from ddp_train.config.schema import EVENTS
 from ddp_train.config.spelling import nearest
 from ddp_train.config.target import locate
@@ -16,14 +17,14 @@ _EARLY_STOPPING = "ddp_train.callbacks.early_stopping.EarlyStopping"
 
 def check(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     """Yield an error for a class that would never be called, and for one that waits for evaluations which never are."""
-    callbacks, data = tree.get("callbacks"), tree.get("data")
+    callbacks, is_evaluated = tree.get("callbacks"), bool(evaluation_sets(tree))
     for name, node in callbacks.items() if isinstance(callbacks, Mapping) else ():
         path = node.get("_target_") if isinstance(node, Mapping) else None
         if not isinstance(path, str):
             continue
         if not path.startswith("ddp_train."):  # ours are callbacks, and importing them would import torch
             yield from _check_events(path, f"callbacks.{name}._target_")
-        if path == _EARLY_STOPPING and isinstance(data, Mapping) and data.get("eval") is None:
+        if path == _EARLY_STOPPING and not is_evaluated and "data" in tree:
             yield ConfigError(
                 key=f"callbacks.{name}",
                 happened="follows a metric of the evaluation, and data.eval is null: there is none",

@@ -17,13 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 from ddp_train import FOLDER, redaction
 from ddp_train.config import auto, callbacks, limits, node_keys
 from ddp_train.config.command_line import whole
-from ddp_train.config.evaluation_split import merged
+from ddp_train.config.evaluation_split import evaluation_sets, split_at
 from ddp_train.config.own_target import settle
 from ddp_train.config.project import is_found
 from ddp_train.config.resolve import resolve
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import RunConfig, typed_sections
 from ddp_train.config.schema import (
+    EVALUATION_SETS,
     MADE,
     NAMED,
     NODES,
@@ -95,9 +96,10 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     errors += _check_name(tree["name"]) if "name" in tree else []
     data = tree["data"] if isinstance(tree.get("data"), dict) else {}
     told = {error.key for error in errors}  # that a value is missing, for one
+    changed = evaluation_sets(tree)
     for node, key in _target_nodes(tree):
         found = [error for error in check_target(node, key) if error.key not in told]
-        errors += _of_evaluation(found, node, data.get("eval") or {}) if key == "data.eval" else found
+        errors += _of_evaluation(found, node, changed[key], key) if key in changed else found
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += check_object_names(tree)
@@ -255,13 +257,13 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
     """Yield every node that is instantiated, with its key; the data's evaluation split as the second node that it is."""
     for name in MADE:
         node = at(tree, name)
-        if not isinstance(node, dict):
+        if not isinstance(node, dict) or name == EVALUATION_SETS:
             continue
         if name == "data":
-            changes = node.get("eval") or {}
             node = {key: value for key, value in node.items() if key != "eval"}
-            if changes and isinstance(changes, dict) and "_target_" in node:
-                yield from _nodes_of_evaluation(node, merged(node, changes))
+            for split, changes in evaluation_sets(tree).items():
+                if changes and ("_target_" in node or "_target_" in changes):
+                    yield from _nodes_of_evaluation(node, split_at(tree, split), split)
         made = {f"{name}.{key}": each for key, each in node.items()} if name in NODES else {name: node}
         for key, inner in made.items():
             if isinstance(inner, dict) and "_target_" not in inner:
@@ -271,24 +273,24 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
                 yield inner, key
 
 
-def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the evaluation split's node, and those inside it that the training data does not have."""
+def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the node of the evaluation set at a key, and those inside it that the training data does not have."""
     there = dict(nodes({"data": node}))
-    for key, inner in nodes({"data.eval": split}):
-        if isinstance(inner, dict) and "_target_" in inner and there.get(key.replace("data.eval", "data", 1)) != inner:
+    for key, inner in nodes({at: split}):
+        if isinstance(inner, dict) and "_target_" in inner and there.get(key.replace(at, "data", 1)) != inner:
             yield inner, key
 
 
-def _of_evaluation(errors: Iterable[ConfigError], node: Mapping[str, Any], changes: Mapping[str, Any]) -> list[ConfigError]:
-    """Keep what is wrong with the evaluation split alone. What it takes over from `data` is told of `data`, where it can be changed."""
+def _of_evaluation(errors: Iterable[ConfigError], node: Mapping[str, Any], changes: Mapping[str, Any], at: str) -> list[ConfigError]:
+    """Keep what is wrong with one evaluation set alone. What it takes over from `data` is told of `data`, where it can be changed."""
     kept = []
     for error in errors:
-        name = error.key.removeprefix("data.eval.").partition(".")[0]
+        name = error.key.removeprefix(f"{at}.").partition(".")[0]
         if name not in changes and "_target_" not in changes:
             continue
         if name in node and name not in changes:
-            error.key = error.key.replace("data.eval.", "data.", 1)
-            error.happened += ", and data.eval takes it over from data"
+            error.key = error.key.replace(f"{at}.", "data.", 1)
+            error.happened += f", and {at} takes it over from data"
             error.fix = f"remove it: {removal(f'data.{name}', node[name])}"
         kept.append(error)
     return kept

@@ -1,4 +1,7 @@
-"""The node of the evaluation data: that of the training data, with what `data.eval` has instead, to any depth. Imports no torch itself."""
+"""The nodes of the evaluation data: the training data's, with what `data.eval` or one of `evaluation.sets` has instead, to any depth.
+
+Imports no torch itself.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_train.config.own_target import takes_by_name
+from ddp_train.config.schema import EVALUATION_SETS
 from ddp_train.config.target import DIRECTIVES, look_up
 
 
@@ -16,6 +20,31 @@ def evaluation_split(data: Mapping[str, Any]) -> dict[str, Any]:
         data: the section `data`, whose `eval` has what differs.
     """
     return merged({name: value for name, value in data.items() if name != "eval"}, data["eval"])
+
+
+def evaluation_sets(tree: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what differs for each evaluation set, by its key: `data.eval` first, then each of `evaluation.sets`; {}: nothing is evaluated.
+
+    Args:
+        tree: a configuration, in which more may be wrong.
+    """
+    data, evaluation = tree.get("data"), tree.get("evaluation")
+    found = {"data.eval": data.get("eval") if isinstance(data, Mapping) else None}
+    named = evaluation.get("sets") if isinstance(evaluation, Mapping) else None
+    found |= {f"{EVALUATION_SETS}.{name}": changes for name, changes in (named or {}).items()}
+    return {key: changes for key, changes in found.items() if isinstance(changes, Mapping)}
+
+
+def split_at(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the node of the evaluation set at a key. A named one with a `_target_` of its own is whole: nothing of `data` is in it."""
+    changes = evaluation_sets(tree)[key]
+    is_whole = key != "data.eval" and "_target_" in changes
+    return {**changes} if is_whole else evaluation_split({**tree["data"], "eval": changes})
+
+
+def set_name(key: str) -> str:
+    """Return what the evaluation set at a key is called; "" for `data.eval`."""
+    return "" if key == "data.eval" else key.removeprefix(f"{EVALUATION_SETS}.")
 
 
 def merged(node: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ddp_train.config.target import look_up, takes
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError
 
-_OPEN = ("metrics", "callbacks", "cluster.env", "init_from_keys", "extra")  # sections that take any name
+_OPEN = ("metrics", "callbacks", "cluster.env", "init_from_keys", "extra", "evaluation.sets")  # sections that take any name
 
 
 def unreadable(text: str, error: Exception) -> ConfigError:

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ddp_train.config.evaluation_split import evaluation_sets
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.target import accepts, look_up, own_keys, takes
 from ddp_train.errors import ConfigError
@@ -113,7 +114,6 @@ def _arguments(target: Any) -> list[str]:
 
 def _scheduler(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     every, metric, follows = ours.get("every"), ours.get("metric"), follows_a_metric(target)
-    data = tree.get("data")
     if every not in (None, "step", "epoch"):
         yield ConfigError(key="scheduler.every", happened=f"is {every!r}", expected="step or epoch")
     elif every == "epoch" and follows:
@@ -132,7 +132,7 @@ def _scheduler(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) ->
         )
     elif not isinstance(metric, str | None):
         yield ConfigError(key="scheduler.metric", happened=f"is {metric!r}", expected="the name of a metric of the evaluation, or null")
-    if follows and isinstance(data, Mapping) and data.get("eval") is None:
+    if follows and "data" in tree and not evaluation_sets(tree):
         yield ConfigError(
             key="scheduler",
             happened="follows a metric of the evaluation, and data.eval is null: nothing is evaluated",

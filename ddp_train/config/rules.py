@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
 from ddp_train.config.cluster import check_environment, max_restarts, meeting, most_nodes
+from ddp_train.config.evaluation_split import evaluation_sets
 from ddp_train.config.schema import (
+    EVALUATION_METRICS,
+    EVALUATION_SETS,
     CheckpointConfig,
     ClusterConfig,
     DebugConfig,
@@ -36,8 +40,7 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
     cluster, loader, trainer = sections.get("cluster"), sections.get("loader"), sections.get("trainer")
     health, evaluation, checkpoint, debug = (sections.get(name) for name in ("health", "evaluation", "checkpoint", "debug"))
     profile = sections.get("profile")
-    data = tree.get("data")
-    is_evaluated = isinstance(data, dict) and data.get("eval") is not None
+    is_evaluated = bool(evaluation_sets(tree))
     batch, errors = None, list[ConfigError]()
     if trainer and loader and cluster:
         try:
@@ -173,7 +176,7 @@ def _check_health(health: HealthConfig, checkpoint: CheckpointConfig, *, is_eval
 
 
 def _check_evaluation(evaluation: EvaluationConfig, *, is_evaluated: bool) -> Iterator[ConfigError]:
-    """Refuse to save the predictions of evaluations that never are."""
+    """Refuse to save the predictions of evaluations that never are, and sets without a name for records and folders."""
     if evaluation.save_predictions and not is_evaluated:
         yield ConfigError(
             key="evaluation.save_predictions",
@@ -181,6 +184,22 @@ def _check_evaluation(evaluation: EvaluationConfig, *, is_evaluated: bool) -> It
             expected="an evaluation split",
             fix="evaluation.save_predictions=false, or data.eval with the arguments that differ for the evaluation split",
         )
+    for name, changes in evaluation.sets.items():
+        if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,63}", name, re.ASCII) or name.startswith("step_"):
+            yield ConfigError(
+                key=f"{EVALUATION_SETS}.{name}",
+                happened="is no name for an evaluation set: its metrics are eval/NAME/loss, its predictions in predictions/NAME",
+                expected="letters, digits, '_' and '-', 64 at most, a letter or digit first, and not step_",
+            )
+        if not isinstance(changes, Mapping | None):
+            yield ConfigError(
+                key=f"{EVALUATION_SETS}.{name}",
+                happened=f"is {changes!r}",
+                expected="what differs from the training data, {} for nothing; or null",
+                fix=f"'evaluation.sets.{name}={{split: test}}'",
+            )
+    for metric in (name for name in evaluation.metrics if "/" in name):
+        yield ConfigError(key=f"{EVALUATION_METRICS}.{metric}", happened="has a slash, as the metrics of evaluation sets", expected="none")
 
 
 def _check_debug(debug: DebugConfig) -> Iterator[ConfigError]:

@@ -14,6 +14,7 @@ from omegaconf._utils import get_omega_conf_dumper
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes
+from ddp_train.config.evaluation_split import evaluation_sets
 from ddp_train.config.schema import (
     NAMED,
     ROOT_KEYS,
@@ -71,6 +72,10 @@ class RunConfig(RootConfig):
         return cls(
             **root, **typed_sections({name: tree[name] for name in SECTIONS}), **parts, tree=tree, batch=batch, left_out=left_out or []
         )
+
+    def evaluation_sets(self) -> list[str]:
+        """Return the keys of the evaluation sets, that without a name first; [] where nothing is evaluated."""
+        return list(evaluation_sets(self.tree))
 
     def runs_before(self) -> list[Path]:
         """Return the folders of the runs that have to be done before this one begins (`after`)."""

@@ -137,6 +137,7 @@ class EvaluationConfig:
     max_batches: int | None = field(metadata={"min": 1})
     save_predictions: bool
     metrics: dict[str, Any]  # nodes with a _target_, by the names that their values get; None: left out
+    sets: dict[str, Any]  # what differs from the training data, by the names of the sets; None: left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,11 +326,12 @@ NAMED = {"metrics": "writer", "callbacks": "callback"}
 """Sections that hold one component for each name, and what they hold."""
 
 EVALUATION_METRICS = "evaluation.metrics"
+EVALUATION_SETS = "evaluation.sets"
 NODES = (*NAMED, EVALUATION_METRICS)
 """Where components stand by names: those sections, and the metrics of the evaluation."""
 
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
-MADE = (*TARGETS, *NODES, "loader.sampler", "loader.collate")
+MADE = (*TARGETS, *NODES, EVALUATION_SETS, "loader.sampler", "loader.collate")
 """Where something is made: all nodes with a `_target_` stand at these keys, or below."""
 NODE_KEYS = {"optimizer": ("groups", "layer_decay"), "scheduler": ("every", "metric")}
 """Keys of ours in a node that is made by a class of others; a class that has an argument of that name keeps it."""

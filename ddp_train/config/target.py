@@ -17,7 +17,7 @@ from typing import Any
 
 from ddp_train.config import object_names, refused_targets
 from ddp_train.config.from_source import stand_in
-from ddp_train.config.schema import EVALUATION_METRICS, NODE_KEYS, OWN_KEYS
+from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, NODE_KEYS, OWN_KEYS
 from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
 from ddp_train.config.tree import leaves
 from ddp_train.errors import ConfigError
@@ -149,7 +149,7 @@ def _check_arguments(
     given = {name: value for name, value in node.items() if name not in DIRECTIVES and name not in ours_here}
     takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
-    is_data = key in ("data", "data.eval")
+    is_data = key in ("data", "data.eval") or key.startswith(f"{EVALUATION_SETS}.")
     for name in given:
         ours = KEY_CALLED_HERE.get(name) or OWN_KEYS.get(name)
         is_ours = is_data and name in OWN_KEYS and name != "batch_size"  # which must not be passed on unseen
@@ -174,7 +174,7 @@ def _check_arguments(
         missing = []
     missing = [name for name in missing if name not in given_in(key)]
     for name in missing:
-        value = AUTO if name in FACTS.get(key.partition(".")[0], ()) else "VALUE"
+        value = AUTO if not is_data and name in FACTS.get(key.partition(".")[0], ()) else "VALUE"
         yield ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}={value}")
     hints = hints_of(target)
     for name, value in given.items():

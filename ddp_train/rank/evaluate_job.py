@@ -96,8 +96,9 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
 
 def _work(job: Job, task: Task, components: Evaluated, state: TrainState, world: World, tracker: PhaseTracker) -> dict[str, float]:
     """Score or predict with the weights that are loaded, and return the metrics. Collective."""
-    folder, loader = job.run_folder.predictions_of(state.step), components.eval_loader
-    num_batches = len(loader) if isinstance(loader, EvalLoader) else None
+    folder_of, loaders = partial(job.run_folder.predictions_of, state.step), components.eval_loaders.values()
+    counts = [len(loader) if isinstance(loader, EvalLoader) else None for loader in loaders]
+    num_batches = None if None in counts else sum(filter(None, counts))
     notes = BatchNotes(job.run_folder, step=state.step, num_batches=num_batches) if world.is_main else None
 
     def begins_batch() -> None:
@@ -106,12 +107,14 @@ def _work(job: Job, task: Task, components: Evaluated, state: TrainState, world:
             notes.begin()
 
     if task.predicts:
-        count = predict(components, world, folder, begins_batch=begins_batch)
+        count = predict(components, world, folder_of(), begins_batch=begins_batch)
         if world.is_main:
-            print(f"predicted {count:,} samples: {RunFolder(folder).shown()}/*.npy, one row for each in the data set's order", flush=True)
+            print(
+                f"predicted {count:,} samples: {RunFolder(folder_of()).shown()}/*.npy, one row for each in the data set's order", flush=True
+            )
         return {}
     wants_rows = job.config.evaluation.save_predictions
-    metrics = evaluate(components, world, predictions=folder if wants_rows else None, begins_batch=begins_batch)
+    metrics = evaluate(components, world, predictions=folder_of if wants_rows else None, begins_batch=begins_batch)
     assert metrics is not None  # a stop ends the process
     return metrics
 

@@ -171,17 +171,17 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
 
 def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:
     """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
-    folder = job.run_folder.predictions_of(state.step)
-    is_there = world.from_main(folder.exists())
-    if components.eval_loader is None or not job.config.evaluation.save_predictions or is_there:
+    folder_of = partial(job.run_folder.predictions_of, state.step)
+    is_there = world.from_main(all(folder_of(part).exists() for part in components.eval_loaders))
+    if not job.config.evaluation.save_predictions or is_there:
         return
     with evaluation_mode(components.optimizer):
-        metrics = evaluate(components, world, predictions=folder, begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step))
+        metrics = evaluate(components, world, predictions=folder_of, begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step))
     assert metrics is not None  # a stop before the first step ends the process
     if world.is_main:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         print(
-            f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.shown()}/predictions/{folder.name}",
+            f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.shown()}/predictions",
             flush=True,
         )
 

@@ -64,9 +64,9 @@ class RunFolder:
         steps = self.saved_steps()
         return f"from step {max(steps)}" if steps else "from the start"
 
-    def predictions_of(self, step: int) -> Path:
-        """Where the per-sample outputs of the evaluation after a step are (`evaluation.save_predictions=true`)."""
-        return self.predictions / f"step_{step:08d}"
+    def predictions_of(self, step: int, part: str = "") -> Path:
+        """Where the per-sample outputs of the evaluation after a step are (`evaluation.save_predictions=true`), by the evaluation set."""
+        return self.predictions / part / f"step_{step:08d}"
 
     def record_config(self, text: str) -> None:
         """Write config.yaml; one that it replaces (of an attempt under other settings) stays as config.1.yaml, config.2.yaml, ..."""

@@ -6,7 +6,7 @@ objective), the number of steps (scheduler) or the run's folder (metrics) by the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ddp_train.loader.stream import Stream
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training import callbacks, initial_weights
-from ddp_train.training.build_data import make_eval_loader, make_source, make_train_loader, place, require_same_facts
+from ddp_train.training.build_data import make_eval_loaders, make_eval_sources, make_source, make_train_loader, place, require_same_facts
 from ddp_train.training.compiled import compile_model, use_plain_names
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.instantiate import instantiate, refuse_tools
@@ -49,19 +49,18 @@ def build(config: RunConfig, world: World) -> Components:
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():  # rank 0 downloads; the others find the files
         train_source = make_source(config, key="data")
-        eval_source = make_source(config, key="data.eval") if config.data["eval"] is not None else None
+        eval_sources = make_eval_sources(config)
     facts = train_source.facts
-    if eval_source is not None:
-        require_same_facts(facts, eval_source.facts)
+    for key, source in eval_sources.items():
+        require_same_facts(facts, source.facts, key=key)
     answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)
     if config.loader.on_device:
-        place(train_source, world)
-        if eval_source is not None:
-            place(eval_source, world)
+        for source in (train_source, *eval_sources.values()):
+            place(source, world)
     train_loader = make_train_loader(train_source, config, world)
     if config.debug.overfit:
         train_loader = OneBatch(train_loader)
-    eval_loader = make_eval_loader(eval_source, config, world) if eval_source is not None else None
+    eval_loaders = make_eval_loaders(eval_sources, config, world)
     total_steps = _total_steps(config.trainer, train_loader.order)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
 
@@ -70,7 +69,7 @@ def build(config: RunConfig, world: World) -> Components:
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
     if config.evaluation.save_predictions:
-        _require_predictions(objective, eval_source)
+        _require_predictions(objective, eval_sources.values())
     amp: Amp = instantiate(config.amp, key="amp")
     throughput = measure(world, objective, trained, amp, source=train_source, facts=facts)
     strategy: Strategy = instantiate(config.strategy, key="strategy")
@@ -83,7 +82,7 @@ def build(config: RunConfig, world: World) -> Components:
     if world.size > 1:
         strategy.share(optimizer)
     metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
-    scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics))
+    scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics, eval_loaders))
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
     made = _callbacks(config.callbacks)
@@ -99,7 +98,7 @@ def build(config: RunConfig, world: World) -> Components:
         scaler=amp.scaler(world.device, world.size),
         strategy=strategy,
         train_loader=train_loader,
-        eval_loader=eval_loader,
+        eval_loaders=eval_loaders,
         throughput=throughput,
         total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
         callbacks=made,
@@ -120,7 +119,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
         UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
     """
     refuse_tools(config)
-    if config.data["eval"] is None:
+    if not config.evaluation_sets():
         raise ConfigError(
             key="data.eval",
             happened="is null: the run has no evaluation data",
@@ -129,20 +128,22 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
         )
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():
-        source = make_source(config, key="data.eval")
-    auto.require_kind(answers, source.facts)
-    if config.loader.on_device:
-        place(source, world)
-    added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, source.facts)  # with what was typed: another metric
+        sources = make_eval_sources(config)
+    for source in sources.values():
+        auto.require_kind(answers, source.facts)
+        if config.loader.on_device:
+            place(source, world)
+    facts = next(iter(sources.values())).facts
+    added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)  # with what was typed: another metric
     model, objective, trained = _model_and_objective(config, world, added)
     if config.evaluation.save_predictions:
-        _require_predictions(objective, source)
+        _require_predictions(objective, sources.values())
     return Evaluated(
         model=model,
         trained=trained.to(world.device),
         objective=objective,
         amp=instantiate(config.amp, key="amp"),
-        eval_loader=make_eval_loader(source, config, world),
+        eval_loaders=make_eval_loaders(sources, config, world),
         metrics=build_metrics(config.evaluation.metrics, objective, world, added),
     )
 
@@ -173,8 +174,8 @@ def _model_and_objective(config: RunConfig, world: World, answers: Mapping[str, 
     return model, objective, Joint(model, objective) if has_state(objective) else model
 
 
-def _require_predictions(objective: Objective, source: DataSource | Stream | None) -> None:
-    if isinstance(source, Stream):
+def _require_predictions(objective: Objective, sources: Iterable[DataSource | Stream]) -> None:
+    if any(isinstance(source, Stream) for source in sources):
         raise ConfigError(
             key="evaluation.save_predictions",
             happened="is true, but the evaluation data is a stream",

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ddp_train.config.batch_sizes import accumulation_of
-from ddp_train.config.evaluation_split import evaluation_split
+from ddp_train.config.evaluation_split import evaluation_sets, set_name, split_at
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig, batch_changes
 from ddp_train.config.target import AUTO, accepts, given_in, locate
@@ -26,18 +26,18 @@ def make_data(config: RunConfig, *, key: str) -> Any:
     """Return what the section `data` names.
 
     Args:
-        key: `data`, or `data.eval` for the evaluation data.
+        key: `data`, or that of an evaluation set: `data.eval`, `evaluation.sets.<name>`.
     """
     if key == "data":
         return instantiate({name: value for name, value in config.data.items() if name != "eval"}, key=key)
     try:
-        return instantiate(evaluation_split(config.data), key=key)
+        return instantiate(split_at(config.tree, key), key=key)
     except UserError as error:
         name = error.key.removeprefix("data.")
-        if name in config.data["eval"]:  # a data set knows its arguments as `data.split` alone
-            error.key = f"data.eval.{name}"
-            fix = error.fix.replace(f"data.{name}=", f"data.eval.{name}=")
-            error.fix = " or ".join(part for part in (fix, "data.eval=null for none") if part)
+        if name in evaluation_sets(config.tree)[key]:  # a data set knows its arguments as `data.split` alone
+            error.key = f"{key}.{name}"
+            fix = error.fix.replace(f"data.{name}=", f"{key}.{name}=")
+            error.fix = " or ".join(part for part in (fix, f"{key}=null for none") if part)
         raise
 
 
@@ -49,6 +49,11 @@ def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
         expected = "a function that takes a list of samples, or a class whose objects do"
         raise ConfigError(key="loader.collate._target_", happened=f"gave a {type(collate).__name__}", expected=expected)
     return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
+
+
+def make_eval_sources(config: RunConfig) -> dict[str, DataSource | Stream]:
+    """Return the data of each evaluation set by its key, as the loaders read it; {} where nothing is evaluated."""
+    return {key: make_source(config, key=key) for key in config.evaluation_sets()}
 
 
 def _own_sampler(source: DataSource, config: RunConfig) -> Any:
@@ -107,15 +112,19 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
     return TrainLoader(source, order, **reading, skips=skips, by_size=by_size)
 
 
-def make_eval_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Evaluation:
-    """Return what reads the evaluation data on this rank."""
+def make_eval_loaders(sources: Mapping[str, DataSource | Stream], config: RunConfig, world: World) -> dict[str, Evaluation]:
+    """Return what reads each evaluation set on this rank, by its name: "" for `data.eval`."""
+    return {set_name(key): _eval_loader(source, config, world, key=key) for key, source in sources.items()}
+
+
+def _eval_loader(source: DataSource | Stream, config: RunConfig, world: World, *, key: str) -> Evaluation:
     loader, batch_size = config.loader, config.evaluation.batch_size
     limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
     most = min(limits, default=None)
     if isinstance(source, Stream):
         _require_plain(loader)
         return StreamEvalLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, most=most)
-    require_samples(source, key="data.eval")
+    require_samples(source, key=key)
     return EvalLoader(source, batch_size=batch_size, **_reading(loader, world), skips=loader.on_bad_sample == "skip", most=most)
 
 
@@ -140,7 +149,7 @@ def _require_plain(loader: LoaderConfig) -> None:
 
 def _require_steps(config: RunConfig, stream: Stream) -> None:
     """Refuse to count in epochs where the data has none."""
-    name, is_evaluated = type(stream.dataset).__name__, config.data["eval"] is not None
+    name, is_evaluated = type(stream.dataset).__name__, bool(config.evaluation_sets())
     needed = [("trainer.max_steps", config.trainer.max_steps, 1000)]
     needed += [("evaluation.every_steps", config.evaluation.every_steps, 100)] if is_evaluated else []
     for key, value, example in needed:
@@ -177,12 +186,12 @@ def place(source: DataSource | Stream, world: World) -> None:
         source.to(world.device)
 
 
-def require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
+def require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any], *, key: str) -> None:
     """Refuse splits of two kinds: a class folder that one of them lacks would shift the labels without a word."""
     for name in train.keys() & evaluation.keys():
         if train[name] != evaluation[name]:
             raise ConfigError(
-                key="data.eval",
+                key=key,
                 happened=f"the evaluation split has {name} {evaluation[name]}, the training split {train[name]}",
                 expected="the same in both",
             )

@@ -78,7 +78,7 @@ class RunView:
 
     @property
     def goals(self) -> Mapping[str, Goal]:
-        return {} if self.components.eval_loader is None else self.components.goals
+        return self.components.goals
 
     @property
     def rank(self) -> int:

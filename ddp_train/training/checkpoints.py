@@ -151,7 +151,7 @@ def retention(settings: CheckpointConfig, components: Components) -> Retention:
 
 def ranking_of(components: Components, metric: str | None = None) -> Ranking:
     """Return the metric to compare by, and which way is better. None: the objective's first."""
-    return ranking(components.goals, metric=metric, is_evaluated=components.eval_loader is not None)
+    return ranking(components.goals, metric=metric, is_evaluated=bool(components.eval_loaders))
 
 
 def probe(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:

@@ -30,14 +30,19 @@ class Evaluated:
     trained: nn.Module  # the model, joined with an objective that has a state of its own: what is optimised, saved and compared
     objective: Objective
     amp: Amp
-    eval_loader: Evaluation | None
+    eval_loaders: Mapping[str, Evaluation]  # by the names of the evaluation sets, that without a name first; {}: nothing is evaluated
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
 
     @property
     def goals(self) -> dict[str, Goal]:
-        """Which way each metric is better, the headline one first: the objective's, then those of `evaluation.metrics` that say it."""
-        return goals_of(self.objective, self.metrics)
+        """Which way each metric is better, the headline one first: of each set the objective's, then those of `evaluation.metrics`."""
+        return goals_of(self.objective, self.metrics, self.eval_loaders)
+
+    @property
+    def eval_loader(self) -> Evaluation | None:
+        """What reads the evaluation data without a name, or the first set where there is none; None: nothing is evaluated."""
+        return next(iter(self.eval_loaders.values()), None)
 
     def examine(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
         """Return from one forward what evaluation adds up, what it saves of each sample, and what metrics compare, as far as wanted."""

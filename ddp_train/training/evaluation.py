@@ -16,7 +16,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Averaging, describe, plain_name
 from ddp_train.loader.device_copy import copied_ahead
-from ddp_train.loader.loader import EvalLoader
+from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.metrics import model_log
 from ddp_train.training import metric
 from ddp_train.training.callback_error import named
@@ -29,27 +29,36 @@ def evaluate(
     components: Evaluated,
     world: World,
     *,
-    predictions: Path | None = None,
+    predictions: Callable[[str], Path] | None = None,
     begins_batch: Callable[[], None] = lambda: None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
-    """Evaluate the bare model on the evaluation data and return the metrics, the same on every rank. Collective.
+    """Evaluate the bare model on all evaluation sets and return the metrics, the same on every rank. Collective.
+
+    Those of a set with a name are called NAME/loss, and its predictions are in a folder of its name.
 
     There is no collective inside the loop, so unequal shares cannot hang (a forward through DDP would wait for the other ranks); counts are
     added as integers and sums in float64, and metrics of `evaluation.metrics` are put together on rank 0 after it. Before it, all ranks
     take rank 0's buffers: each has updated its own BatchNorm averages since the last synchronised forward.
 
     Args:
-        components: with an `eval_loader`.
-        predictions: a folder for the per-sample outputs of the objective, which is `Predicting` then; None: they are not saved.
+        components: with an evaluation set at least.
+        predictions: the folder for the per-sample outputs of the objective by the set's name; it is `Predicting` then. None: none.
         begins_batch: called before each batch is asked for.
         is_stopping: gives up when it turns true on any rank; the result is None then, on every rank.
 
     Raises:
         OSError: on every rank when one could not write its predictions.
     """
+    metrics: dict[str, float] = {}
     with as_evaluated(components):
-        return _measure(components, world, predictions=predictions, begins_batch=begins_batch, is_stopping=is_stopping)
+        for name, loader in components.eval_loaders.items():
+            folder = predictions(name) if predictions else None
+            found = _measure(components, loader, world, predictions=folder, begins_batch=begins_batch, is_stopping=is_stopping)
+            if found is None:
+                return None
+            metrics |= {metric.of_set(name, each): value for each, value in found.items()}
+    return metrics
 
 
 @contextmanager
@@ -62,15 +71,15 @@ def as_evaluated(components: Evaluated) -> Iterator[None]:
 
 def _measure(
     components: Evaluated,
+    loader: Evaluation,
     world: World,
     *,
     predictions: Path | None,
     begins_batch: Callable[[], None],
     is_stopping: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """Run the model as it is now over the evaluation data. Collective."""
-    model, objective, loader = components.model, components.objective, components.eval_loader
-    assert loader is not None
+    """Run the model as it is now over one evaluation set. Collective."""
+    model, objective = components.model, components.objective
     parts = [part for part in (model, objective) if isinstance(part, nn.Module)]
     world.copy_from_main([buffer for part in parts for buffer in part.buffers()])
     files = None

@@ -148,7 +148,7 @@ def _traceable(checkpoint: Path) -> tuple[nn.Module, tuple[Any, ...], dict[str, 
     require_own(folder, key="RUN")
     config = answered_config(folder)
     few = {
-        "evaluation": {**config["evaluation"], "batch_size": _EXAMPLES, "save_predictions": False},
+        "evaluation": {**config["evaluation"], "batch_size": _EXAMPLES, "save_predictions": False, "sets": {}},
         "loader": {**config["loader"], "num_workers": 0, "on_device": False},
         "data": {**config["data"], "eval": config["data"].get("eval") or {}},
     }

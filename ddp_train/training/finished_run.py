@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ddp_train.config.batch_sizes import BatchSizes
+from ddp_train.config.evaluation_split import set_name
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config
 from ddp_train.distributed.world import alone
@@ -48,8 +49,12 @@ class FinishedRun:
     @cached_property
     def eval_data(self) -> Any:
         """The evaluation data, likewise; None where the run has none."""
-        changes = self.typed.data["eval"]
-        return make_data(self.typed, key="data.eval") if changes is not None else None
+        return make_data(self.typed, key="data.eval") if "data.eval" in self.typed.evaluation_sets() else None
+
+    @cached_property
+    def eval_sets(self) -> dict[str, Any]:
+        """The data of `evaluation.sets` by its names, likewise."""
+        return {name: make_data(self.typed, key=key) for key in self.typed.evaluation_sets() if (name := set_name(key))}
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

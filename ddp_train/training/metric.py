@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -170,9 +170,19 @@ def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, 
     return {name: as_metric(each, name, world.device) for name, each in made.items()}
 
 
-def goals_of(objective: Objective, metrics: Mapping[str, Metric]) -> dict[str, Goal]:
-    """Return which way each metric of a run is better, as far as somebody says it."""
-    return {**objective.goals, **{name: metric.goal for name, metric in metrics.items() if metric.goal is not None}}
+def goals_of(objective: Objective, metrics: Mapping[str, Metric], sets: Iterable[str]) -> dict[str, Goal]:
+    """Return which way each metric of a run is better, as far as somebody says it.
+
+    Args:
+        sets: the names of what is evaluated.
+    """
+    goals = {**objective.goals, **{name: metric.goal for name, metric in metrics.items() if metric.goal is not None}}
+    return {of_set(part, name): goal for part in sets for name, goal in goals.items()}
+
+
+def of_set(part: str, name: str) -> str:
+    """Return what a metric is called in the record: as it is for the evaluation data without a name."""
+    return f"{part}/{name}" if part else name
 
 
 _OF_LAST_BATCHES = "torchmetrics.wrappers.running"

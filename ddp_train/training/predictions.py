@@ -1,6 +1,7 @@
 """The per-sample outputs of one evaluation, in the data set's order: a folder of .npy files, complete or not there.
 
     predictions/step_00000768/  loss.npy  prediction.npy ...    one row for each evaluation sample, whatever the number of ranks
+    predictions/NAME/step_00000768/  ...                        the same of an evaluation set with a name
 
 A rank's share of the evaluation set is contiguous, so every rank writes its own rows straight into the files: nothing passes through one
 rank's memory. With plain writes, not a memory map: a full disk is then an error and not a SIGBUS, and where two machines share a page of a
@@ -145,7 +146,7 @@ class PredictionFiles:
 
 def forget_after(folder: Path, step: int) -> None:
     """Remove half-written predictions and those of steps after `step`, of an attempt that got further than its last checkpoint."""
-    for path in [*folder.glob("step_*"), *folder.glob(".*_step_*")]:
+    for path in [path for pattern in ("step_*", ".*_step_*", "*/step_*", "*/.*_step_*") for path in folder.glob(pattern) if path.is_dir()]:
         if path.name.startswith(".") or path.name > f"step_{step:08d}":
             shutil.rmtree(path)
 

@@ -1,4 +1,4 @@
-"""What is tried before the first step: one training batch and one evaluation batch, on the bare model. Both are then forgotten.
+"""What is tried before the first step: one training batch and one batch of each evaluation set, on the bare model. Both are then forgotten.
 
 So a mismatch of data, model and objective costs seconds, and not the first epoch; it ends the run on one screen that names the config keys,
 shapes and types. A rank that finds a fault ends like one that fails in training: nothing here is collective. Random streams, buffers, modes
@@ -28,6 +28,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
 from ddp_train.interfaces import Batch, Indices, Labelled, Objective, batch_size, describe, map_tensors, tensors_of, whole_loss
 from ddp_train.loader.device_copy import to_device
+from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective
@@ -58,7 +59,7 @@ class NamedBatch:
 
 
 def check(components: Components, first: Sequence[MicroBatch], world: World, *, samples: int, predicts: bool) -> None:
-    """Try the first micro-batch of training, if there is one, and the first of the evaluation; rank 0 prints what they are.
+    """Try the first micro-batch of training, if there is one, and the first of each evaluation set; rank 0 prints what they are.
 
     Args:
         samples: the data's position.
@@ -72,11 +73,13 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
     with untouched(components, world.device), _without_compiling():  # what is noted of a forward would be compiled into it
         if first:
             tried = NamedBatch(first[0], components.train_loader.sample_ids(samples, 0), "the first training batch")
-            lines.append(_try(components, tried, world, split="training", predicts=predicts))
+            lines.append(_try(components, tried, world, loader=components.train_loader, predicts=predicts))
             _refuse_means(components, first[0], world)
-        if (loader := components.eval_loader) is not None and (evaluated := loader.peek()) is not None:
-            tried = NamedBatch(evaluated, loader.sample_ids(0), "the first evaluation batch")
-            lines.append(_try(components, tried, world, split="evaluation", predicts=predicts))
+        for part, loader in components.eval_loaders.items():
+            if (evaluated := loader.peek()) is not None:
+                name = f"the first batch of evaluation set {part}" if part else "the first evaluation batch"
+                tried = NamedBatch(evaluated, loader.sample_ids(0), name)
+                lines.append(_try(components, tried, world, loader=loader, predicts=predicts))
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # its blocks are of other sizes than the steps'
     if world.is_main:
@@ -96,23 +99,22 @@ def explain(error: Exception, components: Evaluated, named: NamedBatch) -> None:
     _refuse_labels(seen, named, error)
 
 
-def _try(components: Components, named: NamedBatch, world: World, *, split: str, predicts: bool) -> str:
+def _try(components: Components, named: NamedBatch, world: World, *, loader: Loader | Evaluation, predicts: bool) -> str:
     """Run one batch as training or evaluation does, and say what it is.
 
     Without backward: that of the first step comes next, and nothing is lost until then.
     """
     model, objective, seen = components.model, components.objective, _Seen(components.model)
-    micro_batch = named.micro_batch
+    micro_batch, trains = named.micro_batch, loader is components.train_loader
     if _tells_classes(objective):
-        loader = components.train_loader if split == "training" else components.eval_loader
         source = getattr(loader, "source", None)
         seen.then = lambda: _refuse_known_labels(objective, seen, named, source)
-    model.train(split == "training")
+    model.train(trains)
     shown = ""
     try:
         batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
         with components.amp.autocast(world.device), seen.forward():
-            if split == "training":
+            if trains:
                 weight = float(objective.weight(micro_batch.batch))
                 loss = whole_loss(objective, model, batch)
                 _require_number(loss, "loss")
@@ -135,7 +137,8 @@ def _try(components: Components, named: NamedBatch, world: World, *, split: str,
         raise _mismatch(error, components, named, seen) from error
     device = next((tensor.device for tensor in tensors_of(batch)), world.device)
     gives = f", the model gives {seen.gives}" if seen.gives else ""  # an objective may call parts of the model alone
-    return f"{split} batch {describe(micro_batch.batch)} on {device}{gives}{shown}"
+    what = named.name.removeprefix("the first ").removeprefix("batch of ")
+    return f"{what} {describe(micro_batch.batch)} on {device}{gives}{shown}"
 
 
 def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Trainer:
     evaluate_every_steps: int | None  # None: at the end of every epoch
     clip_grad_norm: float | None
     sanity_check: bool = False  # before the first step: one batch of training and one of evaluation are tried
-    predictions_of: Callable[[int], Path] | None = None  # where those of the evaluation after a step go; None: they are not saved
+    predictions_of: Callable[[int, str], Path] | None = None  # where those of the evaluation after a step go, by the set; None: not saved
 
     # Whom to ask and to tell.
     write: Callable[[Record], None]  # rank 0 writes, the others drop it
@@ -404,13 +404,13 @@ class Trainer:
     def evaluate(self) -> bool:
         """Evaluate, write a record and keep the best values; False: a stop came before it was done, on all ranks alike. Collective."""
         components, state = self.components, self.state
-        if components.eval_loader is None:
+        if not components.eval_loaders:
             return True
         with evaluation_mode(components.optimizer):
             metrics = evaluation.evaluate(
                 components,
                 self.world,
-                predictions=self.predictions_of(state.step) if self.predictions_of else None,
+                predictions=partial(self.predictions_of, state.step) if self.predictions_of else None,
                 begins_batch=lambda: self.tracker.enter(Phase.EVALUATION, state.step),
                 is_stopping=self.is_stopping,
             )

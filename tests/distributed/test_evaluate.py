@@ -24,15 +24,16 @@ def evaluated(run: Path) -> list[Path]:
 def test_a_run_is_scored_on_three_ranks_as_on_one(project: Project) -> None:
     run = project.folder / "outputs/run"
     run.parent.mkdir()
-    parts = finished(run)
+    parts = finished(run, "+evaluation.sets.few={num_samples: 2}", "+evaluation.sets.noisy={split: eval, noise: 2.0}")
     done = project.run("evaluate", "outputs/run", "cluster.processes_per_node=3")
     assert done.returncode == 0, done.output
     (folder,) = evaluated(run)
     (record,) = metrics(folder)
     expected = evaluate(parts, alone())
     assert expected is not None
-    assert record["accuracy"] == expected["accuracy"]
-    assert record["loss"] == pytest.approx(expected["loss"], rel=1e-12)
+    for part in ("", "few/", "noisy/"):  # also one with fewer samples than ranks
+        assert record[f"{part}accuracy"] == expected[f"{part}accuracy"]
+        assert record[f"{part}loss"] == pytest.approx(expected[f"{part}loss"], rel=1e-12)
 
 
 @pytest.mark.long

@@ -94,6 +94,34 @@ def test_other_data_another_checkpoint_and_another_number_of_ranks_are_taken(tmp
     assert len(np.load(job.run_folder.predictions_of(7) / "prediction.npy")) == 33
 
 
+SETS = ["+data.eval.noise=0.1", "+evaluation.sets.few={num_samples: 3}", "+evaluation.sets.noisy={split: eval, noise: 2.0}"]
+
+
+def test_all_sets_of_the_run_are_scored_or_one(tmp_path: Path) -> None:
+    parts = finished(tmp_path, *SETS)
+    every = {f"eval/{name}": value for name, value in measured(parts).items()}
+    assert {"eval/loss", "eval/few/loss", "eval/noisy/loss"} <= every.keys()
+    job = done(evaluate, str(tmp_path))
+    result = job.run_folder.read_result()
+    assert result is not None and result.last == every
+    assert json.loads(job.run_folder.batches.read_text())["done"] == sum(len(loader) for loader in parts.eval_loaders.values())  # type: ignore[arg-type, misc]
+    result = done(evaluate, str(tmp_path), "--set=noisy").run_folder.read_result()
+    assert result is not None and result.last["eval/loss"] == every["eval/noisy/loss"] and "eval/few/loss" not in result.last
+    result = done(evaluate, str(tmp_path), "data.num_samples=9").run_folder.read_result()  # other data, alone
+    assert result is not None and "eval/few/loss" not in result.last
+    assert len(np.load(done(predict, str(tmp_path), "--set=few").run_folder.predictions_of(7) / "prediction.npy")) == 3
+    with pytest.raises(ConfigError, match=r"--set: is fw, which the run does not have\s+expected: one of few, noisy"):
+        begun(evaluate, str(tmp_path), "--set=fw")
+
+
+def test_of_sets_that_all_have_names_one_is_predicted(tmp_path: Path) -> None:
+    finished(tmp_path, *SETS[1:], "data.eval=null")
+    result = done(evaluate, str(tmp_path)).run_folder.read_result()
+    assert result is not None and {"eval/few/loss", "eval/noisy/loss"} <= result.last.keys() and "eval/loss" not in result.last
+    with pytest.raises(ConfigError, match=r"without a name[\s\S]*--set=few"):
+        begun(predict, str(tmp_path))
+
+
 @pytest.mark.parametrize("debug", ["fast", "overfit"])
 def test_of_a_run_that_was_cut_short_to_try_it_all_is_evaluated(tmp_path: Path, debug: str) -> None:
     finished(tmp_path, f"debug={debug}", "data.eval.num_samples=33", "evaluation.batch_size=4")

@@ -30,7 +30,7 @@ def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_o
 ) -> None:
     """The one of two ranks: what a forward finds from the micro-batch before it."""
     parts = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3", "evaluation.every_steps=9")
-    parts.eval_loader = None
+    parts.eval_loaders = {}
     parts.module = nn.parallel.DistributedDataParallel(parts.model, **({"gradient_as_bucket_view": True} | settings))
     found: list[tuple[int, bool]] = []
 

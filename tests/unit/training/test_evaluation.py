@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ import torch
 
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
+from ddp_train.scheduler.plateau import Plateau
+from ddp_train.training.checkpoints import ranking_of
 from ddp_train.training.evaluation import averages, evaluate
+from ddp_train.training.state import TrainState
 from tests.unit.parts import components, trainer
 
 
@@ -22,6 +26,46 @@ def test_evaluation_leaves_the_model_in_training_mode_and_counts_every_sample() 
     assert parts.model.training
     assert metrics is not None
     assert metrics["accuracy"] * 101 == pytest.approx(round(metrics["accuracy"] * 101))
+
+
+SETS = ["+evaluation.sets.noisy.split=eval", "+evaluation.sets.noisy.noise=3.0", "+evaluation.sets.few={num_samples: 3}"]
+
+
+def test_each_set_is_measured_as_if_it_were_alone() -> None:
+    parts = components(*SETS)
+    found = evaluate(parts, alone())
+    assert found is not None and list(parts.eval_loaders) == ["", "noisy", "few"]
+    for name, loader in parts.eval_loaders.items():
+        own = evaluate(replace(parts, eval_loaders={"": loader}), alone())
+        assert own == {each.removeprefix(f"{name}/"): value for each, value in found.items() if each.rpartition("/")[0] == name}
+    assert round(found["few/accuracy"] * 3) / 3 == found["few/accuracy"]
+    assert list(parts.goals) == [f"{part}{name}" for part in ("", "noisy/", "few/") for name in parts.objective.goals]
+
+
+def test_sets_with_names_are_evaluated_where_the_data_without_one_is_null() -> None:
+    assert next(iter(components(*SETS, "data.eval=null").goals)) == "noisy/accuracy"
+
+
+def test_an_evaluation_that_is_stopped_in_a_later_set_has_no_metrics_and_is_owed() -> None:
+    records: list[Any] = []
+    parts, state, asked = components(*SETS, "trainer.max_steps=1"), TrainState(), iter([False] * len(components().eval_loader or ()))
+    assert not trainer(parts, state, write=records.append, is_stopping=lambda: next(asked, True)).train()
+    assert state.owes_evaluation and [record["split"] for record in records] == ["train"]
+    assert trainer(parts, state, write=records.append).train()
+    assert {"loss", "noisy/loss", "few/loss"} <= records[-1].keys() and records[-1]["split"] == "eval"
+
+
+def test_a_metric_of_a_set_leads_what_follows_metrics() -> None:
+    words = ["scheduler=plateau", "scheduler.metric=few/loss", "checkpoint.metric=eval/noisy/accuracy"]
+    parts = components(*SETS, *words, "trainer.max_steps=1", "callbacks=[early_stopping]", "callbacks.early_stopping.metric=eval/few/loss")
+    run = trainer(parts)
+    assert run.train()
+    assert isinstance(parts.scheduler, Plateau)
+    assert parts.scheduler.scheduler.best == run.last["eval/few/loss"] == parts.callbacks["early_stopping"].state_dict()["best"]
+    assert run.state.best["eval/noisy/accuracy"]["value"] == run.last["eval/noisy/accuracy"]
+    assert ranking_of(parts, "eval/noisy/accuracy").goal == "max"
+    with pytest.raises(ConfigError, match=r"checkpoint\.metric: is 'eval/nosy/loss'[\s\S]*fix: checkpoint\.metric=eval/noisy/loss"):
+        ranking_of(parts, "eval/nosy/loss")
 
 
 class OneUse:

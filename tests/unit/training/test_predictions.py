@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ddp_train.loader.dataset_adapter import DatasetSource
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.objective.loss import LossObjective
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import evaluate
 from ddp_train.training.predictions import PredictionFiles, forget_after
@@ -27,7 +29,7 @@ from tests.unit.training.ragged import Ragged
 
 
 def evaluated(parts: Components, folder: Path, **changes: Any) -> dict[str, float] | None:
-    return evaluate(parts, alone(), predictions=folder, **changes)
+    return evaluate(parts, alone(), predictions=lambda name: folder / name, **changes)
 
 
 def test_each_sample_has_its_row_and_they_say_what_the_metrics_say(tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_a_language_model_tells_the_loss_and_the_tokens_of_each_sample(tmp_path:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11))
     loader = EvalLoader(Ragged(), rank=0, world_size=1, batch_size=5)
-    parts = replace(components(), model=model, objective=LanguageModeling(ignore_index=-100), eval_loader=loader)
+    parts = replace(components(), model=model, objective=LanguageModeling(ignore_index=-100), eval_loaders={"": loader})
     metrics = evaluated(parts, tmp_path / "p")
     losses, tokens = np.load(tmp_path / "p/loss.npy"), np.load(tmp_path / "p/tokens.npy")
     assert tokens.tolist() == [sample % 6 for sample in range(12)]
@@ -69,7 +71,7 @@ def test_a_bare_loss_function_saves_what_the_model_gave_also_in_bfloat16(tmp_pat
     model = torch.nn.Linear(3, 2)
     source = DatasetSource(TensorDataset(torch.rand(7, 3), torch.zeros(7, 2)))
     loader = EvalLoader(source, rank=0, world_size=1, batch_size=4)
-    parts = replace(components("amp=bf16"), model=model, objective=LossObjective(torch.nn.functional.mse_loss), eval_loader=loader)
+    parts = replace(components("amp=bf16"), model=model, objective=LossObjective(torch.nn.functional.mse_loss), eval_loaders={"": loader})
     evaluated(parts, tmp_path / "p")
     output = np.load(tmp_path / "p/output.npy")
     assert (output.dtype, output.shape) == (np.float32, (7, 2))
@@ -124,6 +126,15 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"rows \(2,\) by rank.*expected 4"):
         files.close(keep=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_set_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    parts = components("+evaluation.sets.few={num_samples: 3}", "evaluation.save_predictions=true")
+    evaluate(parts, alone(), predictions=partial(RunFolder(tmp_path).predictions_of, 4))
+    rows = {path.parent.relative_to(tmp_path): len(np.load(path)) for path in tmp_path.rglob("loss.npy")}
+    assert rows == {Path("predictions/step_00000004"): 101, Path("predictions/few/step_00000004"): 3}
+    forget_after(tmp_path / "predictions", 3)
+    assert not list(tmp_path.rglob("*.npy"))
 
 
 def test_what_an_attempt_left_beyond_its_last_checkpoint_goes(tmp_path: Path) -> None:
