@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import DataSource, Indices
+from ddp_train.loader.mixed import Mixed
 from ddp_train.loader.order import BatchOrder, SampleOrder, share
 from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
 from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
@@ -44,6 +45,9 @@ class Loader(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take that back, on the same number of ranks."""
 
+    def used(self, samples: int) -> dict[str, int]:
+        """Return how many of the first `samples` samples are of each source of a mixture; {}: it is none, or that cannot be told."""
+
     def caveats(self, samples: int) -> list[str]:
         """Say what is not guaranteed of this data in a run that goes on after `samples` samples; one line each."""
 
@@ -75,6 +79,7 @@ class TrainLoader:
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
         skips: replace samples that cannot be read, instead of raising what they raise.
+        mixed: what draws from a mixture, where the order is its own.
     """
 
     def __init__(
@@ -89,8 +94,10 @@ class TrainLoader:
         pin_memory: bool,
         skips: bool = False,
         by_size: Callable[[int], int] | None = None,
+        mixed: Mixed | None = None,
     ) -> None:
         self.source, self.order = source, order
+        self._mixed = mixed
         self.skips = skips
         self.grad_accum_steps = grad_accum_steps
         self._num_parts = cache(by_size or (lambda size: grad_accum_steps))  # of this rank's share of a global batch, by its size
@@ -120,6 +127,10 @@ class TrainLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """There is none."""
+
+    def used(self, samples: int) -> dict[str, int]:
+        """Return how many of the first `samples` samples are of each source of a mixture."""
+        return self._mixed.used(samples) if self._mixed is not None else {}
 
     def caveats(self, samples: int) -> list[str]:
         """Everything is guaranteed."""

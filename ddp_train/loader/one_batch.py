@@ -57,6 +57,10 @@ class OneBatch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """There is none."""
 
+    def used(self, samples: int) -> dict[str, int]:
+        """It is always the same batch."""
+        return {}
+
     def caveats(self, samples: int) -> list[str]:
         """Say that there is no other batch."""
         return ["debug.overfit: the first global batch is trained on, again and again"]

@@ -12,6 +12,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import Augmenting, Batch, DataSource, Indices, Located
 from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.mixture_source import MixtureSource
 from ddp_train.loader.order import SampleOrder
 
 _TRIES = 100  # samples that are tried in the place of one that cannot be read
@@ -65,8 +66,10 @@ class TrainReader:
 
     def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool) -> None:
         self.samples, self._order, self._skips = Samples(source), order, skips
+        self._mixture = source if isinstance(source, MixtureSource) else None
         self._augment = source.augment if isinstance(source, Augmenting) and getattr(source, "augments", True) else None
-        self._dataset = source if isinstance(source, DatasetSource) else None
+        self._augments = self._augment is not None or (self._mixture is not None and self._mixture.augments)
+        self._dataset = source if isinstance(source, (DatasetSource, MixtureSource)) else None
 
     def indices(self, request: TrainRequest) -> Indices:
         """Return the samples that a request asks for, shape [stop - start]."""
@@ -82,9 +85,12 @@ class TrainReader:
             batch, wanted, skipped = self.samples.read_replacing(wanted, others)
         else:
             batch = self.samples.read(wanted)
-        if self._augment is not None:
-            positions = np.arange(request.start, request.stop)
-            batch = self._augment(batch, self._order.sample_keys(request.epoch, wanted, positions=positions))
+        if self._augments:
+            keys = self._order.sample_keys(request.epoch, wanted, positions=np.arange(request.start, request.stop))
+            if self._mixture is not None:
+                batch = self._mixture.augment_each(batch, keys, wanted)
+            elif self._augment is not None:
+                batch = self._augment(batch, keys)
         return MicroBatch(batch, request.counts, skipped if request.counts else ())
 
 

@@ -36,7 +36,7 @@ class Shuffled:
 
     def __call__(self, epoch: int, positions: Indices) -> Indices:
         if self._permutation is None or self._permutation[0] != epoch:
-            self._permutation = epoch, Permutation(self.length, _key(self.seed, epoch))
+            self._permutation = epoch, Permutation(self.length, key_of(self.seed, epoch))
         return self._permutation[1](positions)
 
 
@@ -59,7 +59,7 @@ class Weighted:
 
     def __call__(self, epoch: int, positions: Indices) -> Indices:
         ends = self._ends.numpy()
-        uniform = (_hash(positions, _key(self.seed, epoch, _WEIGHTED)) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+        uniform = (hashes_of(positions, key_of(self.seed, epoch, _WEIGHTED)) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
         points = uniform * ends[-1]
         ascending = np.argsort(points)  # bisection in that order finds its way in the cache
         indices = np.empty(len(positions), np.int64)
@@ -91,11 +91,11 @@ class Balanced:
 
     def __call__(self, epoch: int, positions: Indices) -> Indices:
         rounds, places = np.divmod(positions + epoch * self.length, len(self._counts))
-        order_keys = _hash(rounds, _key(self.seed, 0, _CLASSES))
+        order_keys = hashes_of(rounds, key_of(self.seed, 0, _CLASSES))
         classes = permute_each(places, np.full_like(places, len(self._counts)), order_keys)
         counts = self._counts[classes]
         passes, visits = np.divmod(rounds, counts)  # one visit each round
-        member_keys = _hash(passes, _hash(classes, _key(self.seed, 0, _MEMBERS)))
+        member_keys = hashes_of(passes, hashes_of(classes, key_of(self.seed, 0, _MEMBERS)))
         indices: Indices = self._members.numpy()[self._starts[classes] + permute_each(visits, counts, member_keys)]
         return indices
 
@@ -144,7 +144,7 @@ class Bucketed:
         by_length = np.argsort(self._lengths.numpy()[drawn], axis=1, kind="stable")
         in_batches = np.take_along_axis(drawn, by_length, axis=1).reshape(shape)
         numbers = positions[:, :: self._batch_size] // self._batch_size
-        turns = np.argsort(_hash(numbers, _key(self.seed, epoch, _BATCHES)), axis=1)
+        turns = np.argsort(hashes_of(numbers, key_of(self.seed, epoch, _BATCHES)), axis=1)
         return np.take_along_axis(in_batches, turns[:, :, None], axis=1).reshape(positions.shape)
 
 
@@ -183,7 +183,7 @@ class Iterated:
         return {**self.__dict__, "_epoch": -1, "_indices": None}  # for data-loader workers: each draws for itself
 
     def _drawn(self, epoch: int) -> Indices:
-        with seeded(_key(self.seed, epoch, _ITERATED)):
+        with seeded(key_of(self.seed, epoch, _ITERATED)):
             if hasattr(self._sampler, "set_epoch"):
                 self._sampler.set_epoch(epoch)
             try:
@@ -222,22 +222,30 @@ def sampler_from(
     sampler: Sampler
     if own is not None:
         sampler = own if callable(own) and hasattr(own, "length") else Iterated(own, num_samples=len(source), seed=seed)
-    elif sampling == "balanced":
-        sampler = Balanced(labels_of(source), seed=seed, multiple_of=global_batch_size if drop_last else 1)
-        if sampler.length == 0:
-            raise ConfigError(
-                key="trainer.global_batch_size",
-                happened=f"is {global_batch_size}, more than a balanced epoch of the {len(source)} samples has, and loader.drop_last=true",
-                expected="at least one whole batch in an epoch",
-                fix="loader.drop_last=false",
-            )
-    elif sample_weights is not None:
-        sampler = Weighted(read_weights(sample_weights, len(source)), seed=seed)
     else:
-        sampler = Shuffled(len(source), seed=seed)
+        weights = read_weights(sample_weights, len(source)) if sample_weights is not None else None
+        sampler = plain_sampler(source, seed=seed, sampling=sampling, weights=weights, multiple_of=global_batch_size if drop_last else 1)
+    if sampler.length == 0:
+        raise ConfigError(
+            key="trainer.global_batch_size",
+            happened=f"is {global_batch_size}, more than a balanced epoch of the {len(source)} samples has, and loader.drop_last=true",
+            expected="at least one whole batch in an epoch",
+            fix="loader.drop_last=false",
+        )
     if bucket_batches is None:
         return sampler
     return Bucketed(sampler, _lengths(source), global_batch_size=min(global_batch_size, sampler.length), batches=bucket_batches)
+
+
+def plain_sampler(source: DataSource, *, seed: int, sampling: str, weights: NDArray[np.float64] | None, multiple_of: int = 1) -> Sampler:
+    """Return what `loader.sampling` asks for, of one source.
+
+    Args:
+        weights: of its samples, with `weighted`.
+    """
+    if sampling == "balanced":
+        return Balanced(labels_of(source), seed=seed, multiple_of=multiple_of)
+    return Shuffled(len(source), seed=seed) if weights is None else Weighted(weights, seed=seed)
 
 
 def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
@@ -310,10 +318,11 @@ def _checked(offered: Any, name: str, shape: tuple[int], kinds: str, expected: s
     return found
 
 
-def _key(seed: int, epoch: int, *purpose: int) -> int:
+def key_of(seed: int, epoch: int, *purpose: int) -> int:
+    """Return what a draw of an epoch begins with, another one for each purpose."""
     return int(np.random.SeedSequence([seed, epoch, *purpose]).generate_state(1, np.uint64)[0])
 
 
-def _hash(values: Indices, key: int | NDArray[np.uint64]) -> NDArray[np.uint64]:
+def hashes_of(values: Indices, key: int | NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return 64 random bits for each value, another function for each key."""
     return mix(mix(values.astype(np.uint64) + GOLDEN) ^ np.asarray(key, np.uint64))

@@ -199,6 +199,10 @@ class StreamLoader:
         readers = [(int(number), position) for number, position in state.get("readers", [])]
         self._loaded = readers if len(readers) == self._num_readers and self._stream.has_state else None
 
+    def used(self, samples: int) -> dict[str, int]:
+        """A stream is no mixture."""
+        return {}
+
     def caveats(self, samples: int) -> list[str]:
         """Say what is not guaranteed of this stream in a run that goes on after `samples` samples."""
         dataset, found = self._stream.dataset, []

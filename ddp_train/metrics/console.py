@@ -145,7 +145,11 @@ class Console:
 
 
 def _text(record: Mapping[str, Any]) -> str:
-    parts = [f"{name} {value:.4g}" for name, value in record.items() if name not in _HIDDEN and isinstance(value, (int, float))]
+    parts = [
+        f"{name} {value:.4g}"
+        for name, value in record.items()
+        if name not in _HIDDEN and not name.startswith("samples/") and isinstance(value, (int, float))
+    ]
     if "tokens_per_s" in record:
         parts.append(f"{record['tokens_per_s']:,.0f} tokens/s")
     elif "samples_per_s" in record:

@@ -11,11 +11,13 @@ from ddp_train.config.evaluation_split import evaluation_sets, set_name, split_a
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig, batch_changes
 from ddp_train.config.target import AUTO, accepts, given_in, locate
+from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import DataSource, Resident
 from ddp_train.loader.dataset_adapter import DatasetSource, as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
+from ddp_train.loader.mixture_source import MixtureSource, mixture_source
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import labels_of, sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
@@ -48,7 +50,20 @@ def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
     if not callable(collate) and collate is not None:
         expected = "a function that takes a list of samples, or a class whose objects do"
         raise ConfigError(key="loader.collate._target_", happened=f"gave a {type(collate).__name__}", expected=expected)
+    if isinstance(made, Mixture):
+        return mixture_source({name: _part(each, name, fields, collate) for name, each in made.sources.items()}, made.weights)
     return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
+
+
+def _part(made: Any, name: str, fields: list[str] | None, collate: Any) -> DataSource:
+    """Return one source of a mixture."""
+    if is_stream(made):
+        raise ConfigError(
+            key=f"data.sources.{name}.data",
+            happened=f"is a stream ({type(made).__name__}): its samples have no positions to draw from, nor to go back to",
+            expected="data with positions (docs/data.md)",
+        )
+    return as_source(made, fields, collate)
 
 
 def make_eval_sources(config: RunConfig) -> dict[str, DataSource | Stream]:
@@ -86,6 +101,20 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
         batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
         return StreamLoader(source, batches, **reading)
     require_samples(source, key="data", at_least=batch.global_batch_size if loader.drop_last else 1)
+    own = _own_sampler(source, config)
+    mixed = None
+    if isinstance(source, MixtureSource):
+        if own is not None:
+            raise ConfigError(
+                key="loader.sampler", happened="is given, and the weights of data.sources say which sample comes when", expected="null"
+            )
+        own = mixed = source.sampler(
+            seed=config.seed,
+            sampling=loader.sampling,
+            sample_weights=loader.sample_weights,
+            multiple_of=batch.global_batch_size if loader.drop_last else 1,
+        )
+    reading["mixed"] = mixed if loader.bucket_batches is None else None  # within a window of batches nobody keeps count
     sampler = sampler_from(
         source,
         seed=config.seed,
@@ -94,7 +123,7 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
         sampling=loader.sampling,
         sample_weights=loader.sample_weights,
         bucket_batches=loader.bucket_batches,
-        own=_own_sampler(source, config),
+        own=own,
     )
     changes = batch_changes(config.trainer.batch_size_schedule or {})
     order = SampleOrder(

@@ -387,6 +387,7 @@ class Trainer:
         }
         taken = reading.weights[-window.steps :]  # by this process, whose clock it is
         values |= components.throughput.values(samples=window.samples, weights=taken, seconds=elapsed, memory=memory)
+        values |= {f"samples/{name}": count for name, count in components.train_loader.used(self.state.samples).items()}
         if components.train_loader.skips:
             values["skipped_samples"] = reading.skipped
         if self.guard.needs_norm:
