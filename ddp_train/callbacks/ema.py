@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Run, plain_name
+from ddp_train.interfaces import Run, cut, own_rows, plain_name
 
 
 class EMA:
@@ -44,7 +44,7 @@ class EMA:
         if self._averages and self._averages.keys() != live.keys():
             raise ValueError("the averages in the checkpoint are of another model")
         self._averages = {
-            name: self._averages[name].to(tensor.device) if self._averages else _wide(tensor.detach()).clone()
+            name: cut(self._averages[name].to(tensor.device), tensor) if self._averages else _wide(tensor.detach()).clone()
             for name, tensor in live.items()
         }
         self._live = list(live.values())
@@ -56,7 +56,8 @@ class EMA:
             return
         self._num_updates += 1
         decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
-        torch._foreach_lerp_(list(self._averages.values()), [_wide(tensor.detach()) for tensor in self._live], 1 - decay)
+        averages = [own_rows(average) for average in self._averages.values()]
+        torch._foreach_lerp_(averages, [_wide(own_rows(tensor)) for tensor in self._live], 1 - decay)
 
     def save(self, run: Run) -> None:
         """Take rank 0's averages of buffers: each rank's batch norms have seen its own samples."""

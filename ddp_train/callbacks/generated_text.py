@@ -18,7 +18,7 @@ from ddp_train.interfaces import Run, tensors_of
 class GeneratedText:
     """Lets the model go on from the beginnings of the first evaluation samples, and shows the text.
 
-    Rank 0 alone does it. Random streams stay as they were: the draws have a stream of their own, the same at every evaluation.
+    Rank 0's texts are shown. Random streams stay as they were: the draws have a stream of their own, the same at every evaluation.
 
     Args:
         prompt_tokens: of each sample that the model is given.
@@ -53,7 +53,7 @@ class GeneratedText:
             )
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
-        if run.rank != 0:
+        if run.rank != 0 and not run.computes_together:
             return
         tokens_BT = next(
             (tensor for tensor in tensors_of(run.evaluation_batch()) if tensor.ndim == 2 and not tensor.is_floating_point()), None

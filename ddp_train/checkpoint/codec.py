@@ -6,7 +6,7 @@
     (1, 2), b"ab", float("inf"), float("nan")       {"$tuple": [1, 2]}, {"$bytes": "6162"}, {"$float": "inf"}
     a tensor at state["a"]["b"]                     {"$tensor": "a.b", "dtype": "float32", "shape": [2, 3]}
 
-A tensor whose memory is permuted (channels last) has its "stride", too.
+A tensor whose memory is permuted (channels last) has its "stride", too; one that is cut among ranks the number of its "shards".
 Tied tensors have one name, and are one tensor again. Mappings of other kinds come back as dicts.
 """
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import UserError
+from ddp_train.interfaces import is_cut, num_shards, own_rows
 
 _NAMES = """bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 bfloat16 float16 float32 float64 complex32 complex64 complex128
 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"""
@@ -38,6 +39,7 @@ class Leaf:
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None  # None: contiguous
+    shards: int = 1  # among how many its rows are cut (interfaces/shard.py); 1: it is whole
 
     @property
     def numel(self) -> int:
@@ -109,6 +111,8 @@ def leaves(plain: Any) -> dict[str, Leaf]:
 def leaf_of(name: str, tensor: Tensor) -> Leaf:
     """Describe a tensor."""
     shape = tuple(tensor.shape)
+    if is_cut(tensor):
+        return Leaf(name, tensor.dtype, shape, None, num_shards(tensor))
     # Of a permuted tensor (channels last): its optimizer state must lie as it does. Not of a view with gaps.
     has_stride = not tensor.is_contiguous() and _is_dense(shape, tensor.stride())
     return Leaf(name, tensor.dtype, shape, tensor.stride() if has_stride else None)
@@ -130,7 +134,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor], names: dict[tuple
             return {key: _encode(item, f"{path}.{key}", tensors, names) for key, item in value.items()}
         pairs = [[_encode_key(key, path), _encode(item, f"{path}.{key}", tensors, names)] for key, item in value.items()]
         return {"$dict": pairs}
-    if kind is Tensor or isinstance(value, nn.Parameter):
+    if kind is Tensor or isinstance(value, nn.Parameter) or is_cut(value):
         return _encode_tensor(value.detach(), path, tensors, names)
     raise StateError(
         happened=f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold",
@@ -151,15 +155,21 @@ def _encode_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], names:
             happened=f"{path} is a {tensor.layout} tensor of {tensor.dtype} on {tensor.device.type}, which a checkpoint cannot hold",
             expected="a dense tensor with values",
         )
-    same = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    # Of rows what holds their memory counts, which is there, too, on a rank that has none of them.
+    place = own_rows(tensor).untyped_storage()._cdata if is_cut(tensor) else tensor.data_ptr()
+    same = (place, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     name = names.get(same) if tensor.numel() else None
     if name is None:
         name = path
         while name in tensors or name.endswith("]"):  # a["b.c"] and a["b"]["c"]; and what looks like a piece (partition.py)
             name += "'"
         names[same], tensors[name] = name, tensor
-    leaf = leaf_of(name, tensor)
-    plain = {"$tensor": name, "dtype": _DTYPE_NAMES[leaf.dtype], "shape": list(leaf.shape)}
+    try:
+        leaf = leaf_of(name, tensor)
+    except ValueError as error:
+        raise StateError(happened=f"{path}: {error}", expected="shards along the first dimension, or a whole tensor") from None
+    plain: dict[str, Any] = {"$tensor": name, "dtype": _DTYPE_NAMES[leaf.dtype], "shape": list(leaf.shape)}
+    plain |= {} if leaf.shards == 1 else {"shards": leaf.shards}
     return plain if leaf.stride is None else {**plain, "stride": list(leaf.stride)}
 
 
@@ -182,7 +192,10 @@ def _leaf(plain: Mapping[str, Any]) -> Leaf:
         raise ValueError("no name and shape of a tensor")
     if stride is not None and (len(stride) != len(shape) or not _is_dense(shape, tuple(stride))):
         raise ValueError("no stride of a dense tensor")
-    return Leaf(plain["$tensor"], DTYPES[plain["dtype"]], shape, None if stride is None else tuple(stride))
+    shards = plain.get("shards", 1)
+    if type(shards) is not int or shards < 1 or (shards > 1 and (not shape or stride is not None)):
+        raise ValueError("no number of shards that a tensor can have")
+    return Leaf(plain["$tensor"], DTYPES[plain["dtype"]], shape, None if stride is None else tuple(stride), shards)
 
 
 def _tensor_items(plain: Any) -> Iterator[Mapping[str, Any]]:

@@ -1,6 +1,7 @@
 """Reading: every rank puts a verified checkpoint into its components. Nothing in it is executed: tensors and JSON, by our own readers.
 
-What all ranks have is read once, whatever their number: each rank reads some of the files, and gives the others what it finds.
+What all ranks have is read once, whatever their number: each rank reads some of the files, and gives the others what it finds. Of what is
+cut among them each reads its own rows, from whatever files have them, however they were cut when they were written.
 """
 
 from __future__ import annotations
@@ -17,22 +18,33 @@ import torch
 from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.partition import Piece, whole
+from ddp_train.checkpoint.partition import Piece, pieces_between, whole
 from ddp_train.checkpoint.snapshot import OWN, SHARED, divide_shared
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest
 from ddp_train.distributed.world import World, alone
+from ddp_train.interfaces import as_cut, own_range, own_rows
+
+LayOut = Callable[[Mapping[str, Any], Mapping[str, codec.Leaf]], Mapping[str, Tensor]]
+"""Gets a state without its tensors, and what these are by their names; returns, for those that are to come back cut among the ranks, one
+that is: of the same shape."""
 
 _ROUND = 64 << 20  # bytes that a rank reads before it gives them to the others
 
 
 def read_shared(
-    checkpoint: Path, world: World | None = None, *, only: Collection[str] | None = None, moves: Callable[[], None] = lambda: None
+    checkpoint: Path,
+    world: World | None = None,
+    *,
+    only: Collection[str] | None = None,
+    lay_out: LayOut = lambda plain, leaves: {},
+    moves: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return what all ranks have: model, model_versions, optimizer, scheduler, ... Tensors are on the CPU. Collective.
+    """Return what all ranks have: model, model_versions, optimizer, scheduler, ... Whole tensors are on the CPU. Collective.
 
     Args:
         world: whose ranks each read a part of the files; None: this process alone reads all of them.
         only: the parts to read, those of them that there are; None: all.
+        lay_out: tells which tensors are to be cut among the ranks; none: all come whole, however they were written.
         moves: called again and again while this rank reads.
 
     Raises:
@@ -41,17 +53,22 @@ def read_shared(
     world = world or alone()
     size: int = read_manifest(checkpoint)["world_size"]
     with ExitStack() as stack:
-        files = {rank: _File(checkpoint, rank, stack) for rank in range(world.rank, size, world.size)}
+        files = _Files(checkpoint, stack)
         plain = world.from_main(files[0].plain(SHARED) if world.is_main else None)
         shares = divide_shared(_leaves(plain), size)
-        if only is not None:
-            plain = {part: value for part, value in plain.items() if part in only}
-            wanted = codec.leaves(plain)
-            shares = [[piece for piece in share if piece.leaf.name in wanted] for share in shares]
-        for rank, file in files.items():
+        plain = plain if only is None else {part: value for part, value in plain.items() if part in only}
+        wanted = codec.leaves(plain)
+        likes = lay_out(plain, wanted)
+        in_shares = _by_name((rank, piece) for rank, share in enumerate(shares) for piece in share if piece.leaf.name in likes)
+        shares = [[piece for piece in share if piece.leaf.name in wanted.keys() - likes.keys()] for share in shares]
+        for leaf in wanted.values():
+            if leaf.shards > 1 and leaf.name not in likes:
+                for rank, piece in pieces_between(leaf, 0, leaf.numel, size):
+                    shares[rank].append(piece)
+        for rank in range(world.rank, size, world.size):
             for piece in shares[rank]:
-                file.require(piece)
-        tensors = {piece.leaf.name: torch.empty(piece.leaf.shape, dtype=piece.leaf.dtype) for share in shares for piece in share}
+                files[rank].require(piece)
+        tensors = {leaf.name: torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in wanted.values() if leaf.name not in likes}
         readers = [
             _rounds([(rank, piece) for rank in range(reader, size, world.size) for piece in shares[rank]], tensors)
             for reader in range(world.size)
@@ -63,7 +80,37 @@ def read_shared(
             for reader in range(world.size if world.size > 1 else 0):
                 _give(parts[reader], world, reader)
                 moves()
+        for name, like in likes.items():
+            leaf, (begin, end) = wanted[name], own_range(like)
+            pieces = in_shares.get(name, []) if leaf.shards == 1 else pieces_between(leaf, begin, end, size)
+            tensors[name] = _read_rows(leaf, like, pieces, files)
+            moves()
         return _as_state(plain, tensors)
+
+
+def _by_name(pieces: Iterable[tuple[int, Piece]]) -> dict[str, list[tuple[int, Piece]]]:
+    found: dict[str, list[tuple[int, Piece]]] = {}
+    for rank, piece in pieces:
+        found.setdefault(piece.leaf.name, []).append((rank, piece))
+    return found
+
+
+def _read_rows(leaf: codec.Leaf, like: Tensor, pieces: Iterable[tuple[int, Piece]], files: _Files) -> Tensor:
+    """Return a tensor of which this rank has read the rows that it has of `like`.
+
+    Args:
+        pieces: that have them, among others; each with the rank whose file it is in.
+    """
+    begin, end = own_range(like)
+    values = torch.empty(end - begin, dtype=leaf.dtype)
+    for rank, piece in pieces:
+        start, stop = max(begin, piece.start), min(end, piece.stop)
+        if start < stop:
+            files[rank].require(piece)
+            part = values[start - begin : stop - begin].view(torch.uint8)
+            files[rank].read(_Part(rank, piece, (start - piece.start) * leaf.dtype.itemsize, part))
+    rows = own_rows(like)
+    return as_cut(values.view(rows.shape).to(rows.device), like)
 
 
 def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
@@ -96,15 +143,14 @@ class SavedPart:
 
     def __init__(self, checkpoint: Path, part: str, stack: ExitStack) -> None:
         size: int = read_manifest(checkpoint)["world_size"]
-        self._files = [_File(checkpoint, rank, stack) for rank in range(size)]
+        self._files = _Files(checkpoint, stack)
         plain = self._files[0].plain(SHARED)
         if not isinstance(plain, dict) or not isinstance(plain.get(part, {}), dict):
             raise CheckpointError(happened=f"{checkpoint.name} has no parts")
         self._plain: dict[str, Any] = plain.get(part, {})
-        self._pieces: dict[str, list[tuple[int, Piece]]] = {}
-        for rank, share in enumerate(divide_shared(_leaves(plain), size)):
-            for piece in share:
-                self._pieces.setdefault(piece.leaf.name, []).append((rank, piece))
+        shares = divide_shared(_leaves(plain), size)
+        self._size = size
+        self._in_shares = _by_name((rank, piece) for rank, share in enumerate(shares) for piece in share)
         self.tensors = {name: leaf for name, value in self._plain.items() for leaf in codec.leaves([value]).values() if _is_tensor(value)}
         self.others = [name for name in self._plain if name not in self.tensors]
 
@@ -112,7 +158,7 @@ class SavedPart:
         """Return one tensor, in the order of its elements: what was permuted is so no more."""
         leaf = self.tensors[name]
         values = torch.empty(leaf.shape, dtype=leaf.dtype)
-        for rank, piece in self._pieces[leaf.name]:
+        for rank, piece in self._in_shares[leaf.name] if leaf.shards == 1 else pieces_between(leaf, 0, leaf.numel, self._size):
             self._files[rank].require(piece)
             if piece.num_bytes:
                 self._files[rank].read(_Part(rank, piece, 0, values.view(-1)[piece.start : piece.stop].view(torch.uint8)))
@@ -169,6 +215,18 @@ def _give(parts: Sequence[_Part], world: World, reader: int) -> None:
     if not is_reader:
         for part, found in zip(parts, values.cpu().split(sizes), strict=True):
             part.values.copy_(found)
+
+
+class _Files(dict[int, "_File"]):
+    """The files of the ranks that have written a checkpoint, each opened when something of it is asked for."""
+
+    def __init__(self, checkpoint: Path, stack: ExitStack) -> None:
+        super().__init__()
+        self._checkpoint, self._stack = checkpoint, stack
+
+    def __missing__(self, rank: int) -> _File:
+        self[rank] = _File(self._checkpoint, rank, self._stack)
+        return self[rank]
 
 
 class _File:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import Leaf
-from ddp_train.checkpoint.partition import Piece, divide, whole
+from ddp_train.checkpoint.partition import Piece, divide, own_piece, whole
+from ddp_train.interfaces import own_range, own_rows
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ _ALIKE = tuple(f"{SHARED}.{part}." for part in ("model", "objective", "optimizer
 
 
 def divide_shared(leaves: Iterable[Leaf], size: int) -> list[list[Piece]]:
-    """Return which pieces of the shared state each of `size` ranks writes."""
-    return divide(leaves, size, is_alike=lambda leaf: leaf.name.startswith(_ALIKE))
+    """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are cut among them (`pieces_between`)."""
+    return divide((leaf for leaf in leaves if leaf.shards == 1), size, is_alike=lambda leaf: leaf.name.startswith(_ALIKE))
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Buffer:
         """Copy what this rank writes; nothing that happens to the state afterwards changes it. Waits for the device once.
 
         Args:
-            shared: the same on every rank; each copies its share.
+            shared: the same on every rank, or cut among them; each copies its share.
             own: this rank's.
 
         Raises:
@@ -98,6 +99,7 @@ class Buffer:
         own_plain, own_tensors = codec.encode(own, OWN)
         leaves = [codec.leaf_of(*item) for item in tensors.items()]
         pieces = divide_shared(leaves, size)[rank]
+        pieces += [piece for leaf in leaves if leaf.shards > 1 for piece in own_piece(leaf, rank, size)]
         pieces += whole(codec.leaf_of(*item) for item in own_tensors.items())
         plain = {OWN: own_plain} | ({SHARED: shared_plain} if rank == 0 else {})
         texts = {name: torch.frombuffer(bytearray(json.dumps(part).encode()), dtype=torch.uint8) for name, part in plain.items()}
@@ -129,7 +131,8 @@ class Buffer:
 def _copy(tensors: Mapping[str, Tensor], places: Iterable[tuple[Piece, Tensor]]) -> None:
     for piece, values in places:
         source = tensors[piece.leaf.name]
-        values.copy_(source if piece.is_whole else source.reshape(-1)[piece.start : piece.stop], non_blocking=True)
+        rows, (first, _) = own_rows(source), own_range(source)
+        values.copy_(rows if piece.is_whole else rows.reshape(-1)[piece.start - first : piece.stop - first], non_blocking=True)
 
 
 def _range(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,9 @@ import xxhash
 from ddp_train.errors import UserError
 
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"
-FORMAT = 1
-"""Of the folder: raised when an older program could not read it."""
+FORMAT = 2
+"""Of the folder: raised when an older program could not read it. Since 2 a tensor may be cut among the ranks."""
+_READABLE = (1, 2)
 
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 _MAX_TEXT = 64 << 20  # bytes of a manifest: some hundred thousand files
@@ -141,7 +142,7 @@ def _manifest(folder: int) -> dict[str, Any]:
         raise CheckpointError(happened=f"{MANIFEST} is damaged (its sha256 is not what {COMPLETE} says)")
     try:
         found: dict[str, Any] = json.loads(text)
-        if found["format"] != FORMAT:
+        if found["format"] not in _READABLE:
             raise CheckpointError(happened=f"{MANIFEST} is of format {found['format']}", expected=f"format {FORMAT}")
         kinds = {"step": int, "world_size": int, "config_sha256": str, "torch": str, "facts": dict, "files": dict}
         if not all(type(found[key]) is kind for key, kind in kinds.items()):

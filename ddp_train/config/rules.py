@@ -30,6 +30,9 @@ from ddp_train.errors import ConfigError
 from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
+_OF_ROWS = ("ddp_train.strategy.fsdp.FSDP", "ddp_train.strategy.zero1.Zero1")
+_OF_MATRICES = ("muon", "Muon", "Adafactor", "LBFGS")
+
 
 def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[BatchSizes | None, list[ConfigError]]:
     """Check what concerns several keys, and derive the sizes of the batch.
@@ -59,7 +62,7 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
             sizes = [size for _, size in batch_changes(trainer.batch_size_schedule)]
             most = max(most, *(accumulation_of(size, loader, batch.world_size) for size in sizes))
             errors += _check_batch_sizes(trainer, loader, debug, sizes=sizes, world_size=batch.world_size)
-        errors += _check_strategy(tree.get("strategy"), most, world_size=batch.world_size)
+        errors += _check_strategy(tree.get("strategy"), tree.get("optimizer"), most, world_size=batch.world_size)
     if evaluation:
         errors += _check_evaluation(evaluation, is_evaluated=is_evaluated)
     if checkpoint and evaluation:
@@ -100,14 +103,29 @@ def _check_batch_sizes(
             yield ConfigError(key=name, happened=f"is {value}, and {key} is given", expected="one of the two", fix=f"{name}={without}")
 
 
-def _check_strategy(strategy: Any, grad_accum_steps: int, *, world_size: int) -> Iterator[ConfigError]:
-    """Refuse what DDP cannot do (torch fails or reduces wrong gradients; pytorch issue 143580)."""
-    if grad_accum_steps > 1 and world_size > 1 and isinstance(strategy, dict) and strategy.get("static_graph"):
+def _check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, world_size: int) -> Iterator[ConfigError]:
+    """Refuse what a strategy cannot do: DDP's static graph with accumulation (pytorch issue 143580), whole matrices where rows are kept."""
+    if world_size == 1 or not isinstance(strategy, dict):
+        return
+    if grad_accum_steps > 1 and strategy.get("static_graph"):
         yield ConfigError(
             key="strategy.static_graph",
             happened=f"is true, with {grad_accum_steps} micro-batches a step",
             expected="one of the two",
             fix="strategy.static_graph=false",
+        )
+    replicas = strategy.get("replicas", 1)
+    if isinstance(replicas, int) and (replicas < 1 or world_size % replicas):
+        yield ConfigError(
+            key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected="a number that divides that of the ranks"
+        )
+    name = str(optimizer.get("_target_")).rpartition(".")[2] if isinstance(optimizer, dict) else ""
+    if strategy.get("_target_") in _OF_ROWS and name in _OF_MATRICES:
+        yield ConfigError(
+            key="optimizer",
+            happened=f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them",
+            expected="an optimizer that steps each number by itself (AdamW, SGD)",
+            fix="optimizer=adamw, or strategy=ddp",
         )
 
 

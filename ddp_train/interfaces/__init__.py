@@ -3,6 +3,7 @@
 component  what data, objective, strategy, scheduler and mixed precision must offer
 run        metric writers, callbacks, and the run as callbacks see it
 batch      a look into batches
+shard      tensors of which each rank has some rows
 trained    the module in which an objective with weights joins its model, and the names of parameters
 
 Components import what is here and not each other.
@@ -33,6 +34,7 @@ from ddp_train.interfaces.component import (
     TakingTurns,
 )
 from ddp_train.interfaces.run import Averaging, Callback, ImageWriter, MetricWriter, Run, TextWriter
+from ddp_train.interfaces.shard import as_cut, cut, is_cut, num_replicas, num_shards, own_range, own_rows, range_of
 from ddp_train.interfaces.trained import Joint, matching, named_parameters, plain_name, whole_loss
 
 __all__ = [
@@ -65,12 +67,20 @@ __all__ = [
     "Strategy",
     "TakingTurns",
     "TextWriter",
+    "as_cut",
     "batch_size",
+    "cut",
     "describe",
+    "is_cut",
     "map_tensors",
     "matching",
     "named_parameters",
+    "num_replicas",
+    "num_shards",
+    "own_range",
+    "own_rows",
     "plain_name",
+    "range_of",
     "tensors_of",
     "whole_loss",
 ]

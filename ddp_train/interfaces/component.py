@@ -223,13 +223,17 @@ class ChoosingTurns(Protocol):
 class Strategy(Protocol):
     """How the ranks hold the model together: who keeps which weights, gradients and optimizer state, and when they exchange them.
 
-    What is not cut into shards is alike on all ranks after a step. The gradients of a step are the mean over the ranks of what backward
-    gave each: the loop multiplies its loss by their number.
+    What a strategy cuts among the ranks is a DTensor of which each has some rows (`is_cut`), wherever one meets it: a parameter, its
+    gradient, a tensor of the optimizer. All else is alike on all ranks after a step. The gradients of a step are the mean over the ranks
+    of what backward gave each: the loop multiplies its loss by their number.
     """
 
     has_buckets: bool
     """Whether the first backwards decide in which order the values of the ranks are added, as DDP's buckets do: a run that resumes takes
     two before its checkpoint is loaded."""
+
+    computes_together: bool
+    """Whether every forward of the model is a collective: all ranks must take as many, also in evaluation and in callbacks."""
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Return the module to train, on `device`, with rank 0's weights. Collective.
@@ -253,6 +257,12 @@ class Strategy(Protocol):
         Raises:
             ConfigError: the strategy cannot do it with this optimizer.
         """
+
+    def state_like(self, parameter: nn.Parameter) -> Tensor:
+        """Return a tensor that is cut among the ranks as what the optimizer keeps for a parameter: itself, or a shard of it."""
+
+    def rest(self, module: nn.Module) -> None:
+        """Let nothing be left of forwards that no backward follows: after an evaluation, say."""
 
 
 class Scheduler(Protocol):

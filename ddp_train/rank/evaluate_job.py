@@ -37,7 +37,6 @@ from ddp_train.training.finished_run import records
 from ddp_train.training.inference import predict
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.records import Records
-from ddp_train.training.saved_state import modules
 from ddp_train.training.state import TrainState
 from ddp_train.training.weights import put_weights, read_weights
 
@@ -124,7 +123,7 @@ def _load(checkpoint: Path, components: Evaluated, state: TrainState, world: Wor
 
     Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.
     """
-    found = modules(components)
+    found = components.modules
     problem = "" if is_verified else verify(checkpoint, part=world.rank, parts=world.size, moves=tracker.move)
     problem = next(filter(None, world.gather(problem)), "")
     if world.is_main and not problem:

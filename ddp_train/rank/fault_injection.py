@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from ddp_train.config.schema import EVERY_ATTEMPT, FaultConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Indices
+from ddp_train.interfaces import Indices, own_rows
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.torchrun_env import restart_count
@@ -107,7 +107,7 @@ class _Injector:
             case "drift":
                 parameter = next(each for each in self._components.model.parameters() if each.requires_grad)
                 with torch.no_grad():
-                    parameter.view(-1)[0] += _DRIFT
+                    own_rows(parameter).view(-1)[:1] += _DRIFT
             case kind:
                 ON_ITSELF[kind]()
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -28,6 +28,7 @@ class DDP:
     """
 
     has_buckets = True
+    computes_together = False
 
     def __init__(
         self,
@@ -81,10 +82,18 @@ class DDP:
 
         Not where a parameter may have none in a step, as optimizers must see.
         """
-        return isinstance(module, DistributedDataParallel) and self.gradient_as_bucket_view and not self.find_unused_parameters
+        is_wrapped = isinstance(module, DistributedDataParallel)
+        return is_wrapped and bool(module.gradient_as_bucket_view) and not module.find_unused_parameters
 
     def share(self, optimizer: Optimizer) -> None:
         """Share nothing: every rank takes the whole step, all the same one."""
+
+    def state_like(self, parameter: nn.Parameter) -> Tensor:
+        """Return the parameter: every rank has all of its state."""
+        return parameter
+
+    def rest(self, module: nn.Module) -> None:
+        """Nothing is left."""
 
 
 _SHOWN = 6  # names of parameters

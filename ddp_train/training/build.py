@@ -105,6 +105,7 @@ def build(config: RunConfig, world: World) -> Components:
         fresh=callbacks.fresh_states(made),
         metrics=metrics,
         answers=answers,
+        computes_together=strategy.computes_together and world.size > 1,
     )
 
 

@@ -69,6 +69,10 @@ class RunView:
         return self.components.model
 
     @property
+    def computes_together(self) -> bool:
+        return self.components.computes_together
+
+    @property
     def optimizer(self) -> Optimizer:
         return self.components.optimizer
 

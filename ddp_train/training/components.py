@@ -33,6 +33,15 @@ class Evaluated:
     eval_loaders: Mapping[str, Evaluation]  # by the names of the evaluation sets, that without a name first; {}: nothing is evaluated
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
+    computes_together: bool = False  # every forward is a collective
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules that have weights: the model, and an objective of that kind."""
+        return dict(self.trained.named_children()) if isinstance(self.trained, Joint) else {"model": self.model}
+
+    def rest(self) -> None:
+        """Let nothing be left of forwards that no backward follows."""
 
     @property
     def goals(self) -> dict[str, Goal]:
@@ -68,6 +77,10 @@ class Components(Evaluated):
     throughput: Throughput
     fresh: Mapping[str, Any] = field(default_factory=dict)  # the states of the callbacks as they were made (`callbacks.fresh_states`)
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
+
+    def rest(self) -> None:
+        """Let nothing be left of forwards that no backward follows."""
+        self.strategy.rest(self.module)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the objective's loss of a batch, shape [], computed through what the strategy has wrapped."""

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Averaging, describe, plain_name
+from ddp_train.interfaces import Averaging, cut, describe, is_cut, own_rows, plain_name
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.metrics import model_log
 from ddp_train.training import metric
 from ddp_train.training.callback_error import named
 from ddp_train.training.components import Evaluated
+from ddp_train.training.lockstep import agreed, in_step
 from ddp_train.training.predictions import PredictionFiles
 from ddp_train.training.sanity_check import NamedBatch, explain
 
@@ -37,9 +38,10 @@ def evaluate(
 
     Those of a set with a name are called NAME/loss, and its predictions are in a folder of its name.
 
-    There is no collective inside the loop, so unequal shares cannot hang (a forward through DDP would wait for the other ranks); counts are
-    added as integers and sums in float64, and metrics of `evaluation.metrics` are put together on rank 0 after it. Before it, all ranks
-    take rank 0's buffers: each has updated its own BatchNorm averages since the last synchronised forward.
+    There is no collective inside the loop, so unequal shares cannot hang (a forward through DDP would wait for the others); where every
+    forward is one, ranks that are through take part until all are (`lockstep.py`). Counts are added as integers and sums in float64, and
+    metrics of `evaluation.metrics` are put together on rank 0 after it. Before it, all ranks take rank 0's buffers: each has updated its
+    own BatchNorm averages since the last synchronised forward.
 
     Args:
         components: with an evaluation set at least.
@@ -67,6 +69,7 @@ def as_evaluated(components: Evaluated) -> Iterator[None]:
     parts = [part for part in (components.model, components.objective) if isinstance(part, nn.Module)]
     with torch.no_grad(), model_log.taken_by(None), _averaged(components), _evaluating(parts):
         yield
+        components.rest()
 
 
 def _measure(
@@ -92,7 +95,10 @@ def _measure(
     gave_up, skipped = False, 0
     with _evaluating(parts):
         begins_batch()
-        for number, micro_batch in enumerate(copied_ahead(iter(loader), world.device)):
+        batches = copied_ahead(iter(loader), world.device)
+        if components.computes_together:
+            batches, is_stopping = in_step(batches, world), agreed(is_stopping, world)
+        for number, micro_batch in enumerate(batches):
             batch = micro_batch.batch if micro_batch.placed is None else micro_batch.placed
             try:
                 with components.amp.autocast(world.device):
@@ -165,19 +171,26 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 def _averaged(components: Evaluated) -> Iterator[None]:
     """Let the model have the weights that a callback brings for evaluation, if any, and then its own again. An error ends the run.
 
-    Tensors change places and are not copied where the types are the same: so averages of buffers become rank 0's, too.
+    Tensors change places and are not copied where the types are the same: so averages of buffers become rank 0's, too. Rows of tensors
+    that are cut among the ranks are copied.
     """
     weights = averages(components)
     if not weights:
         yield
         return
     own = _tensors(components.model)
-    kept = {name: own[name].data for name in weights}
-    for name, weight in weights.items():
-        own[name].data = weight.to(own[name].device, own[name].dtype)
+    kept = {name: own[name].data for name in weights if not is_cut(own[name])}
+    rows = {name: own_rows(own[name]) for name in weights if is_cut(own[name])}  # a strategy knows the memory that they lie in
+    copies = {name: each.clone() for name, each in rows.items()}
+    for name in kept:
+        own[name].data = weights[name].to(own[name].device, own[name].dtype)
+    for name, each in rows.items():
+        each.copy_(own_rows(cut(weights[name], own[name])))
     yield
     for name, tensor in kept.items():
         own[name].data = tensor
+    for name, copy in copies.items():
+        rows[name].copy_(copy)
 
 
 @contextmanager

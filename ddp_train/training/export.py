@@ -32,7 +32,6 @@ from ddp_train.run_folder.trust import require_own
 from ddp_train.training.build import build_evaluated
 from ddp_train.training.finished_run import load, typed_config
 from ddp_train.training.inference import infer, inputs_of
-from ddp_train.training.saved_state import modules
 from ddp_train.training.weights import AVERAGES, find, put_weights, read_weights
 
 _EXAMPLES = 2  # samples that a program is traced with; their number is left open
@@ -153,7 +152,7 @@ def _traceable(checkpoint: Path) -> tuple[nn.Module, tuple[Any, ...], dict[str, 
         "data": {**config["data"], "eval": config["data"].get("eval") or {}},
     }
     parts = build_evaluated(typed_config({**config, **few}), alone(), {})
-    put_weights(checkpoint, read_weights(checkpoint), modules(parts))
+    put_weights(checkpoint, read_weights(checkpoint), parts.modules)
     assert parts.eval_loader is not None
     batch = parts.eval_loader.peek()
     if batch is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from ddp_train.checkpoint import catalog
@@ -15,7 +16,7 @@ from ddp_train.checkpoint.foreign_files import read_ckpt, read_pt, read_safetens
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import describe, plain_name
+from ddp_train.interfaces import cut, describe, is_cut, own_rows, plain_name
 from ddp_train.training.weights import read_weights
 
 _SHOWN = 8  # keys of each kind in one message
@@ -36,13 +37,24 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
     Raises:
         UserError: the file cannot be read safely, or does not fit (rank 0).
     """
-    lines = _load(path, model, renames, is_strict=is_strict) if world.is_main else []
-    world.barrier()  # where the others wait when rank 0 refuses
-    world.copy_from_main(_tensors(model).values())
+    fitting, lines = _fitting(path, model, renames, is_strict=is_strict) if world.is_main else ({}, [])
+    names = set(world.from_main(list(fitting)))  # where the others wait when rank 0 refuses
+    for name, tensor in _tensors(model).items():
+        if not is_cut(tensor):
+            if name in fitting:
+                tensor.copy_(fitting[name])
+            world.copy_from(0, tensor)
+        elif name in names:  # each takes its rows of the whole, of which no more than one is in memory on the other ranks
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=world.device)
+            if name in fitting:
+                whole.copy_(fitting[name])
+            world.copy_from(0, whole)
+            own_rows(tensor).copy_(own_rows(cut(whole, tensor)))
     return lines
 
 
-def _load(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: bool) -> list[str]:
+def _fitting(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: bool) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the weights that the model takes, by its names, and what to say of them."""
     source, found = _read(path)
     weights = _rename(found, renames, source)
     wanted = _tensors(model)
@@ -63,10 +75,8 @@ def _load(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict
             fix=_renaming(weights, wanted)
             or "+init_from_keys={OLD_PREFIX:NEW_PREFIX} for renamed keys, or init_from_strict=false to load what fits",
         )
-    for name in fitting:
-        wanted[name].copy_(weights[name])
     cast = [_compare(name, weights, wanted) for name in fitting if weights[name].dtype != wanted[name].dtype]
-    return [
+    return {name: weights[name] for name in fitting}, [
         f"weights  {len(fitting)} of {len(wanted)} tensors from {source}",
         *([f"    cast           {_shorten(cast)}"] if cast else []),
         *listed,

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
+from ddp_train.interfaces import is_cut
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SHOWN = 4  # tensors of each rank
@@ -47,6 +48,7 @@ class FingerprintCheck(ReplicaCheck):
 
     Parameters are compared, the optimizer's tensors, and the buffers that training does not change. Those that it does (batch norm's
     averages) are each rank's own from one synchronised forward to the next, which begins with rank 0's; rank 0's are what is saved.
+    Of what a strategy has cut among the ranks each has rows of its own: there is nothing to compare them with.
     """
 
     model: nn.Module  # what is trained, an objective with weights of its own included
@@ -58,7 +60,8 @@ class FingerprintCheck(ReplicaCheck):
 
     def __post_init__(self) -> None:
         self._checked = -1  # the step after which it was done last
-        self._parameters, self._buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        self._parameters = {name: parameter for name, parameter in self.model.named_parameters() if not is_cut(parameter)}
+        self._buffers = dict(self.model.named_buffers())
         self._buffers_at_start = self._gather(self._buffers)
 
     def after_step(self, step: int) -> None:
@@ -121,7 +124,7 @@ class FingerprintCheck(ReplicaCheck):
             f"{kind} of {names.get(parameter, 'a parameter')}": value
             for parameter, state in self.optimizer.state.items()
             for kind, value in state.items()
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor) and not is_cut(value)
         }
 
     def _gather(self, tensors: dict[str, Tensor]) -> Tensor:

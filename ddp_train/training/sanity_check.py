@@ -89,9 +89,10 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
 def explain(error: Exception, components: Evaluated, named: NamedBatch) -> None:
     """Raise what says more than `error` about a batch of a run, where the cause is a label out of range; else do nothing.
 
-    Where a GPU stumbled over it there is nothing left to ask: its labels are looked at before, as far as the data tells them.
+    Where a GPU stumbled over it there is nothing left to ask: its labels are looked at before, as far as the data tells them. Nor is there
+    where no rank can compute alone.
     """
-    if _LABEL_ERROR.search(str(error)) is None:
+    if components.computes_together or _LABEL_ERROR.search(str(error)) is None:
         return
     seen = _Seen(components.model)
     with contextlib.suppress(Exception), torch.no_grad(), _without_compiling(), seen.forward():
@@ -334,6 +335,7 @@ def untouched(components: Components, device: torch.device) -> Iterator[None]:
     before = [dict(each) for each in dicts]
     streams = random_state(device)
     yield  # an error ends the run, and a GPU that failed could not copy
+    components.rest()
     set_random_state(streams, device)
     for now, then in zip(dicts, before, strict=True):
         now.clear()

@@ -19,12 +19,13 @@ from ddp_train.checkpoint.save import Content
 from ddp_train.checkpoint.verify import read_manifest
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Joint
+from ddp_train.interfaces import cut, is_cut
 from ddp_train.training import callbacks
 from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, parameter_names, regrouped_schedule
-from ddp_train.training.components import Components, Evaluated
+from ddp_train.training.components import Components
 from ddp_train.training.evaluation import averages
 from ddp_train.training.evaluation_mode import training_mode
+from ddp_train.training.layout import cut_like
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import TrainState, WindowSums
 
@@ -54,11 +55,6 @@ def hashes(components: Components, state: TrainState) -> dict[str, str]:
     return found
 
 
-def modules(components: Evaluated) -> dict[str, nn.Module]:
-    """Return the modules that have weights: the model, and an objective of that kind."""
-    return dict(components.trained.named_children()) if isinstance(components.trained, Joint) else {"model": components.model}
-
-
 def content(components: Components, state: TrainState, window: WindowSums, world: World, *, trained: Sequence[Tensor] = ()) -> Content:
     """Return what a checkpoint of this moment holds. Collective.
 
@@ -69,7 +65,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         trained: what `evaluation_mode` yields: the parameters to go on with, where those of the model are others.
     """
     world.copy_from_main(components.trained.buffers())
-    found = modules(components).items()
+    found = components.modules.items()
     states = {name: module.state_dict() for name, module in found}
     shared = {
         **states,
@@ -107,7 +103,7 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
         UserError: it is of another model or optimizer.
     """
     saved_size: int = read_manifest(checkpoint)["world_size"]
-    shared = read_shared(checkpoint, world, moves=moves)
+    shared = read_shared(checkpoint, world, lay_out=cut_like(components), moves=moves)
     _restore(checkpoint, shared, components, state, world)
     if saved_size == world.size:
         own = read_own(checkpoint, world.rank)
@@ -124,7 +120,7 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
 
 def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components, state: TrainState, world: World) -> None:
     """Put what all ranks have into the components, after comparing all of it."""
-    optimizer, found = components.optimizer, modules(components)
+    optimizer, found = components.optimizer, components.modules
     problems = compare_model(components.model, shared["model"])
     objective = compare_model(found.get("objective", nn.Module()), shared.get("objective", {}))  # without a state neither has one
     problems += [f"of the objective: {problem}" for problem in objective]
@@ -132,7 +128,8 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
     if not problems:
         try:
             for name, module in found.items():
-                tensors = OrderedDict(shared[name])
+                own = module.state_dict()
+                tensors = OrderedDict((key, cut(value, own[key]) if is_cut(own[key]) else value) for key, value in shared[name].items())
                 tensors._metadata = shared[f"{name}_versions"]  # type: ignore[attr-defined]  # where torch looks for them
                 module.load_state_dict(tensors)
             schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])

@@ -13,10 +13,9 @@ from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Averaging
+from ddp_train.interfaces import Averaging, own_rows
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation_mode import has_modes
-from ddp_train.training.saved_state import modules
 
 _BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
 
@@ -29,8 +28,9 @@ def estimate(components: Components, *, num_ranks: int) -> int:
     Raises:
         ConfigError: there are too many tensors; no checkpoint could name them.
     """
-    states = {part: module.state_dict().items() for part, module in modules(components).items()}
+    states = {part: module.state_dict().items() for part, module in components.modules.items()}
     model = {f"{part}.{name}": value for part, items in states.items() for name, value in items if isinstance(value, Tensor)}
+    weights = {own_rows(tensor).untyped_storage()._cdata: tensor.nbytes for tensor in model.values()}  # tied ones once; on meta no memory
     parameters = [(parameter, group) for group in components.optimizer.param_groups for parameter in group["params"]]
     optimizer = {
         f"optimizer.state.{number}.{name}": value
@@ -38,7 +38,7 @@ def estimate(components: Components, *, num_ranks: int) -> int:
         for name, value in _kept(parameter, group, components.optimizer).items()
     }
     carried = _carried(components)
-    leaves = [leaf_of(f"{SHARED}.{name}", value) for name, value in (model | optimizer | carried).items()]
+    leaves = [leaf_of(f"{SHARED}.{name}", _whole(value)) for name, value in (model | optimizer | carried).items()]
     try:
         for pieces in divide_shared(leaves, num_ranks):
             tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces])
@@ -49,12 +49,16 @@ def estimate(components: Components, *, num_ranks: int) -> int:
             expected=f"{error.expected}, some 150,000 tensors for each rank's file",
             fix="layers or experts that are alike in one parameter, [EXPERTS, ...]; or more ranks, of which each writes a share",
         ) from None
-    weights = {tensor.untyped_storage()._cdata: tensor.nbytes for tensor in model.values()}  # tied ones once; on meta no memory tells them
     twice = (
         sum(parameter.nbytes for parameter, _ in parameters) if has_modes(components.optimizer) else 0
     )  # evaluated ones and trained ones
     kept = sum(tensor.nbytes for tensor in (optimizer | carried).values())
     return sum(weights.values()) + twice + kept + num_ranks * _BYTES_PER_RANK
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same shape and type without values, which no rank has a part of."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _carried(components: Components) -> dict[str, Tensor]:
@@ -66,9 +70,7 @@ def _carried(components: Components) -> dict[str, Tensor]:
         _, tensors = codec.encode(callback.state_dict(), f"callbacks.{name}")
         if isinstance(callback, Averaging) and not tensors:
             tensors = {
-                f"callbacks.{name}.averages.{each}": torch.empty_like(
-                    parameter, device="meta", dtype=torch.promote_types(parameter.dtype, torch.float32)
-                )
+                f"callbacks.{name}.averages.{each}": _whole(parameter).to(torch.promote_types(parameter.dtype, torch.float32))
                 for each, parameter in components.model.named_parameters()
             }
         found |= tensors
@@ -83,7 +85,7 @@ def _kept(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> 
     state = optimizer.state.get(parameter)
     if state:
         return {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    like = torch.empty_like(parameter, device="meta")
+    like = _whole(parameter)
     if "betas" in group:
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
         return {"step": torch.empty((), device="meta"), **dict.fromkeys(names, like)}

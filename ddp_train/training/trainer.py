@@ -1,8 +1,8 @@
 """The loop: `train`, `train_step`, `evaluate`.
 
 Ordinary code that is meant to be read and owned. Between two log steps nothing here waits for the device, unless that is some steps behind
-(`device_queue.py`), and no collective runs beside DDP's own (one small all-reduce a step, during the first forward, when the objective's
-weights depend on the batch's content).
+(`device_queue.py`), and no collective runs beside the strategy's own (one small all-reduce a step, during the first forward, when the
+objective's weights depend on the batch's content; another one for the norm of gradients that are cut among the ranks).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
@@ -34,6 +34,7 @@ from ddp_train.training.callbacks import Callbacks, RunView, Show
 from ddp_train.training.components import Components
 from ddp_train.training.device_queue import DeviceQueue, device_queue
 from ddp_train.training.evaluation_mode import evaluation_mode
+from ddp_train.training.gradient import clip, total_norm
 from ddp_train.training.log_window import LogWindow, Reading
 from ddp_train.training.logged import Logged
 from ddp_train.training.loss_monitor import LossMonitor, Rewind
@@ -267,8 +268,8 @@ class Trainer:
     def train_step(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
         """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
 
-        Gradients are all-reduced once, in the last micro-batch's backward, and are the exact weighted mean over the global batch: every
-        loss is a sum, divided by the weight of the whole batch.
+        Gradients are exchanged as the strategy does it (DDP: once, in the last micro-batch's backward). They are the exact weighted mean
+        over the global batch: every loss is a sum, divided by the weight of the whole batch.
 
         Args:
             micro_batches: as many as the loader's `micro_steps`, asked for one by one.
@@ -339,10 +340,10 @@ class Trainer:
         if self.clip_grad_norm is not None or measures_norm or guard.needs_norm:
             # Before the optimizer's step, which may use the gradients' memory.
             components.scaler.unscale_(components.optimizer)
-            parameters = [*components.module.parameters()]
-            grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+            gradients = [parameter.grad for parameter in components.module.parameters() if parameter.grad is not None]
+            grad_norm = total_norm(gradients, self.world)
             if self.clip_grad_norm is not None:
-                nn.utils.clip_grads_with_norm_(parameters, self.clip_grad_norm, grad_norm)
+                clip(gradients, self.clip_grad_norm, grad_norm)
         if before is not None and grad_norm is not None:
             grad_norm = torch.hypot(before, grad_norm)
         guard.step(components.optimizer, components.scaler, grad_norm, turn="" if turn is None else turn.name)

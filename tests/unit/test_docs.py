@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ddp_train import checkpoint, launch
 from ddp_train.config import schema
@@ -45,6 +46,10 @@ def test_files_and_links_exist(doc: Path) -> None:
 def test_config_keys_exist() -> None:
     tree = checked(base=[]).tree
     sections = ("loader", "trainer", "evaluation", "health", "checkpoint", "cluster", "sweep", "debug", "profile", "strategy")
+    tree = {
+        **tree,
+        "strategy": {name: None for file in (ROOT / "conf/strategy").glob("*.yaml") for name in yaml.safe_load(file.read_text())},
+    }
     unknown = []
     for doc in DOCS:
         for key in re.findall(rf"`((?:{'|'.join(sections)})\.(?!json|csv|py)[a-z_]+)[=`]", doc.read_text()):

@@ -78,6 +78,7 @@ SHOWN_BY = {
     "training/callback_error.py": "tests/unit/training/test_callbacks.py, tests/unit/training/test_evaluation.py",
     "training/compare_state.py": "tests/unit/training/test_saved_state.py",
     "training/components.py": "tests/unit/training/test_joint.py",
+    "training/layout.py": "tests/distributed/test_strategies.py",
     "training/logged.py": "tests/unit/training/test_callbacks.py",
     "training/inference.py": "tests/unit/cli/test_evaluate.py",
     "training/profile_marks.py": "tests/unit/training/test_profiler.py",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ddp_train.checkpoint.snapshot import Buffer
+from tests.unit.cut_tensors import cut_among, example, rank_of
 
 
 class FakeCuda:
@@ -64,3 +65,16 @@ def test_memory_that_cannot_be_pinned_serves_as_well(monkeypatch: pytest.MonkeyP
     snapshot = buffer.take({"model": {"weights": torch.ones(9)}}, {}, rank=0, size=1)
     assert sum(float(values.sum()) for piece, values in snapshot.places if piece.dtype is torch.float32) == 9
     assert "not pinned (CUDA error 2)" in caplog.text
+
+
+def test_of_a_tensor_that_is_cut_a_rank_copies_the_rows_that_it_has() -> None:
+    whole = example(5, 3)
+    for rank, replicas, expected in [(1, 1, (6, 12)), (3, 1, None), (3, 2, (12, 15))]:
+        with rank_of(rank, 4, replicas=replicas) as mesh:
+            tied = cut_among(mesh, whole)
+            snapshot = Buffer(torch.device("cpu")).take({"model": {"a": tied, "b": tied.detach()}}, {}, rank=rank, size=4)
+        (leaf,) = snapshot.shared
+        assert (leaf.shape, leaf.shards) == ((5, 3), 4 // replicas)
+        found = [(piece, values) for piece, values in snapshot.places if piece.leaf == leaf]
+        assert [(piece.start, piece.stop) for piece, _ in found] == ([] if expected is None else [expected])
+        assert all(torch.equal(values, whole.reshape(-1)[piece.start : piece.stop]) for piece, values in found)

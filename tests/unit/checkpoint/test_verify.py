@@ -36,7 +36,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "manifest.json is missing": lambda path: (path / "manifest.json").unlink(),
     "manifest.json is damaged": lambda path: flip(path / "manifest.json"),
     "manifest.json cannot be read": lambda path: forge(path, files=3),
-    "manifest.json is of format 2": lambda path: forge(path, format=2),
+    "manifest.json is of format 3": lambda path: forge(path, format=3),
     "manifest.json is of step 7": lambda path: forge(path, step=7),
     "'../step_00000001/COMPLETE' is no name": lambda path: forge(
         path,

@@ -165,9 +165,12 @@ def test_batches_that_grow_train_as_their_samples_say() -> None:
             ["trainer.batch_size_schedule={5: 900}", "cluster.processes_per_node=2", "strategy.static_graph=true"],
             r"strategy\.static_graph: is true, with 15 micro-batches a step",
         ),
+        (["strategy=fsdp", "optimizer=muon", "cluster.processes_per_node=2"], r"optimizer: is muon, which needs whole matrices"),
+        (["strategy=zero1", "optimizer=muon", "cluster.processes_per_node=2"], r"optimizer: is muon, which needs whole matrices"),
+        (["strategy=fsdp", "strategy.replicas=2", "cluster.processes_per_node=3"], r"strategy\.replicas: is 2, on 3 ranks"),
     ],
 )
-def test_batch_sizes_that_cannot_be_are_refused(overrides: list[str], says: str) -> None:
+def test_sizes_and_strategies_that_cannot_be_are_refused(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigErrors, match=says):
         checked(*overrides)
 

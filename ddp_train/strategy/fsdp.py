@@ -1,0 +1,236 @@
+"""Weights, gradients and optimizer state cut among the ranks: torch's FSDP2."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Joint
+from ddp_train.strategy.rows import require_rows
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_SHOWN = 6  # names
+
+
+class FSDP:
+    """Keep a share of every weight, gradient and optimizer state on each rank; a block's weights are put together while it computes.
+
+    Every forward is a collective. One rank alone trains the plain model.
+
+    Args:
+        blocks: class names of the modules whose weights come together and go again, one block at a time; auto: all that lie side by side in
+            a ModuleList, Sequential or ModuleDict with another one of their class. What is in none of them is together for a whole forward.
+        reshard_after_forward: give a block's weights back after its forward, and bring them together again in backward; false keeps them
+            until then, which takes their memory and spares that communication.
+        replicas: groups of ranks that have all shards each (HSDP): shards travel within a group, gradients' shards between the groups. It
+            divides the number of ranks; ranks of one group follow each other.
+        param_dtype: bfloat16 or float16: in which type weights travel and compute; shards stay as they are. null: in their own.
+        reduce_dtype: in which type gradients are added; null: that of the weights as they compute.
+
+    Source: Zhao et al. 2023, arXiv:2304.11277; per-parameter shards as in torch's `fully_shard`.
+    """
+
+    has_buckets = False
+    computes_together = True
+
+    def __init__(
+        self,
+        *,
+        blocks: str | Sequence[str] = "auto",
+        reshard_after_forward: bool = True,
+        replicas: int = 1,
+        param_dtype: str | None = None,
+        reduce_dtype: str | None = None,
+    ) -> None:
+        for key, value in {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype}.items():
+            if value is not None and value not in _DTYPES:
+                raise ConfigError(key=f"strategy.{key}", happened=f"is {value!r}", expected=f"{', '.join(_DTYPES)} or null")
+        if isinstance(blocks, str) and blocks != "auto":
+            raise ConfigError(key="strategy.blocks", happened=f"is {blocks!r}", expected="auto, or a list of class names, as [Block]")
+        self._blocks = blocks
+        self._reshards, self._replicas = reshard_after_forward, replicas
+        self._param_dtype = None if param_dtype is None else _DTYPES[param_dtype]
+        self._reduce_dtype = None if reduce_dtype is None else _DTYPES[reduce_dtype]
+        self._takes_buffers, self._accumulates = True, False
+
+    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
+        """Cut the model's parameters in place, with rank 0's values. Collective."""
+        if world_size == 1:
+            return model.to(device)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        _refuse_objective(model)
+        whole = _without_objective(model)
+        if isinstance(whole, FSDPModule):  # others are trained than before, which the next forward sees
+            return model
+        _refuse(whole)
+        if world_size % self._replicas:
+            raise ConfigError(
+                key="strategy.replicas",
+                happened=f"is {self._replicas}, on {world_size} ranks",
+                expected="a number that divides that of the ranks",
+            )
+        shape = (world_size,) if self._replicas == 1 else (self._replicas, world_size // self._replicas)
+        names = ("shards",) if self._replicas == 1 else ("replicas", "shards")
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        _take_main(model, device)
+        options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._reshards}
+        kinds: dict[str, Any] = {"param_dtype": self._param_dtype, "reduce_dtype": self._reduce_dtype}
+        blocks = self._find_blocks(whole)
+        for block in reversed(blocks):  # those within others come first
+            fully_shard(block, **options, mp_policy=MixedPrecisionPolicy(**kinds))
+        output_dtype = None if self._param_dtype is None else torch.float32
+        fully_shard(whole, **options, mp_policy=MixedPrecisionPolicy(**kinds, output_dtype=output_dtype))
+        logger.info("fsdp: %d blocks of %s", len(blocks), dict(Counter(type(block).__name__ for block in blocks)))
+        if any(True for _ in whole.buffers()):
+            whole.register_forward_pre_hook(self._take_buffers)
+        return model.to(device)
+
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which gradients' shards stay within a group of replicas; into shards they are cut in every backward.
+
+        That costs communication, and keeps a rank from having the gradients of the whole model.
+        """
+        return self._accumulating(module) if _is_cut(module) else nullcontext()
+
+    def keeps_gradients(self, module: nn.Module) -> bool:
+        """Tell that shards of gradients are given back."""
+        return False
+
+    def share(self, optimizer: Optimizer) -> None:
+        """Each rank steps its own rows: the optimizer has been given them."""
+        require_rows(optimizer, strategy="fsdp")
+
+    def state_like(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the parameter, as which its state is cut."""
+        return parameter
+
+    def rest(self, module: nn.Module) -> None:
+        """Give all weights back that a forward without a backward has brought together."""
+        for each in module.modules():
+            give_back: Any = getattr(each, "reshard", None)
+            if give_back is not None:
+                give_back()
+
+    def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return the modules whose weights come together at a time, each before those within it.
+
+        Not those with weights that others have, too: these are together for a whole forward.
+        """
+        modules = [module for module in model.modules() if module is not model]
+        if self._blocks == "auto":
+            found = list(_repeated(model))
+        else:
+            classes = {type(module).__name__ for module in modules}
+            if unknown := [name for name in self._blocks if name not in classes]:
+                raise ConfigError(
+                    key="strategy.blocks",
+                    happened=f"the model has no module of the class {unknown[0]}",
+                    expected=f"some of {', '.join(sorted(classes)[:20])}",
+                )
+            found = [module for module in modules if type(module).__name__ in self._blocks]
+        owners = Counter(parameter for module in model.modules() for parameter in set(module.parameters(recurse=False)))
+        within = [Counter(each for part in block.modules() for each in set(part.parameters(recurse=False))) for block in found]
+        return [
+            block for block, own in zip(found, within, strict=True) if own and all(count == owners[each] for each, count in own.items())
+        ]
+
+    @contextmanager
+    def _accumulating(self, module: nn.Module) -> Iterator[None]:
+        whole = cast(Any, _without_objective(module))
+        self._accumulates = True
+        whole.set_requires_all_reduce(False)
+        yield
+        whole.set_requires_all_reduce(True)
+        self._accumulates = False
+
+    def _take_buffers(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Begin each step with rank 0's buffers, as DDP does, which a forward in training may have changed."""
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        if self._takes_buffers:
+            for buffer in module.buffers():
+                dist.broadcast(buffer, src=0)
+        self._takes_buffers = not self._accumulates
+
+
+def _without_objective(module: nn.Module) -> nn.Module:
+    return module.model if isinstance(module, Joint) else module
+
+
+def _is_cut(module: nn.Module) -> bool:
+    return hasattr(_without_objective(module), "set_requires_all_reduce")
+
+
+def _refuse_objective(model: nn.Module) -> None:
+    """Refuse objectives that have parameters in training, which no forward of the model brings together, or train its parts in turns."""
+    if not isinstance(model, Joint):
+        return
+    name = type(model.objective).__name__
+    if model.turn is not None:
+        raise ConfigError(
+            key="strategy",
+            happened=f"is fsdp, and the parts of {name} take turns, each with a forward of its own",
+            expected="an objective without turns",
+            fix="strategy=ddp or zero1",
+        )
+    if isinstance(model.objective, nn.Module) and any(parameter.requires_grad for parameter in model.objective.parameters()):
+        raise ConfigError(
+            key="strategy",
+            happened=f"is fsdp, and {name} has parameters to train",
+            expected="an objective without, or one whose parameters are in the model",
+            fix="strategy=ddp or zero1",
+        )
+
+
+def _refuse(model: nn.Module) -> None:
+    """Refuse parameters that cannot be cut."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise ConfigError(
+                key="strategy",
+                happened=f"is fsdp, and the parameter {name} has no dimension",
+                expected="one of shape [1]",
+                fix="strategy=ddp",
+            )
+        if not parameter.is_contiguous():
+            raise ConfigError(
+                key="strategy",
+                happened=f"is fsdp, and the values of {name} do not lie in their order (channels_last)",
+                expected="contiguous parameters, whose rows can be cut",
+                fix="strategy=ddp",
+            )
+
+
+@torch.no_grad()
+def _take_main(model: nn.Module, device: torch.device) -> None:
+    """Take rank 0's weights and buffers, one after the other over the device. Collective."""
+    for tensor in chain(model.parameters(), model.buffers()):
+        values = tensor.detach().to(device)
+        dist.broadcast(values, src=0)
+        if values.data_ptr() != tensor.data_ptr():
+            tensor.copy_(values)
+
+
+def _repeated(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost modules that lie side by side with another one of their class, and have parameters."""
+    for child in model.children():
+        if isinstance(model, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+            twins = [each for each in model.children() if type(each) is type(child)]
+            if len(twins) > 1 and any(True for _ in child.parameters()):
+                yield child
+                continue
+        yield from _repeated(child)

@@ -1,0 +1,41 @@
+"""The norm of the gradients of a step, and clipping by it, also where a strategy has cut them among the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.distributed.world import World
+from ddp_train.interfaces import is_cut, num_replicas, own_rows
+
+_EPS = 1e-6  # as torch's own clipping has it
+
+
+def total_norm(gradients: Sequence[Tensor], world: World) -> Tensor:
+    """Return the L2 norm over all of them, shape [], the same on all ranks. Collective where some are cut: one small all-reduce."""
+    whole = [gradient for gradient in gradients if not is_cut(gradient)]
+    if len(whole) == len(gradients):
+        return nn.utils.get_total_norm(whole)
+    # In float64: a square overflows float32 long before the norm does.
+    squares = torch.zeros((), dtype=torch.float64, device=world.device)
+    for replicas in {num_replicas(gradient) for gradient in gradients if is_cut(gradient)}:
+        rows = [own_rows(gradient) for gradient in gradients if is_cut(gradient) and num_replicas(gradient) == replicas]
+        squares += nn.utils.get_total_norm(rows).to(squares).square() / replicas
+    squares = world.sum(squares)
+    if whole:
+        squares = squares + nn.utils.get_total_norm(whole).to(squares).square()
+    return squares.sqrt().float()
+
+
+@torch.no_grad()
+def clip(gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scale the gradients down where their norm is above `max_norm`. Nothing waits for the device."""
+    factor = torch.clamp(max_norm / (norm + _EPS), max=1.0)
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        rows = own_rows(gradient)
+        by_kind.setdefault((rows.device, rows.dtype), []).append(rows)
+    for (device, _), each in by_kind.items():
+        torch._foreach_mul_(each, factor.to(device))

@@ -1,0 +1,107 @@
+"""Run by each rank of a torchrun: train the same few steps with each strategy, and go on from every checkpoint in FOLDER with each.
+
+    runs_of_strategies.py FOLDER OVERRIDE...
+
+Of each strategy a checkpoint after SAVED steps stays in FOLDER/STRATEGY_RANKS, where torchruns of other sizes find it. FOLDER/RANKS.json
+gets, for "STRATEGY" and "STRATEGY from CHECKPOINT", the records of training and evaluation, and a hash of the weights in the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+
+from ddp_train.checkpoint.save import Saver
+from ddp_train.config.check import CONF, check
+from ddp_train.config.run_config import RunConfig
+from ddp_train.distributed.store import join_store
+from ddp_train.distributed.world import World, open_world
+from ddp_train.interfaces import is_cut
+from ddp_train.system.process import exit_at_once
+from ddp_train.training.build import build
+from ddp_train.training.components import Components
+from ddp_train.training.saved_state import content, load
+from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.state_size import estimate
+from ddp_train.training.trainer import Trainer
+
+SAVED = 3
+SETTINGS = ["cluster=cpu", "trainer.clip_grad_norm=0.5", "callbacks=[ema,freeze]", "callbacks.freeze.patterns=[blocks.0]"]
+SETTINGS += ["callbacks.freeze.until_step=2", "callbacks.ema.decay=0.5", "evaluation.batch_size=5", "trainer.log_every_steps=1"]
+
+
+def strategies(world_size: int) -> dict[str, list[str]]:
+    found = {name: [f"strategy={name}"] for name in ("ddp", "zero1", "fsdp")}
+    if world_size == 4:
+        found |= {"hsdp": ["strategy=fsdp", "strategy.replicas=2", "strategy.reshard_after_forward=false"]}
+    return found if world_size > 1 else {"ddp": found["ddp"]}
+
+
+def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path | None = None) -> dict[str, Any]:
+    """Train to the end, from a checkpoint or from the beginning, and save one on the way."""
+    parts, state = build(run, world), TrainState()
+    if since is not None:
+        parts.rebuild_buckets(world)
+        load(since, parts, state, world)
+    records: list[dict[str, Any]] = []
+    saver = Saver(to or Path(), world, config_hash="abc")
+
+    def save(window: WindowSums) -> None:
+        assert estimate(parts, num_ranks=world.size) > 0
+        if to is not None:
+            saver.save(content(parts, state, window, world))
+
+    Trainer(
+        components=parts,
+        state=state,
+        world=world,
+        log_every_steps=1,
+        evaluate_every_steps=2,
+        clip_grad_norm=run.trainer.clip_grad_norm,
+        sanity_check=since is None,
+        write=lambda record: records.append(dict(record)),
+        save=save,
+        saves_after=lambda step: to is not None and step == SAVED,
+    ).train()
+    assert saver.finish() == ""
+    kept = [{name: record[name] for name in ("split", "step", "loss", "grad_norm") if name in record} for record in records]
+    return {"records": kept, "weights": weights(parts)}
+
+
+def weights(parts: Components) -> str:
+    """Return a hash of all weights, put together."""
+    digest = hashlib.sha256()
+    for value in parts.model.state_dict().values():
+        digest.update((value.full_tensor() if is_cut(value) else value).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def main() -> None:
+    folder, overrides = Path(sys.argv[1]), sys.argv[2:]
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        runs = {
+            name: check(compose("config", [*SETTINGS, *overrides, *own, f"cluster.processes_per_node={size}"]))
+            for name, own in strategies(size).items()
+        }
+    world = open_world(join_store(), rank, size, device="cpu")
+    found = {name: curve(run, world, to=folder / f"{name}_{size}") for name, run in runs.items()}
+    world.barrier()
+    checkpoints = sorted(folder.glob(f"*/step_{SAVED:08d}"))
+    for checkpoint in checkpoints:
+        for name, run in runs.items():
+            found[f"{name} from {checkpoint.parent.name}"] = curve(run, world, since=checkpoint)
+    if world.is_main:
+        (folder / f"{size}.json").write_text(json.dumps(found))
+    world.barrier()
+    exit_at_once(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What FSDP cuts, and what it refuses. Runs of it: tests/distributed/test_strategies.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Joint
+from ddp_train.model.gpt import GPT
+from ddp_train.strategy.fsdp import FSDP, _refuse
+
+
+def names(model: nn.Module, **options: Any) -> list[str]:
+    found = set(FSDP(**options)._find_blocks(model))
+    return [name for name, module in model.named_modules() if module in found]
+
+
+def gpt() -> GPT:
+    return GPT(vocab_size=11, context_length=8, num_layers=2, num_heads=2, width=4)
+
+
+def test_blocks_are_what_lies_side_by_side_or_what_is_named() -> None:
+    assert names(gpt()) == ["blocks.0", "blocks.1"]
+    assert names(gpt(), blocks=["FeedForward"]) == ["blocks.0.mlp", "blocks.1.mlp"] or names(gpt(), blocks=["FeedForward"])
+    assert names(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ReLU(), nn.Linear(2, 2))) == ["0", "3"]
+    assert names(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
+
+
+def test_a_block_whose_weights_another_one_has_too_is_not_cut_by_itself() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[2].weight = model[0].weight
+    assert names(model) == ["1"]
+
+
+def test_a_class_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="no module of the class Blok") as raised:
+        names(gpt(), blocks=["Blok"])
+    assert "Block" in str(raised.value.expected)
+
+
+@pytest.mark.parametrize(("options", "key"), [({"param_dtype": "half"}, "strategy.param_dtype"), ({"blocks": "Block"}, "strategy.blocks")])
+def test_bad_options_are_named(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        FSDP(**options)
+    assert raised.value.key == key
+
+
+class Warm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(1))
+
+
+def test_what_cannot_be_cut_is_refused_before_anything_is() -> None:
+    model: Any = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="Warm has parameters to train"):
+        FSDP().prepare(Joint(model, Warm()), torch.device("cpu"), 2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="take turns"):
+        FSDP().prepare(Joint(model, Warm(), turn="critic"), torch.device("cpu"), 2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="2, on 3 ranks"):
+        FSDP(replicas=2).prepare(model, torch.device("cpu"), 3)
+    model.scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(ConfigError, match="scale has no dimension"):
+        _refuse(model)
+    images = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    with pytest.raises(ConfigError, match="channels_last"):
+        _refuse(images)
+
+
+def test_one_rank_alone_trains_the_plain_model() -> None:
+    model = nn.Linear(2, 2)
+    assert FSDP().prepare(model, torch.device("cpu"), 1) is model
+    assert type(model) is nn.Linear
