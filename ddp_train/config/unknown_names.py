@@ -51,7 +51,7 @@ def unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Ite
             expected, advice = CALLED_HERE[name], [f"leave it out: {removal(name, value)}"]
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
             expected = f"a part of a run: {', '.join([*TARGETS, *(f'{section}.NAME' for section in NAMED)])}; nobody makes another one"
-            close = nearest(name, known)
+            close = nearest(name, [*TARGETS, *NAMED])
             advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]
         else:
             expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, stand below extra"

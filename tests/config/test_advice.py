@@ -367,7 +367,7 @@ def test_what_to_try_next_finds_a_whole_configuration_of_ones_own(
         ("evaluate.save_predictions=true", "evaluation.save_predictions=true"),
         ("trainer.accumulate_grad_batches=4", "trainer.grad_accum_steps=4"),
         ("data.batch_size=8", "loader.micro_batch_size=8"),
-        ("trainer.learning_rates=4", "cluster.processes_per_node=4"),
+        ("trainer.devices=4", "cluster.processes_per_node=4"),
     ],
 )
 def test_an_old_or_a_neighbours_name_is_answered_with_ours(
