@@ -65,7 +65,19 @@ _WITHOUT_EFFECT = (
     *("trainer", "optimizer", "scheduler", "strategy", "checkpoint", "sweep", "health", "profile", "callbacks", "debug"),
     *("experiment", "hydra"),
     *("name", "resume", "init_from", "init_from_keys", "init_from_strict", "sanity_check", "compile", "summary", "evaluation.every_steps"),
-    *(f"loader.{name}" for name in ("micro_batch_size", "drop_last", "sampling", "sample_weights", "bucket_batches", "sampler")),
+    *(
+        f"loader.{name}"
+        for name in (
+            "micro_batch_size",
+            "drop_last",
+            "sampling",
+            "sample_weights",
+            "bucket_batches",
+            "sampler",
+            "mixup_alpha",
+            "cutmix_alpha",
+        )
+    ),
 )
 """What an evaluation does not read: sections, groups and keys."""
 

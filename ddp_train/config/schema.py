@@ -244,6 +244,8 @@ class LoaderConfig:
     sampling: str = field(metadata={"one_of": ("shuffled", "weighted", "balanced")})
     sample_weights: str | None
     bucket_batches: int | None = field(metadata={"min": 1})
+    mixup_alpha: float | None = field(metadata={"above": 0})
+    cutmix_alpha: float | None = field(metadata={"above": 0})
     sampler: dict[str, Any] | None
     collate: dict[str, Any] | None
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import DataSource, Indices
+from ddp_train.loader.blend import Blend
 from ddp_train.loader.mixed import Mixed
 from ddp_train.loader.order import BatchOrder, SampleOrder, share
 from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
@@ -80,6 +81,7 @@ class TrainLoader:
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
         skips: replace samples that cannot be read, instead of raising what they raise.
         mixed: what draws from a mixture, where the order is its own.
+        blend: what makes one sample of two; None: they stay as they are.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class TrainLoader:
         skips: bool = False,
         by_size: Callable[[int], int] | None = None,
         mixed: Mixed | None = None,
+        blend: Blend | None = None,
     ) -> None:
         self.source, self.order = source, order
         self._mixed = mixed
@@ -102,7 +105,7 @@ class TrainLoader:
         self.grad_accum_steps = grad_accum_steps
         self._num_parts = cache(by_size or (lambda size: grad_accum_steps))  # of this rank's share of a global batch, by its size
         self._rank, self._world_size = rank, world_size
-        self._read = TrainReader(source, order, skips=skips)
+        self._read = TrainReader(source, order, skips=skips, blend=blend)
         self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:

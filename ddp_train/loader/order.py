@@ -156,6 +156,16 @@ class SampleOrder:
             return keys
         return mix(mix(positions.astype(np.uint64) + GOLDEN) ^ keys)
 
+    def partners(self, epoch: int, positions: Indices) -> tuple[Indices, Indices]:
+        """Return the sample that goes with the one at each position of an epoch, and its own position, both [n].
+
+        In an epoch each sample goes with one: positions are moved on by a number that is the epoch's.
+        """
+        length = self._sampler.length
+        step = 1 + int(self.sample_keys(epoch, np.asarray([-1], np.int64))[0]) % max(1, length - 1)
+        others = (positions + step) % length
+        return self._sampler(epoch, others), others
+
     def others(self, epoch: int, index: int, *, count: int) -> Indices:
         """Return samples of the same epoch that may stand in for one that cannot be read, a function of (seed, epoch, index) alone."""
         first = int(self.sample_keys(epoch, np.asarray([index], np.int64))[0]) % self._sampler.length

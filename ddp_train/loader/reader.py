@@ -11,6 +11,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import Augmenting, Batch, DataSource, Indices, Located
+from ddp_train.loader.blend import Blend
 from ddp_train.loader.dataset_adapter import DatasetSource
 from ddp_train.loader.mixture_source import MixtureSource
 from ddp_train.loader.order import SampleOrder
@@ -64,8 +65,8 @@ class TrainReader:
     Which one is a function of (seed, epoch, index of the bad sample) alone, like everything else about the order.
     """
 
-    def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool) -> None:
-        self.samples, self._order, self._skips = Samples(source), order, skips
+    def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool, blend: Blend | None = None) -> None:
+        self.samples, self._order, self._skips, self._blend = Samples(source), order, skips, blend
         self._mixture = source if isinstance(source, MixtureSource) else None
         self._augment = source.augment if isinstance(source, Augmenting) and getattr(source, "augments", True) else None
         self._augments = self._augment is not None or (self._mixture is not None and self._mixture.augments)
@@ -77,21 +78,34 @@ class TrainReader:
 
     def __call__(self, request: TrainRequest) -> MicroBatch:
         wanted = self._order.indices(request.epoch, request.start, request.stop)
+        positions = np.arange(request.start, request.stop) if self._augments or self._blend is not None else wanted
+        batch, wanted, skipped = self._read(request.epoch, wanted, positions)
+        if self._blend is not None:
+            others, _, _ = self._read(request.epoch, *self._order.partners(request.epoch, positions))
+            batch = self._blend(batch, others, self._order.sample_keys(request.epoch, wanted, positions=positions))
+        return MicroBatch(batch, request.counts, skipped if request.counts else ())
+
+    def _read(self, epoch: int, wanted: Indices, positions: Indices) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
+        """Return samples of an epoch as they are trained on, which they are, and those that cannot be read.
+
+        Args:
+            positions: theirs in the epoch's order, where something is decided by them.
+        """
         if self._dataset is not None:  # its transforms draw while it is read
-            self._dataset.keys_of = partial(self._order.sample_keys, request.epoch)
+            self._dataset.keys_of = partial(self._order.sample_keys, epoch)
         skipped: tuple[BadSample, ...] = ()
         if self._skips:
-            others = partial(self._order.others, request.epoch, count=_TRIES)
+            others = partial(self._order.others, epoch, count=_TRIES)
             batch, wanted, skipped = self.samples.read_replacing(wanted, others)
         else:
             batch = self.samples.read(wanted)
         if self._augments:
-            keys = self._order.sample_keys(request.epoch, wanted, positions=np.arange(request.start, request.stop))
+            keys = self._order.sample_keys(epoch, wanted, positions=positions)
             if self._mixture is not None:
                 batch = self._mixture.augment_each(batch, keys, wanted)
             elif self._augment is not None:
                 batch = self._augment(batch, keys)
-        return MicroBatch(batch, request.counts, skipped if request.counts else ())
+        return batch, wanted, skipped
 
 
 class EvalReader:

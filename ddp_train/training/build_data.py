@@ -15,6 +15,7 @@ from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import DataSource, Resident
+from ddp_train.loader.blend import Blend
 from ddp_train.loader.dataset_adapter import DatasetSource, as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.loader.mixture_source import MixtureSource, mixture_source
@@ -71,6 +72,22 @@ def make_eval_sources(config: RunConfig) -> dict[str, DataSource | Stream]:
     return {key: make_source(config, key=key) for key in config.evaluation_sets()}
 
 
+def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> Blend | None:
+    """Return what makes one sample of two, if that is wanted."""
+    wanted = {"mixup_alpha": loader.mixup_alpha, "cutmix_alpha": loader.cutmix_alpha}
+    if not any(wanted.values()):
+        return None
+    if "num_classes" not in facts:
+        key = next(name for name, alpha in wanted.items() if alpha)
+        raise ConfigError(
+            key=f"loader.{key}",
+            happened="is given, and the data does not say how many classes it has",
+            expected="a data set for classification, with `num_classes` in its facts",
+            fix=f"loader.{key}=null",
+        )
+    return Blend(num_classes=int(facts["num_classes"]), **wanted)
+
+
 def _own_sampler(source: DataSource, config: RunConfig) -> Any:
     """Return what `loader.sampler` names, completed with what it asks for by name; None: nothing."""
     node, key = config.loader.sampler, "loader.sampler"
@@ -114,6 +131,7 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
             sample_weights=loader.sample_weights,
             multiple_of=batch.global_batch_size if loader.drop_last else 1,
         )
+    reading["blend"] = _blend(source.facts, loader)
     reading["mixed"] = mixed if loader.bucket_batches is None else None  # within a window of batches nobody keeps count
     sampler = sampler_from(
         source,
@@ -168,7 +186,14 @@ def _reading(loader: LoaderConfig, world: World) -> dict[str, Any]:
 
 def _require_plain(loader: LoaderConfig) -> None:
     """Refuse for a stream what needs positions: samples to choose from, and one to name when it cannot be read."""
-    for key, plain in {"on_bad_sample": "raise", "sampling": "shuffled", "bucket_batches": None, "sampler": None}.items():
+    for key, plain in {
+        "on_bad_sample": "raise",
+        "sampling": "shuffled",
+        "bucket_batches": None,
+        "sampler": None,
+        "mixup_alpha": None,
+        "cutmix_alpha": None,
+    }.items():
         if getattr(loader, key) != plain:
             expected = f"{'null' if plain is None else plain}: samples of a stream have no positions"
             if key == "on_bad_sample":
