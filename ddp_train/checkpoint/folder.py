@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from ddp_train.checkpoint.verify import verify
+from ddp_train.checkpoint.verify import verify_files, verify_folder
 from ddp_train.distributed.world import World, alone
 
 _DEBRIS = (".partial_*", ".removed_*")  # of a process that was killed while it saved, or while it removed
@@ -23,12 +23,24 @@ def newest_good(folder: Path, world: World | None = None, *, moves: Callable[[],
     world = world or alone()
     candidates: list[Path] = world.from_main(sorted(folder.glob("step_*"), reverse=True))
     for candidate in candidates:
-        problem = next(filter(None, world.gather(verify(candidate, part=world.rank, parts=world.size, moves=moves))), "")
+        problem = verify_together(candidate, world, moves=moves)
         if not problem:
             return candidate
         if world.is_main:
             print(f"checkpoint {candidate.name} is not used: {problem}", flush=True)
     return None
+
+
+def verify_together(checkpoint: Path, world: World, *, moves: Callable[[], None] = lambda: None) -> str:
+    """Return what is wrong with a checkpoint, or "", the same on all ranks, each of which reads some of its files. Collective.
+
+    Rank 0 alone reads the manifest and lists the folder: for thousands of ranks both are long, and each gets the lines of its own files.
+    """
+    problem, files = verify_folder(checkpoint) if world.is_main else ("", {})
+    lines = list(files.items())
+    shares = [(problem, dict(lines[rank :: world.size])) for rank in range(world.size)] if world.is_main else []
+    problem, own = world.each_from_main(shares)
+    return problem or world.first_of(verify_files(checkpoint, own, moves=moves))
 
 
 def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -18,10 +17,12 @@ from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.publish import make_partial, publish
 from ddp_train.checkpoint.snapshot import Snapshot
 from ddp_train.checkpoint.verify import name_of, rank_file
-from ddp_train.distributed.store import wait_for
+from ddp_train.distributed.store import add_line, lines_of, wait_for
 from ddp_train.distributed.world import World
 
 logger = logging.getLogger(__name__)
+
+_KEYS = ("made", "reports", "count", "all", "outcome")  # of one save, in the mailbox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +65,16 @@ def write_together(order: SaveOrder, mailbox: Store, world: World) -> str:
         report = _Report(order.snapshot.num_bytes, problem=problem if world.is_main else "", needs_room=True)
     else:
         report = _write_share(order, world.rank)
-    mailbox.set(f"{number}/rank/{world.rank}", json.dumps(asdict(report)))
+    # All reports are lines of one key, and are counted: rank 0 waits for the last of thousands, and reads once (docs/scale.md).
+    add_line(mailbox, f"{number}/reports", [world.rank, asdict(report)])
+    if mailbox.add(f"{number}/count", 1) == world.size:
+        mailbox.set(f"{number}/all", "")
     order.is_written.set()
     if world.is_main:
-        reports = [_Report(**json.loads(wait_for(mailbox, f"{number}/rank/{rank}"))) for rank in range(world.size)]
-        mailbox.set(f"{number}/outcome", _conclude(order, reports))
-        for key in ("made", "outcome", *(f"rank/{rank}" for rank in range(world.size))):
+        wait_for(mailbox, f"{number}/all")
+        reports = dict(lines_of(mailbox, f"{number}/reports"))
+        mailbox.set(f"{number}/outcome", _conclude(order, [_Report(**reports[rank]) for rank in range(world.size)]))
+        for key in _KEYS:
             mailbox.delete_key(f"{number - 1}/{key}")  # who reports on this save has read the outcome of the one before
     return wait_for(mailbox, f"{number}/outcome")
 

@@ -51,7 +51,7 @@ def read_shared(
         CheckpointError: it is not what its format says.
     """
     world = world or alone()
-    size: int = read_manifest(checkpoint)["world_size"]
+    size = size_of(checkpoint, world)
     with ExitStack() as stack:
         files = _Files(checkpoint, stack)
         plain = world.from_main(files[0].plain(SHARED) if world.is_main else None)
@@ -111,6 +111,12 @@ def _read_rows(leaf: codec.Leaf, like: Tensor, pieces: Iterable[tuple[int, Piece
             files[rank].read(_Part(rank, piece, (start - piece.start) * leaf.dtype.itemsize, part))
     rows = own_rows(like)
     return as_cut(values.view(rows.shape).to(rows.device), like)
+
+
+def size_of(checkpoint: Path, world: World) -> int:
+    """Return how many ranks have written a verified checkpoint. Rank 0 alone reads its manifest. Collective."""
+    size: int = world.from_main(read_manifest(checkpoint)["world_size"] if world.is_main else 0)
+    return size
 
 
 def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:

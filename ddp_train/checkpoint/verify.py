@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,34 +39,53 @@ def rank_file(rank: int) -> str:
     return f"rank_{rank:05d}.safetensors"
 
 
+Files = Mapping[str, Mapping[str, Any]]
+"""What the manifest says of files, by name: bytes and xxh3_128."""
+
+
 class CheckpointError(UserError):
     """A checkpoint is damaged, foreign or incomplete."""
 
 
-def verify(checkpoint: Path, *, part: int = 0, parts: int = 1, moves: Callable[[], None] = lambda: None) -> str:
+def verify(checkpoint: Path, *, moves: Callable[[], None] = lambda: None) -> str:
     """Compare every file with the manifest, and the manifest with its mark; return what is wrong, or "".
 
     Args:
-        part: read only the files of this one of `parts`: other ranks read the others.
         moves: called after every 8 MiB.
     """
+    problem, files = verify_folder(checkpoint)
+    return problem or verify_files(checkpoint, files, moves=moves)
+
+
+def verify_folder(checkpoint: Path) -> tuple[str, Files]:
+    """Compare the manifest with its mark and with what lies in the folder; return what is wrong, or "", and what its files must be."""
     try:
         with _opened(checkpoint) as folder:
             manifest = _manifest(folder)
             if checkpoint.name.startswith("step_") and checkpoint.name != name_of(manifest["step"]):
-                return f"{MANIFEST} is of step {manifest['step']}"
-            files: dict[str, Any] = manifest["files"]
+                return f"{MANIFEST} is of step {manifest['step']}", {}
+            files: Files = manifest["files"]
             foreign = sorted(set(os.listdir(folder)) - {MANIFEST, COMPLETE, *files})
-            if foreign:
-                return f"{foreign[0]} is not in {MANIFEST}"
-            for name, expected in list(files.items())[part::parts]:
-                if problem := _compare(folder, name, expected, moves):
-                    return problem
+            return (f"{foreign[0]} is not in {MANIFEST}", {}) if foreign else ("", files)
+    except CheckpointError as error:
+        return error.happened, {}
+    except OSError as error:
+        return f"{error.filename or checkpoint.name}: {error.strerror}", {}
+
+
+def verify_files(checkpoint: Path, files: Files, *, moves: Callable[[], None] = lambda: None) -> str:
+    """Compare some files with what the manifest says of them; return what is wrong, or "".
+
+    Args:
+        moves: called after every 8 MiB.
+    """
+    try:
+        with _opened(checkpoint) as folder:
+            return next((problem for name, expected in files.items() if (problem := _compare(folder, name, expected, moves))), "")
     except CheckpointError as error:
         return error.happened
     except OSError as error:
         return f"{error.filename or checkpoint.name}: {error.strerror}"
-    return ""
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -154,7 +173,7 @@ def _manifest(folder: int) -> dict[str, Any]:
     return found
 
 
-def _compare(folder: int, name: str, expected: dict[str, Any], moves: Callable[[], None]) -> str:
+def _compare(folder: int, name: str, expected: Mapping[str, Any], moves: Callable[[], None]) -> str:
     """Return what is wrong with one file, or ""."""
     with _file(folder, name) as descriptor:
         size = os.fstat(descriptor).st_size

@@ -7,15 +7,15 @@ every agent counts its own restarts.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.distributed import DistError, PrefixStore, Store
+from torch.distributed import DistError, DistStoreError, PrefixStore, Store
 
-from ddp_train.distributed.store import wait_for
+from ddp_train.distributed.store import add_line, lines_of, set_all, wait_for
 from ddp_train.errors import UserError
 from ddp_train.system.deadline import wait_until
 
@@ -37,21 +37,24 @@ class Attempt:
 def meet(store: Store, rank: int, size: int, *, remembered: Path | None, within_s: float = MEET_WITHIN_S) -> Attempt:
     """Agree with the other ranks on this attempt's place in the store, and on the folder to continue. Collective.
 
-    Each rank says hello under its rank, with a name that nobody had before; rank 0 answers every name that it finds, also one that a dead
-    rank has left, until all ranks have confirmed. So nobody takes a dead rank's word, and nobody is answered by a dead rank 0.
+    Each rank says hello, with a name that nobody had before; rank 0 answers every name that it finds, also one that a dead rank has left,
+    until all ranks have confirmed. So nobody takes a dead rank's word, and nobody is answered by a dead rank 0. All hellos are lines of one
+    key, and are counted: whoever waits for thousands asks one thing, and not one for each (docs/scale.md).
 
     Raises:
         UserError: a rank did not come.
     """
     name, store = uuid.uuid4().hex, PrefixStore("ddp_train", store)
-    store.set(f"hello/{rank}", json.dumps({"name": name, "remembered": str(remembered or "")}))
+    add_line(store, "hellos", {"rank": rank, "name": name, "remembered": str(remembered or "")})
+    store.add("hellos/count", 1)
     if rank == 0:
         return _welcome(store, size, within_s)
     deadline = time.monotonic() + within_s
     try:
         prefix = wait_for(store, f"answer/{name}", within_s=within_s)
         place = PrefixStore(prefix, store)
-        place.set(f"here/{rank}", "")
+        add_line(place, "here", rank)
+        place.add("here/count", 1)
         folder = wait_for(place, "begin", within_s=deadline - time.monotonic())
     except DistError:  # the store's own time-out, or the store is gone
         raise _missing(rank, "rank 0 did not answer", within_s) from None
@@ -69,24 +72,18 @@ def leave(store: Store, rank: int, size: int, *, within_s: float = LEAVE_WITHIN_
     deadline = time.monotonic() + within_s
     try:
         if rank == 0:
-            wait_until(
-                lambda: all(store.check([f"done/{other}"]) for other in range(1, size)),
-                within_s=within_s,
-                every_s=_POLL_S,
-                first_s=_FIRST_POLL_S,
-            )
-            store.set("over", "")
-            left_s = deadline - time.monotonic()
-            wait_until(
-                lambda: all(store.check([f"left/{other}"]) for other in range(1, size)),
-                within_s=left_s,
-                every_s=_POLL_S,
-                first_s=_FIRST_POLL_S,
-            )
+            for last_word, answer in (("all_done", "over"), ("all_left", "")):
+                with suppress(DistStoreError):  # somebody is gone
+                    if size > 1 and (left_s := deadline - time.monotonic()) > 0:
+                        wait_for(store, last_word, within_s=left_s)
+                if answer:
+                    store.set(answer, "")
         else:
-            store.set(f"done/{rank}", "")
+            if store.add("done", 1) == size - 1:
+                store.set("all_done", "")
             wait_for(store, "over", within_s=within_s)
-            store.set(f"left/{rank}", "")
+            if store.add("left", 1) == size - 1:
+                store.set("all_left", "")
     except (DistError, RuntimeError):  # the others are gone, and the store with them
         return
 
@@ -95,23 +92,26 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
     """Answer every hello until all ranks have confirmed (rank 0)."""
     prefix = uuid.uuid4().hex
     place = PrefixStore(prefix, store)
-    heard: dict[int, dict[str, str]] = {}
-    absent = set(range(size))
+    remembered: dict[int, str] = {}  # by whom it was said last
+    answered = set[str]()
+    count = 0
 
     def is_complete() -> bool:
-        for rank in sorted(absent):
-            if store.check([f"hello/{rank}"]):
-                hello = json.loads(store.get(f"hello/{rank}"))
-                if hello != heard.get(rank):
-                    heard[rank] = hello
-                    store.set(f"answer/{hello['name']}", prefix)
-            if rank == 0 or place.check([f"here/{rank}"]):
-                absent.discard(rank)
-        return not absent
+        nonlocal count
+        if (found := store.add("hellos/count", 0)) > max(count, size - 1):  # nobody goes on before all are there
+            count = found
+            hellos = lines_of(store, "hellos")
+            remembered.update({hello["rank"]: hello["remembered"] for hello in hellos})
+            new = [name for hello in hellos if (name := hello["name"]) not in answered]
+            answered.update(new)
+            set_all(store, [f"answer/{name}" for name in new], prefix)
+        return bool(place.add("here/count", 0) == size - 1)
 
     if not wait_until(is_complete, within_s=within_s, every_s=_POLL_S, first_s=_FIRST_POLL_S):
-        raise _missing(0, f"of {size} ranks these did not come: {', '.join(map(str, sorted(absent)))}", within_s)
-    folder = next((heard[rank]["remembered"] for rank in range(size) if heard[rank]["remembered"]), "")
+        came = lines_of(place, "here") if answered else [hello["rank"] for hello in lines_of(store, "hellos")]
+        absent = sorted({*range(1, size)}.difference(came))
+        raise _missing(0, f"of {size} ranks these did not come: {', '.join(map(str, absent))}", within_s)
+    folder = next((remembered[rank] for rank in range(size) if remembered[rank]), "")
     place.set("begin", folder)
     return Attempt(store=PrefixStore("attempt", place), prefix=f"ddp_train/{prefix}/attempt", remembered=Path(folder) if folder else None)
 

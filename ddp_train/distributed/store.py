@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from ddp_train.system import torchrun_env
-from ddp_train.system.network import is_address
+from ddp_train.system.network import WAITING, is_address
+from ddp_train.system.process import allow_open_files
 
 _TIMEOUT = timedelta(minutes=10)
+_AT_ONCE = 1024
 _PATIENCE = _TIMEOUT  # of one read; it is asked again then, and so a server whose machine has lost its power is found to be gone
 
 
@@ -53,6 +58,22 @@ def wait_for(store: dist.Store, key: str, *, within_s: float | None = None) -> s
                 raise  # not the end of one read's patience
 
 
+def add_line(store: dist.Store, key: str, value: Any) -> None:
+    """Add a value to the lines of a key, to which all ranks add: whoever reads those of thousands asks once, and not once for each."""
+    store.append(key, json.dumps(value) + "\n")  # type: ignore[attr-defined]  # torch's stubs lack it
+
+
+def lines_of(store: dist.Store, key: str) -> list[Any]:
+    """Return what was added to a key so far; [] where nothing was."""
+    return [json.loads(line) for line in store.get(key).splitlines()] if store.check([key]) else []
+
+
+def set_all(store: dist.Store, keys: Sequence[str], value: str) -> None:
+    """Give many keys one value, a thousand with each request."""
+    for some in (keys[start : start + _AT_ONCE] for start in range(0, len(keys), _AT_ONCE)):
+        store.multi_set(some, [value] * len(some))  # type: ignore[attr-defined]  # torch's stubs lack it
+
+
 def serve_store(address: str, port: int) -> TCPStore:
     """Return a store that is served here, on one interface.
 
@@ -62,7 +83,7 @@ def serve_store(address: str, port: int) -> TCPStore:
     """
     address = address.strip("[]")
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    return serve_store_on(socket.create_server(place, family=family, backlog=1024), address)
+    return serve_store_on(socket.create_server(place, family=family, backlog=WAITING), address)
 
 
 def serve_store_on(listener: socket.socket, address: str) -> TCPStore:
@@ -72,6 +93,7 @@ def serve_store_on(listener: socket.socket, address: str) -> TCPStore:
         address: at which this process finds it.
     """
     port = listener.getsockname()[1]
+    allow_open_files()  # each rank comes with five connections
     return TCPStore(address, port, is_master=True, timeout=_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())
 
 

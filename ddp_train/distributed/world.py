@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +23,9 @@ from ddp_train.system.network import address_towards, interface_of
 
 _TIMEOUT = timedelta(minutes=10)
 _LOOPBACK = "lo"  # Linux has no other name for it
+_MOST_CONNECTED = 512
+"""So many ranks connect with each other at the start: a way between two machines that is shut is found then, and not hours later. Of more,
+each connects with those that it talks to: all connections, and what is read of the store for them, grow with the square (docs/scale.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,23 @@ class World:
 
         return wait
 
+    def lowest(self, values: Tensor) -> Tensor:
+        """All-reduce by the smaller of two values, in place. Collective."""
+        if self.size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MIN)
+        return values
+
+    def are_alike(self, numbers: Tensor) -> Tensor:
+        """Tell, number by number, whether all ranks have the same: bool, on the CPU. As cheap for thousands as for two. Collective.
+
+        Args:
+            numbers: int64, shape [numbers], the same shape on all ranks.
+        """
+        if not len(numbers):
+            return torch.ones(0, dtype=torch.bool)
+        found = self.lowest(torch.cat([numbers, ~numbers])).cpu()  # the smallest, and with all bits turned around the largest
+        return found[: len(numbers)] == ~found[len(numbers) :]
+
     def copy_from_main(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors with rank 0's, in place. Collective."""
         for tensor in tensors:
@@ -107,6 +127,29 @@ class World:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def each_from_main(self, values: Sequence[Any]) -> Any:
+        """Return to each rank its own of the values that rank 0 has, by rank. Pickles. Collective.
+
+        Args:
+            values: on rank 0; nobody looks at the others'.
+        """
+        if self.size == 1:
+            return values[0]
+        box: list[Any] = [None]
+        dist.scatter_object_list(box, list(values) if self.is_main else None, src=0)
+        return box[0]
+
+    def first_of(self, text: str) -> str:
+        """Return, on every rank, the text of the first rank that has one; "": none has. Two messages more where one has. Collective."""
+        if self.size == 1:
+            return text
+        first = int(self.lowest(torch.tensor([self.rank if text else self.size])))
+        if first == self.size:
+            return ""
+        box = [text]
+        dist.broadcast_object_list(box, src=first)
         return box[0]
 
     def barrier(self) -> None:
@@ -154,6 +197,8 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         _stay_inside()
     else:
         _reach_out(store)
+    if size > _MOST_CONNECTED:
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read when the group opens
     if size > 1:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",

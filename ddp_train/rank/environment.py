@@ -42,22 +42,10 @@ def recorded(job: Job, world: World) -> Iterator[None]:
     Raises:
         UserError: a rank runs other code or another config than rank 0.
     """
-    ranks = world.gather(_this_rank(job, world))
-    for rank, facts in enumerate(ranks):
-        if not facts["sees_run_folder"]:
-            raise UserError(
-                key="hydra.run.dir",
-                happened=f"rank {rank} on {facts['host']} does not see {job.run_folder.root}",
-                expected="a folder on a file system that all machines share: every rank writes its part of a checkpoint there",
-                fix="hydra.run.dir=FOLDER, or start from a shared folder",
-            )
-        for name in ("config_sha256", "ddp_train", "torch"):
-            if facts[name] != ranks[0][name]:
-                raise UserError(
-                    happened=f"rank {rank} on {facts['host']} has {name} {facts[name]}, rank 0 on {ranks[0]['host']} has {ranks[0][name]}",
-                    expected="the same on all ranks",
-                    fix="install the same versions on every node",
-                )
+    ranks = world.gather_to_main(_this_rank(job, world))  # which alone writes them down: with thousands, each would have megabytes to read
+    problem: UserError | None = world.from_main(_problem(ranks, job))
+    if problem is not None:
+        raise problem
     if not world.is_main or job.run_folder.environment.exists():
         yield
         return
@@ -105,6 +93,26 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
             "packages": _packages(),
         },
     )
+
+
+def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:
+    """Return what keeps ranks from training together, of the first that has something; None: nothing does."""
+    for rank, facts in enumerate(ranks):
+        if not facts["sees_run_folder"]:
+            return UserError(
+                key="hydra.run.dir",
+                happened=f"rank {rank} on {facts['host']} does not see {job.run_folder.root}",
+                expected="a folder on a file system that all machines share: every rank writes its part of a checkpoint there",
+                fix="hydra.run.dir=FOLDER, or start from a shared folder",
+            )
+        for name in ("config_sha256", "ddp_train", "torch"):
+            if facts[name] != ranks[0][name]:
+                return UserError(
+                    happened=f"rank {rank} on {facts['host']} has {name} {facts[name]}, rank 0 on {ranks[0]['host']} has {ranks[0][name]}",
+                    expected="the same on all ranks",
+                    fix="install the same versions on every node",
+                )
+    return None
 
 
 @cache

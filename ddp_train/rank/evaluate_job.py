@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ddp_train.checkpoint import catalog
+from ddp_train.checkpoint.folder import verify_together
 from ddp_train.checkpoint.verify import CheckpointError, verify
 from ddp_train.config.saved import answers_of
 from ddp_train.distributed.world import World
@@ -124,8 +125,7 @@ def _load(checkpoint: Path, components: Evaluated, state: TrainState, world: Wor
     Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.
     """
     found = components.modules
-    problem = "" if is_verified else verify(checkpoint, part=world.rank, parts=world.size, moves=tracker.move)
-    problem = next(filter(None, world.gather(problem)), "")
+    problem = "" if is_verified else verify_together(checkpoint, world, moves=tracker.move)
     if world.is_main and not problem:
         try:
             weights = read_weights(checkpoint)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -17,19 +17,20 @@ from threading import main_thread
 
 from torch.distributed import DistError, PrefixStore, Store
 
-from ddp_train.distributed.store import wait_for
+from ddp_train.distributed.store import add_line, lines_of, wait_for
 from ddp_train.distributed.world import World
 from ddp_train.run_folder import failure
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.process import is_alive, pid_namespace
-from ddp_train.system.torchrun_env import node_rank
+from ddp_train.system.process import is_alive
 
 logger = logging.getLogger(__name__)
 
 ANSWERS_S = 1.0
 """How long a rank waits for the answers of the others: some may be gone."""
 
-_POLL_S = 0.02
+_POLL_S, _FIRST_POLL_S = 0.02, 0.001
+_LATER_S = 0.25  # between two looks of the ranks that do not ask, of which there may be thousands
+_TELLS_S = 0.1  # within which the rank that has heard the others has written its report
 
 
 class Peers:
@@ -42,15 +43,18 @@ class Peers:
 
     def __init__(self, world: World, *, name: str = "") -> None:
         self._world = world
+        self._asks = False  # what the others are doing
         self._doing: Callable[[], str] = _what_the_main_thread_does
         self.is_lost = False  # another rank is gone, and this one only waits to be ended
-        machine = (socket.gethostname(), pid_namespace(), node_rank())
-        self._neighbours = {  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
-            rank: pid for rank, (where, pid) in enumerate(world.gather((machine, os.getpid()))) if where == machine and rank != world.rank
-        }
+        self._neighbours: dict[int, int] = {}  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
         self.is_alone = world.size == 1
         if not self.is_alone:  # a connection serves one request at a time, and reading waits on its own
             self.store, self._line = _connect(world, f"stop/{name}"), _connect(world, f"stop/{name}")
+            self.store.set(f"pid/{world.rank}", f"{os.getpid()}")
+            first = world.rank - world.local_rank  # torchrun counts a node's ranks one after another
+            ranks = range(first, first + world.local_size)
+            pids = map(int, self.store.multi_get([f"pid/{rank}" for rank in ranks]))
+            self._neighbours = {rank: pid for rank, pid in zip(ranks, pids, strict=True) if rank != world.rank}
 
     def send(self, message: str) -> None:
         """Send a message to every rank, this one too."""
@@ -66,8 +70,11 @@ class Peers:
             message = wait_for(self._line, f"message/{number}")
             if message == "closed":
                 return
+            if message == "ask" and self._asks:
+                continue
             if message == "ask":
-                self.store.set(f"doing/{self._world.rank}", self.activity())
+                add_line(self.store, "doing", [self._world.rank, self.activity()])
+                self.store.add("answers", 1)
             else:
                 yield number, message
 
@@ -90,15 +97,27 @@ class Peers:
         logger.info(failure.activity_line(doing()))
 
     def ask_others(self) -> dict[int, str]:
-        """Return what the other ranks are doing, by rank, those left out that have ended. Waits `ANSWERS_S` at most."""
+        """Return what the other ranks are doing, by rank, those left out that have ended. Waits `ANSWERS_S` at most.
+
+        One rank asks for all. Where thousands fail of one mistake, each would have to answer each (docs/scale.md): whoever comes later
+        gets {}, after a while in which the first may tell what it has heard.
+        """
         if self.is_alone:
             return {}
-        answers: dict[int, str] = {}
         gone = [rank for rank, pid in self._neighbours.items() if not is_alive(pid)]
         others = [rank for rank in range(self._world.size) if rank not in (self._world.rank, *gone)]
+        answers: dict[int, str] = {}
         try:
+            if self.store.add("asked", 1) > 1:
+                # Not by the store's own wait: the reading thread answers over this connection.
+                wait_until(lambda: self.store.check(["heard"]), within_s=ANSWERS_S, every_s=_LATER_S, first_s=_POLL_S)
+                time.sleep(_TELLS_S)
+                return {}
+            self._asks = True
             self.send("ask")
-            wait_until(lambda: self._have_answered(others, answers), within_s=ANSWERS_S, every_s=_POLL_S)
+            wait_until(lambda: self.store.add("answers", 0) >= len(others), within_s=ANSWERS_S, every_s=_POLL_S, first_s=_FIRST_POLL_S)
+            answers = dict(lines_of(self.store, "doing"))
+            self.store.set("heard", "")
         except DistError:
             logger.info("the other ranks cannot be asked: the store is gone")
         return {rank: answers.get(rank, "gave no answer") for rank in others}
@@ -112,17 +131,9 @@ class Peers:
         if self.is_alone:
             return
         if not self._world.is_main:
-            self.store.set(f"left/{self._world.rank}", "")
+            self.store.add("left", 1)
             return
-        others = [f"left/{rank}" for rank in range(1, self._world.size)]
-        wait_until(lambda: self.store.check(others), within_s=ANSWERS_S, every_s=_POLL_S)
-
-    def _have_answered(self, others: list[int], answers: dict[int, str]) -> bool:
-        """Take the answers that are there, and tell whether these are all."""
-        for rank in others:
-            if rank not in answers and self.store.check([f"doing/{rank}"]):
-                answers[rank] = self.store.get(f"doing/{rank}").decode()
-        return len(answers) == len(others)
+        wait_until(lambda: self.store.add("left", 0) >= self._world.size - 1, within_s=ANSWERS_S, every_s=_POLL_S)
 
 
 def _what_the_main_thread_does() -> str:

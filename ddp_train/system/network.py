@@ -15,6 +15,9 @@ _SIOCGIFCONF = 0x8912  # of Linux: all IPv4 addresses with the names of their in
 _IFREQ = struct.Struct("16s 4x 4s 16x")  # name, family and port, address, the rest of the union
 _MOST_ADDRESSES = 1024
 
+WAITING = 16_384
+"""How many may wait to be connected where thousands come at once; the kernel allows as many as net.core.somaxconn says."""
+
 
 def address_towards(host: str) -> str:
     """Return the address that this machine has for a host; "" where that is this machine's loopback, or no route leads there."""

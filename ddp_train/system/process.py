@@ -9,6 +9,7 @@ import ctypes
 import logging
 import os
 import re
+import resource
 import select
 import signal
 import sys
@@ -38,6 +39,18 @@ def be_private() -> None:
     Once for a process and all that it starts: whoever writes here (TensorBoard, torch, a user's component) cannot forget it.
     """
     os.umask(os.umask(0o077) | 0o027)
+
+
+def allow_open_files() -> int:
+    """Let this process, and what it starts, have as many open files as this user may have; return how many.
+
+    By default it is 1,024 on most systems, and a process that serves hundreds of ranks has a connection for each of theirs.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # of macOS, whose hard limit is more than its kernel gives
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+    return soft
 
 
 @dataclass

@@ -1,12 +1,13 @@
 """Whether all ranks still have the same weights: they must, to the last bit, and a bit that flips on one of them is not seen otherwise.
 
-Each rank adds up the bits of every tensor as integers, on its device, and one small gather brings the sums together. Of what else all must
-have (schedule, loss scale, position) hashes are compared.
+Each rank adds up the bits of every tensor as integers, on its device, and the smallest and the largest sum of all ranks must be one. Of
+what else all must have (schedule, loss scale, position) hashes are compared. Where something differs, all ranks' sums are gathered.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -62,7 +63,7 @@ class FingerprintCheck(ReplicaCheck):
         self._checked = -1  # the step after which it was done last
         self._parameters = {name: parameter for name, parameter in self.model.named_parameters() if not is_cut(parameter)}
         self._buffers = dict(self.model.named_buffers())
-        self._buffers_at_start = self._gather(self._buffers)
+        self._buffers_at_start = self._sums(self._buffers)
 
     def after_step(self, step: int) -> None:
         """Compare if it is time. Collective."""
@@ -85,15 +86,21 @@ class FingerprintCheck(ReplicaCheck):
         """
         self._checked = step
         kept = self._kept()
-        facts = self.world.gather({"optimizer's tensors": hashlib.sha256(" ".join(kept).encode()).hexdigest(), **self.others()})
-        columns: dict[str, list[Any]] = {
-            name: [each.get(name) for each in facts] for name in sorted({name for each in facts for name in each})
-        }
-        if len(set(columns["optimizer's tensors"])) == 1:  # else their sums are not as many on each rank
-            always, sums = self._parameters | kept, self._gather(self._parameters | kept | self._buffers)
-            is_constant = (sums[:, len(always) :] == self._buffers_at_start).sum(dim=0) * 2 > self.world.size
-            is_compared = [True] * len(always) + is_constant.tolist()
-            columns |= {name: sums[:, place].tolist() for place, name in enumerate([*always, *self._buffers]) if is_compared[place]}
+        facts = {"optimizer's tensors": hashlib.sha256(" ".join(kept).encode()).hexdigest(), **self.others()}
+        columns: dict[str, list[Any]] = {}
+        # What differs is asked first, in as few numbers for thousands of ranks as for two. Who has what is asked if something does.
+        if not self.world.are_alike(_hash(facts)).all():
+            every = self.world.gather(facts)
+            columns = {name: [each.get(name) for each in every] for name in sorted({name for each in every for name in each})}
+        if len(set(columns.get("optimizer's tensors", []))) <= 1:  # else their sums are not as many on each rank
+            compared, sums = self._parameters | kept, self._sums(self._parameters | kept | self._buffers)
+            is_alike = self.world.are_alike(sums)
+            if self._buffers:
+                is_alike[len(compared) :] |= ~self._are_constant(sums[len(compared) :])
+            if not is_alike.all():
+                rows = self.world.gather_rows(sums).cpu()
+                names = [*compared, *self._buffers]
+                columns |= {name: rows[:, place].tolist() for place, name in enumerate(names) if not is_alike[place]}
         different = {name: column for name, column in columns.items() if len(set(column)) > 1}
         if not different:
             return
@@ -127,13 +134,19 @@ class FingerprintCheck(ReplicaCheck):
             if isinstance(value, Tensor) and not is_cut(value)
         }
 
-    def _gather(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Return the sum of the bits of every tensor on every rank, shape [ranks, tensors], int64, on the CPU. Collective."""
-        if not tensors:
-            return torch.zeros(self.world.size, 0, dtype=torch.int64)
-        return self.world.gather_rows(
-            torch.stack([_sum_of_bits(tensor.detach()).to(self.world.device) for tensor in tensors.values()])
-        ).cpu()
+    def _sums(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Return the sum of the bits of every tensor of this rank, shape [tensors], int64, on the device."""
+        sums = [_sum_of_bits(tensor.detach()).to(self.world.device) for tensor in tensors.values()]
+        return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64, device=self.world.device)
+
+    def _are_constant(self, sums: Tensor) -> Tensor:
+        """Tell of each buffer whether it is on most ranks what it was at the beginning: bool, on the CPU. Collective."""
+        return self.world.sum((sums == self._buffers_at_start).long()).cpu() * 2 > self.world.size
+
+
+def _hash(facts: Mapping[str, str]) -> Tensor:
+    """Return a hash of all of it: int64, shape [4]."""
+    return torch.frombuffer(bytearray(hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()), dtype=torch.int64)
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

@@ -14,9 +14,8 @@ import xxhash
 from torch import Tensor, nn
 
 from ddp_train.checkpoint import codec
-from ddp_train.checkpoint.read import read_own, read_shared
+from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
-from ddp_train.checkpoint.verify import read_manifest
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import cut, is_cut
@@ -102,7 +101,7 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
         CheckpointError: it is not what its format says.
         UserError: it is of another model or optimizer.
     """
-    saved_size: int = read_manifest(checkpoint)["world_size"]
+    saved_size = size_of(checkpoint, world)
     shared = read_shared(checkpoint, world, lay_out=cut_like(components), moves=moves)
     _restore(checkpoint, shared, components, state, world)
     if saved_size == world.size:

@@ -18,7 +18,7 @@ from ddp_train.config.cluster import hosts_of
 from ddp_train.errors import ConfigError
 from ddp_train.launch.spec import Spec
 from ddp_train.system.files import write_json
-from ddp_train.system.network import interfaces
+from ddp_train.system.network import WAITING, interfaces
 from ddp_train.system.slurm_step import slurm_step
 
 Address = tuple[str, int]
@@ -119,7 +119,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     is_ipv6 = ":" in host or (not host and socket.has_dualstack_ipv6())
     family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=is_ipv6 and not host)
+    return socket.create_server((host, port), family=family, backlog=WAITING, dualstack_ipv6=is_ipv6 and not host)
 
 
 def look_anew(folder: Path) -> None:

@@ -14,7 +14,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.rank import peers as peers_module
 from ddp_train.rank.peers import Peers
 from ddp_train.system.process import is_alive
-from tests.unit.rank.together import three_worlds
+from tests.unit.rank.together import three_ends, three_worlds
 
 Heard = dict[int, list[tuple[int, str]]]
 
@@ -22,7 +22,7 @@ Heard = dict[int, list[tuple[int, str]]]
 @contextmanager
 def three_lines(*, reading: tuple[int, ...] = (0, 1, 2)) -> Iterator[tuple[list[Peers], Heard]]:
     """Give the lines of three ranks, and what those that read have heard; the lines are closed afterwards."""
-    lines = [Peers(world) for world in three_worlds()]
+    lines = three_ends(three_worlds())
     heard: Heard = {rank: [] for rank in reading}
 
     def read(rank: int) -> None:
@@ -68,6 +68,17 @@ def test_a_rank_that_has_ended_is_found_and_not_asked(monkeypatch: pytest.Monkey
         monkeypatch.setattr(peers_module, "is_alive", lambda pid: pid != gone and is_alive(pid))
         assert lines[0].dead_neighbour() == (1, gone)
         assert lines[0].ask_others() == {}
+
+
+def test_one_rank_asks_for_all_and_those_that_come_later_let_it_tell() -> None:
+    with three_lines() as (lines, _):
+        first = lines[1].ask_others()
+        started = time.monotonic()
+        assert lines[0].ask_others() == lines[2].ask_others() == {}
+        assert time.monotonic() - started < peers_module.ANSWERS_S, "the first had heard all"
+        assert sorted(first) == [0, 2] and "gave no answer" not in first.values()
+        assert int(lines[0].store.add("messages", 0)) == 1
+        assert int(lines[0].store.add("answers", 0)) == 2
 
 
 def test_rank_0_leaves_when_the_others_have_left() -> None:

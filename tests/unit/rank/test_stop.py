@@ -20,7 +20,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.rank.peers import Peers
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.system.process import STOP_SIGNALS
-from tests.unit.rank.together import three_worlds
+from tests.unit.rank.together import three_ends, three_worlds
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -74,7 +74,8 @@ def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
 
 @contextmanager
 def _three_ranks(name: str) -> Iterator[list[Stop]]:
-    stops = [Stop(world, Peers(world, name=name)) for world in reversed(three_worlds())][::-1]
+    worlds = three_worlds()
+    stops = [Stop(world, end) for world, end in reversed(list(zip(worlds, three_ends(worlds, name=name), strict=True)))][::-1]
     for stop in stops:
         stop.trains_after(0)
     yield stops

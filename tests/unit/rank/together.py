@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.distributed import TCPStore
 
 from ddp_train.distributed.world import World
-
-
-class _Together(World):
-    def gather(self, value: Any) -> list[Any]:
-        return [value] * self.size
+from ddp_train.rank.peers import Peers
 
 
 def three_worlds() -> list[World]:
-    """Return the worlds of three ranks that share a store and have nothing else to talk through."""
+    """Return the worlds of three ranks of one machine that share a store and have nothing else to talk through."""
     store = TCPStore("127.0.0.1", 0, is_master=True)
-    return [_Together(rank=rank, size=3, local_rank=rank, local_size=3, device=torch.device("cpu"), store=store) for rank in range(3)]
+    return [World(rank=rank, size=3, local_rank=rank, local_size=3, device=torch.device("cpu"), store=store) for rank in range(3)]
+
+
+def three_ends(worlds: list[World], *, name: str = "") -> list[Peers]:
+    """Return the ends of their line, which are made together."""
+    with ThreadPoolExecutor(len(worlds)) as pool:
+        return list(pool.map(lambda world: Peers(world, name=name), worlds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from ddp_train.system.process import (
     HAS_SHARED_MEMORY,
+    allow_open_files,
     descriptor_path,
     exit_code_of,
     fork,
@@ -120,3 +122,17 @@ def test_children_are_waited_for_until_the_last_has_ended_and_no_longer_than_was
     assert time.monotonic() - begun >= 0.3
     sleeping.signal(signal.SIGKILL)
     assert [each.wait() for each in (done, soon, sleeping)] == [1, 0, -signal.SIGKILL]
+
+
+def test_a_process_may_have_as_many_open_files_as_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1024, 524_288)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, new: limits.append(new))
+    assert allow_open_files() == 524_288 and limits[-1] == (524_288, 524_288)
+
+    def refuse(which: int, new: tuple[int, int]) -> None:
+        raise ValueError("not allowed")
+
+    limits[:] = [(256, 10_240)]
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert allow_open_files() == 256
