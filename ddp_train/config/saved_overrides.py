@@ -9,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train.config.check import ConfigErrors
+from ddp_train.config.check import CONF, ConfigErrors
 from ddp_train.config.command_line import whole, without_override
 from ddp_train.config.mistyped import unknown_key, unreadable
 from ddp_train.config.schema import NAMED
@@ -26,6 +26,7 @@ def refuse(overrides: list[str], saved: Mapping[str, Any], replaced: Sequence[Ma
     Raises:
         ConfigErrors: with every such override.
     """
+    saved, overrides = _with_strategy(saved, overrides)
     values = dict(nodes(saved))
     meant, errors = whole(overrides)
     errors += without_override(meant, values, {})
@@ -52,12 +53,23 @@ def changed(saved: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig:
     Raises:
         ConfigErrors: with every value that cannot be read.
     """
+    saved, overrides = _with_strategy(saved, overrides)
     gone = [text[1:].partition("=")[0].split(".", 1) for text in overrides if text.startswith("~")]
     merged = OmegaConf.merge(OmegaConf.create({**saved}), _values(text for text in overrides if not text.startswith("~")))
     assert isinstance(merged, DictConfig)
     for section, name in gone:
         merged[section].pop(name, None)
     return merged
+
+
+def _with_strategy(saved: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Mapping[str, Any], list[str]]:
+    """Return a saved config with another strategy where one of ours is chosen, and the other overrides: any reads every checkpoint."""
+    ours = {file.stem: file for file in (CONF / "strategy").glob("*.yaml")}
+    chosen = [text for text in overrides if text.startswith("strategy=") and text.partition("=")[2] in ours]
+    if not chosen:
+        return saved, [*overrides]
+    node = yaml.safe_load(ours[chosen[-1].partition("=")[2]].read_text())
+    return {**saved, "strategy": node}, [text for text in overrides if text not in chosen]
 
 
 def _values(overrides: Iterable[str]) -> DictConfig:

@@ -84,6 +84,16 @@ def test_callbacks_and_writers_can_go_and_nothing_else(run: Path) -> None:
             resume(run, text)
 
 
+def test_another_strategy_goes_on_with_a_run(run: Path) -> None:
+    job = resume(run, "strategy=fsdp", "strategy.reshard_after_forward=false", "trainer.max_steps=20")
+    assert job.config.strategy["_target_"] == "ddp_train.strategy.fsdp.FSDP"
+    assert job.config.strategy["reshard_after_forward"] is False and "bucket_cap_mb" not in job.config.strategy
+    with pytest.raises(ConfigErrors, match="strategy: is a group"):
+        resume(run, "strategy=other")
+    with pytest.raises(ConfigError, match="strategy=zero1 would change nothing"):
+        resume(run, "strategy=zero1")
+
+
 def test_what_cannot_be_read_is_named(run: Path) -> None:
     with pytest.raises(ConfigErrors, match=r"data\.noise: '\[0\.1' cannot be read[\s\S]*data\.noise=\[0\.1\]"):
         resume(run, "data.noise=[0.1")
