@@ -41,7 +41,6 @@ SHOWN_BY = {
     "data/images/encoded_images.py": "tests/unit/data/test_image_folder.py, tests/unit/data/test_tar_shards.py",
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare_tokens.py",
     "data/tokens/tokenizer.py": "tests/unit/cli/test_prepare_tokens.py",
-    "distributed/world.py": "tests/unit/system/test_network.py; between processes: tests/distributed/test_cluster.py",
     "interfaces/component.py": "protocols: every test of a component",
     "interfaces/run.py": "protocols: tests/unit/training/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",

@@ -135,9 +135,9 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
     """Serve a registry for machines with two processes each.
 
     Args:
-        changes: of the first machine's place; `first`, `token`, `examines`, `join_timeout_s` and `overrides` of the config too.
+        changes: of the first machine's place; `first`, `token`, `examines` and `join_timeout_s` too.
     """
-    config, run_folder = checked("cluster.grace_s=1", *changes.pop("overrides", ())), RunFolder(folder)
+    config, run_folder = checked("cluster.grace_s=1"), RunFolder(folder)
     first, token = changes.pop("first", FIRST), changes.pop("token", "")
     cluster = replace(config.cluster, join_timeout_s=changes.pop("join_timeout_s", 30), grace_s=0)
     job = Job(config=config, run_folder=run_folder, command=[], overrides=[], examines=changes.pop("examines", ""))
