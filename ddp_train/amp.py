@@ -12,11 +12,17 @@ _INIT_SCALE = 2.0**16  # as torch has it
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def best_dtype(device: torch.device) -> str | None:
+    """Return what `dtype=auto` means on a device: "bfloat16" on a GPU that computes it in hardware, else None, float32 throughout."""
+    return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else None
+
+
 class Amp:
     """Mixed precision for one run.
 
     Args:
-        dtype: "bfloat16", "float16", or None for float32 throughout.
+        dtype: "bfloat16", "float16", or None for float32 throughout. What `auto` in the config comes to is known when ranks have devices
+            (`best_dtype`).
 
     Raises:
         ConfigError: another dtype.
@@ -27,7 +33,10 @@ class Amp:
     def __init__(self, dtype: str | None = None) -> None:
         if dtype is not None and dtype not in _DTYPES:
             raise ConfigError(
-                key="amp.dtype", happened=f"{dtype!r} is no type for mixed precision", expected="bfloat16, float16 or null", fix="amp=bf16"
+                key="amp.dtype",
+                happened=f"{dtype!r} is no type for mixed precision",
+                expected="auto, bfloat16, float16 or null",
+                fix="amp=bf16",
             )
         self.dtype = None if dtype is None else _DTYPES[dtype]
         self._off: AbstractContextManager[None] = nullcontext()  # enters and leaves in 0.1 us, any number of times

@@ -29,6 +29,8 @@ from ddp_train.errors import ConfigError
 
 _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra
 
+_MEANT = {("compile", "True"): "default", ("compile", "False"): "off"}  # what a switch would be called
+
 
 def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> str:
     """Return what to show for an exception that Hydra raised: all problems of the command line, or else Hydra's own words."""
@@ -133,7 +135,7 @@ def _wrong_options(chosen: Override, options: list[str]) -> Iterator[ConfigError
     for choice in map(str, values):
         if choice in options or choice in ("null", "None"):
             continue
-        close = nearest(choice, options)
+        close = _MEANT.get((group, choice)) or nearest(choice, options)
         fix = _PLUGINS.get((group, choice), f"did you mean {group}={close}?" if close else "")
         yield ConfigError(key=group, happened=f"has no option {choice!r}", expected=f"one of {', '.join(options)}", fix=fix)
 

@@ -13,12 +13,15 @@ from ddp_train.config.evaluation_split import evaluation_sets
 from ddp_train.config.schema import (
     EVALUATION_METRICS,
     EVALUATION_SETS,
+    ActivationCheckpointingConfig,
     CheckpointConfig,
     ClusterConfig,
+    CompileConfig,
     DebugConfig,
     EvaluationConfig,
     HealthConfig,
     LoaderConfig,
+    PrecisionConfig,
     ProfileConfig,
     TrainerConfig,
     batch_changes,
@@ -70,6 +73,12 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
     if cluster:
         errors += _check_device(cluster, tree.get("amp"))
         errors += _check_machines(cluster)
+    if precision := sections.get("precision"):
+        errors += _check_precision(precision, tree.get("strategy"), is_deterministic=tree.get("deterministic") is True)
+    if checkpointing := sections.get("activation_checkpointing"):
+        errors += _check_activation_checkpointing(checkpointing)
+    if compiling := sections.get("compile"):
+        errors += _check_compile(compiling)
     if debug:
         errors += _check_debug(debug)
     if profile:
@@ -311,6 +320,47 @@ def _check_device(cluster: ClusterConfig, amp: Any) -> Iterator[ConfigError]:
             happened="fp16 was chosen for a run on CPU, where it is slower than fp32 and overflows",
             expected="amp=off or amp=bf16 on CPU",
             fix="amp=bf16",
+        )
+
+
+def _check_precision(precision: PrecisionConfig, strategy: Any, *, is_deterministic: bool) -> Iterator[ConfigError]:
+    """Refuse to let cuDNN choose by the clock where each run is to give the same bits, and weights that lie in a way that is not cut."""
+    if precision.channels_last and isinstance(strategy, dict) and str(strategy.get("_target_")).endswith(".FSDP"):
+        yield ConfigError(
+            key="precision.channels_last",
+            happened="is true, and strategy=fsdp cuts weights that lie in their order alone",
+            expected="one of the two",
+            fix="precision.channels_last=false",
+        )
+    if precision.cudnn_benchmark and is_deterministic:
+        yield ConfigError(
+            key="precision.cudnn_benchmark",
+            happened="is true, and deterministic is true: cuDNN would choose by what it measures",
+            expected="one of the two",
+            fix="precision.cudnn_benchmark=false",
+        )
+
+
+def _check_activation_checkpointing(config: ActivationCheckpointingConfig) -> Iterator[ConfigError]:
+    """Refuse to choose among blocks where there are none."""
+    for name, is_given, without in (("every", config.every != 1, "1"), ("save_ops", bool(config.save_ops), "[]")):
+        if config.blocks is None and is_given:
+            yield ConfigError(
+                key=f"activation_checkpointing.{name}",
+                happened="is given, and activation_checkpointing.blocks is null",
+                expected="both or none",
+                fix=f"activation_checkpointing.blocks=auto, or activation_checkpointing.{name}={without}",
+            )
+
+
+def _check_compile(config: CompileConfig) -> Iterator[ConfigError]:
+    """Refuse a mode that the backend does not have."""
+    if config.mode not in (None, "default") and config.backend != "inductor":
+        yield ConfigError(
+            key="compile.mode",
+            happened=f"is {config.mode}, and compile.backend is {config.backend}",
+            expected="default: the other modes are inductor's",
+            fix="compile=default, or compile.backend=inductor",
         )
 
 

@@ -20,13 +20,16 @@ from ddp_train.config.schema import (
     ROOT_KEYS,
     SECTIONS,
     TARGETS,
+    ActivationCheckpointingConfig,
     CheckpointConfig,
     ClusterConfig,
+    CompileConfig,
     DebugConfig,
     EvaluationConfig,
     FaultConfig,
     HealthConfig,
     LoaderConfig,
+    PrecisionConfig,
     ProfileConfig,
     RootConfig,
     SweepConfig,
@@ -42,6 +45,9 @@ class RunConfig(RootConfig):
 
     loader: LoaderConfig
     trainer: TrainerConfig
+    precision: PrecisionConfig
+    activation_checkpointing: ActivationCheckpointingConfig
+    compile: CompileConfig
     evaluation: EvaluationConfig
     health: HealthConfig
     profile: ProfileConfig

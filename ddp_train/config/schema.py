@@ -85,6 +85,30 @@ def batch_changes(given: Any) -> list[tuple[int, int]]:
     return sorted(changes)
 
 
+def block_classes(given: Any) -> Any:
+    """Return the blocks of a model that a config means: `auto`, or the names of classes.
+
+    Raises:
+        ValueError: it is neither; the text says what was expected.
+    """
+    is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+    if given != "auto" and not (is_list and all(isinstance(name, str) and name.isidentifier() for name in given)):
+        raise ValueError("auto, or the classes of the model's blocks: [Block]")
+    return given
+
+
+def regions(given: Any) -> Any:
+    """Return what of a model is compiled piece by piece: `auto`, `whole`, or the names of classes.
+
+    Raises:
+        ValueError: it is none of these; the text says what was expected.
+    """
+    try:
+        return given if given == "whole" else block_classes(given)
+    except ValueError:
+        raise ValueError("auto, whole, or the classes of the model's blocks: [Block]") from None
+
+
 def run_folders(given: Any) -> list[str]:
     """Return the run folders that a path or a list of paths names.
 
@@ -104,7 +128,6 @@ class RootConfig:
     name: str
     seed: int = field(metadata={"min": 0})
     deterministic: bool
-    compile: bool
     resume: str
     after: Any = field(metadata={"parse": run_folders})  # a folder or several
     init_from: str | None
@@ -126,6 +149,36 @@ class TrainerConfig:
     batch_size_schedule: Any = field(metadata={"parse": batch_changes})  # a step and a size, each
     clip_grad_norm: float | None = field(metadata={"above": 0})
     log_every_steps: int = field(metadata={"min": 1})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """The section `precision`."""
+
+    float32_matmul_precision: str = field(metadata={"one_of": ("highest", "high", "medium")})
+    cudnn_benchmark: bool
+    channels_last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationCheckpointingConfig:
+    """The section `activation_checkpointing`."""
+
+    blocks: Any = field(metadata={"parse": block_classes})  # auto or a list
+    every: int = field(metadata={"min": 1})
+    save_ops: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig:
+    """The section `compile`."""
+
+    mode: str | None = field(metadata={"one_of": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")})
+    regions: Any = field(metadata={"parse": regions})  # auto, whole or a list
+    backend: str
+    fullgraph: bool
+    max_recompiles: int = field(metadata={"min": 1})
+    on_failure: str = field(metadata={"one_of": ("stop", "eager")})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +344,9 @@ class DebugConfig:
 SECTIONS: dict[str, type] = {
     "loader": LoaderConfig,
     "trainer": TrainerConfig,
+    "precision": PrecisionConfig,
+    "activation_checkpointing": ActivationCheckpointingConfig,
+    "compile": CompileConfig,
     "evaluation": EvaluationConfig,
     "health": HealthConfig,
     "profile": ProfileConfig,

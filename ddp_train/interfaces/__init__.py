@@ -3,13 +3,15 @@
 component  what data, objective, strategy, scheduler and mixed precision must offer
 run        metric writers, callbacks, and the run as callbacks see it
 batch      a look into batches
+blocks     the parts of a model that repeat
 shard      tensors of which each rank has some rows
 trained    the module in which an objective with weights joins its model, and the names of parameters
 
 Components import what is here and not each other.
 """
 
-from ddp_train.interfaces.batch import Batch, batch_size, describe, map_tensors, tensors_of
+from ddp_train.interfaces.batch import Batch, batch_size, describe, few, map_tensors, tensors_of
+from ddp_train.interfaces.blocks import blocks_of, repeated_blocks
 from ddp_train.interfaces.component import (
     Amp,
     Augmenting,
@@ -69,8 +71,10 @@ __all__ = [
     "TextWriter",
     "as_cut",
     "batch_size",
+    "blocks_of",
     "cut",
     "describe",
+    "few",
     "is_cut",
     "map_tensors",
     "matching",
@@ -81,6 +85,7 @@ __all__ = [
     "own_rows",
     "plain_name",
     "range_of",
+    "repeated_blocks",
     "tensors_of",
     "whole_loss",
 ]

@@ -18,7 +18,7 @@ from ddp_train.system.terminal import Terminal
 _HIDDEN = (
     *("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms"),
     *("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu"),  # shown in their own way, or not
-    *("device/memory_gib", "device/reserved_gib", "device/host_gib"),
+    *("device/memory_gib", "device/reserved_gib", "device/host_gib", "compile/graphs", "compile/recompiles", "compile/seconds"),
 )
 _REDRAW_S = 0.5  # a drawing takes about a millisecond of Python, in which the loop waits
 _LOOK_S = 0.02

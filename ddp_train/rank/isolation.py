@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from ddp_train import FOLDER
+from ddp_train.training import compiled
 
 _INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(FOLDER))
 _HOOKS = [
@@ -93,6 +94,7 @@ class Baseline:
                 signal.signal(number, handler)
         signal.alarm(0)
         self._forget_users_modules()
+        compiled.forget()
         torch.compiler.reset()
         gc.collect()
         if torch.cuda.is_initialized():

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import replace
 from typing import TextIO
 
 from torch.distributed import DistError, Store
@@ -25,6 +26,7 @@ from ddp_train.phase import PhaseTracker
 from ddp_train.rank import restart_report, summary
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.rank.log import rank_log
+from ddp_train.rank.out_of_memory import advice, is_out_of_memory, part_of
 from ddp_train.rank.peers import Peers
 from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
@@ -185,6 +187,9 @@ def _describe(error: BaseException, job: Job, state: TrainState, peers: Peers | 
             doing = peers.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
             return failure.from_departure(rank=departed, pid=pid, step=state.step).with_others(doing)
     found = failure.from_exception(error, rank=rank, step=state.step or None)
+    if is_out_of_memory(error):
+        found = replace(found, key="", message=f"{part_of(error) or 'the run'} has no memory left: {found.message}")
+        found = replace(found, fix=advice(job.config, part_of(error)))
     return found if peers is None or job.run_folder.failure.exists() else found.with_others(peers.ask_others())
 
 

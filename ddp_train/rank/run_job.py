@@ -26,9 +26,10 @@ from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
 from ddp_train.sweep.folder import Sweep, sweep_of
-from ddp_train.training import initial_weights, predictions
+from ddp_train.training import initial_weights, memory, predictions
 from ddp_train.training.build import build
 from ddp_train.training.checkpoints import Checkpoints, probe, ranking_of, retention
+from ddp_train.training.compiled import keep_cache
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import evaluate
 from ddp_train.training.evaluation_mode import evaluation_mode
@@ -140,6 +141,9 @@ def _build(job: Job, world: World) -> Components:
     """Say what begins, and build what it is made of. Collective."""
     if world.size != job.config.batch.world_size:
         raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {job.config.batch.world_size}")
+    if job.config.compile.mode is not None:
+        sweep = sweep_of(job.run_folder.root)
+        keep_cache(job.run_folder.compiled if sweep is None else sweep / job.run_folder.compiled.name, world)
     with environment.recorded(job, world):
         if world.is_main:
             print(summary.opening(job, world), flush=True)
@@ -234,6 +238,7 @@ def _trainer(
         stops_after=stops_after,
         is_stopping=stop.is_asked,
         rewind=checkpoints.rewind,
+        after_first_step=partial(memory.tell, components, world),
         folder=run_folder.root,
         show=records.show,
         settings=config.callbacks,

@@ -53,6 +53,9 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
         f"steps    {components.total_steps} ({epoch})",
     ]
     lines[1:1] = [f"         {line}" for line in layer_table(components.model, depth=job.config.summary)] if job.config.summary else []
+    if dtype := components.answers.get("amp.dtype"):
+        lines.append(f"amp      auto: {dtype}, which the device has")
+    lines += components.notes
     debug = job.config.debug
     if debug.max_steps is not None:
         lines.append(
@@ -105,6 +108,7 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
             *([f"  stopped by {state.stopped}"] if state.stopped is not None else []),
             *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
             *([f"  {'at the end':<20} {', '.join(speed)}"] if speed else []),
+            *_compiled(result.last),
             f"  run folder           {folder}",
             "",
             "Try next:",
@@ -112,6 +116,14 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
             *(f"  {words}" for words in _next(job, state, result)),
         ]
     )
+
+
+def _compiled(last: Mapping[str, float]) -> list[str]:
+    """Say what torch.compile has made, where it has."""
+    if "train/compile/graphs" not in last:
+        return []
+    graphs, again, seconds = (last[f"train/compile/{name}"] for name in ("graphs", "recompiles", "seconds"))
+    return [f"  {'compiled':<20} {graphs:.0f} graphs, {again:.0f} of them for other shapes or types, in {seconds:.1f} s on rank 0"]
 
 
 def over(job: Job, state: TrainState) -> str:

@@ -45,6 +45,7 @@ _FIXES = {  # of errors that are not ours: what their text looks like -> what he
     r"^(CUDA )?OutOfMemoryError|CUDA out of memory": "a smaller loader.micro_batch_size with more trainer.grad_accum_steps, or amp=bf16",
     r"Unable to find address for|no socket interface found": "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME as `ip -br address` has it",
     r"Duplicate GPU detected": "a GPU for every process: look at CUDA_VISIBLE_DEVICES and cluster.processes_per_node",
+    r"^(BackendCompilerFailed|InductorError|InvalidCxxCompiler)": "compile=off, or compile.regions=[CLASS] with other parts of the model",
     r"does not have a deterministic implementation": "deterministic=false, or another operation in its place",
 }
 

@@ -30,6 +30,7 @@ class RunFolder:
         self.checkpoints = self.root / "checkpoints"
         self.profile = self.root / "profile"  # what was recorded of a step's time or memory
         self.profile_request = self.root / "profile.request"  # asks for it (`run_folder.profile_request`)
+        self.compiled = self.root / "compiled"  # torch.compile's cache; the jobs of a sweep have one in the sweep's folder
         self.predictions = self.root / "predictions"
         self.evaluations = self.root / "evaluations"  # of the finished run, each a folder like this one
         self.task = self.root / "task.json"  # of such a folder: which run, which checkpoint (`ddp_train/job.py`)

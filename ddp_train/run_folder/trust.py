@@ -13,7 +13,10 @@ from pathlib import Path
 from ddp_train.errors import ConfigError
 from ddp_train.system.folder_lock import HOLDER
 
-_CONTINUED = ("config.yaml", "sweep.json", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*")  # what a run is continued from
+_CONTINUED = (  # what a run is continued from
+    *("config.yaml", "sweep.json", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*"),
+    *("compiled", "compiled/*", "compiled/*/*"),  # which are executed
+)
 
 
 def check_pattern(pattern: str, folder: str, *, key: str) -> list[ConfigError]:

@@ -26,12 +26,15 @@ from ddp_train.loader.stream import Stream
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training import callbacks, initial_weights
+from ddp_train.training.activation_checkpointing import checkpoint_activations
 from ddp_train.training.build_data import make_eval_loaders, make_eval_sources, make_source, make_train_loader, place, require_same_facts
-from ddp_train.training.compiled import compile_model, use_plain_names
+from ddp_train.training.compiled import compile_model, note
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.instantiate import instantiate, refuse_tools
 from ddp_train.training.metric import build_metrics, goals_of
 from ddp_train.training.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
+from ddp_train.training.plain_names import use_plain_names
+from ddp_train.training.precision import in_memory_format, shared_dtype, use_precision
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.throughput import measure
 from ddp_train.training.turn import make_turns, takes_turns
@@ -46,6 +49,7 @@ def build(config: RunConfig, world: World) -> Components:
         UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
     """
     refuse_tools(config)
+    use_precision(config.precision)
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():  # rank 0 downloads; the others find the files
         train_source = make_source(config, key="data")
@@ -63,6 +67,7 @@ def build(config: RunConfig, world: World) -> Components:
     eval_loaders = make_eval_loaders(eval_sources, config, world)
     total_steps = _total_steps(config.trainer, train_loader.order)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
+    answers |= auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
     model, objective, trained = _model_and_objective(config, world, answers)
     freeze(trained, groups_of(config.optimizer))
@@ -70,12 +75,13 @@ def build(config: RunConfig, world: World) -> Components:
         raise ConfigError(key="model", happened="the model has no parameter to train")
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_sources.values())
-    amp: Amp = instantiate(config.amp, key="amp")
+    amp: Amp = instantiate(config.amp, key="amp", answers=answers)
     throughput = measure(world, objective, trained, amp, source=train_source, facts=facts)
     strategy: Strategy = instantiate(config.strategy, key="strategy")
-    if config.compile:  # turns call parts of the model
-        for part in model.children() if takes_turns(objective) else [model]:
-            compile_model(part, world)
+    notes = [checkpoint_activations(model, config.activation_checkpointing)]
+    called = [*model.children()] if takes_turns(objective) else [model]
+    compiled = compile_model(model, config.compile, world, parts=called)
+    notes.append(note(compiled, config.compile))
     turns = make_turns(trained, objective, strategy, world)
     module = trained.to(world.device) if turns else strategy.prepare(trained, world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained)
@@ -106,6 +112,8 @@ def build(config: RunConfig, world: World) -> Components:
         metrics=metrics,
         answers=answers,
         computes_together=strategy.computes_together and world.size > 1,
+        notes=[each for each in notes if each],
+        compiled=compiled,
     )
 
 
@@ -120,6 +128,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
         UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
     """
     refuse_tools(config)
+    use_precision(config.precision)
     if not config.evaluation_sets():
         raise ConfigError(
             key="data.eval",
@@ -143,7 +152,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
         model=model,
         trained=trained.to(world.device),
         objective=objective,
-        amp=instantiate(config.amp, key="amp"),
+        amp=instantiate(config.amp, key="amp", answers=auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})),
         eval_loaders=make_eval_loaders(sources, config, world),
         metrics=build_metrics(config.evaluation.metrics, objective, world, added),
     )
@@ -157,7 +166,7 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any]) -> 
     if not isinstance(model, nn.Module):
         raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
     use_plain_names(model)
-    return model
+    return in_memory_format(model, config.precision)
 
 
 def _model_and_objective(config: RunConfig, world: World, answers: Mapping[str, Any]) -> tuple[nn.Module, Objective, nn.Module]:

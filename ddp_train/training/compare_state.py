@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -95,8 +96,13 @@ def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
     for number, parameter in _numbered(optimizer, saved["param_groups"]):
         loaded = optimizer.state.get(parameter, {})
         for key, value in saved["state"].get(number, {}).items():
-            if isinstance(value, Tensor) and isinstance(loaded.get(key), Tensor) and loaded[key].dtype != value.dtype:
+            if not isinstance(value, Tensor) or not isinstance(loaded.get(key), Tensor):
+                continue
+            if loaded[key].dtype != value.dtype:
                 loaded[key] = value.to(loaded[key].device)  # torch has cast it to the parameter's type without a word
+            if value.shape == parameter.shape and loaded[key].stride() != parameter.stride():
+                # Files have elements in their order; a fused kernel takes each by its place in memory (`precision.channels_last`).
+                loaded[key] = torch.empty_like(parameter, dtype=loaded[key].dtype, requires_grad=False).copy_(loaded[key])
     return differences
 
 

@@ -1,72 +1,240 @@
-"""torch.compile before the strategy (`compile=true`), and names that do not show whether a model is compiled."""
+"""torch.compile before the strategy (`compile`): which parts, with which cache, how often, and what happens where it fails.
+
+A part is compiled in place when it is first called, so that its parameters keep their names. Blocks that repeat share a graph.
+"""
 
 from __future__ import annotations
 
-import getpass
+import logging
 import os
-import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import FrameSummary
 from typing import Any
 
 from torch import nn
 
+from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import plain_name
+from ddp_train.errors import ConfigError, RunError
+from ddp_train.interfaces import blocks_of, few
+
+logger = logging.getLogger(__name__)
 
 _CACHE, _THREADS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
+_LIMIT = "recompile_limit"
+_SHOWN = 300  # characters of an error
 
 
-def compile_model(model: nn.Module, world: World) -> None:
-    """Let a model's forward be compiled when it is first called, in place: its parameters keep their names.
+def keep_cache(folder: Path, world: World) -> None:
+    """Let what is compiled stay in a folder: restarts, other ranks and a sweep's next jobs take it from there. A user's own counts more.
 
-    Each rank of a machine has a folder of its own below torch's cache, which stays for the next run: ranks that compile the same at the
-    same time would wait for each other's locks. They share the machine's cores. On the device `meta` nothing is called, and nothing done.
+    Ranks that compile the same at the same time wait for each other's locks, and take what the first has made. They share the cores.
     """
-    if world.device.type == "meta":
-        return
-    cache = Path(os.environ.get(_CACHE) or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
-    own = f"local_rank_{world.local_rank}"
-    os.environ[_CACHE] = str(cache if cache.name == own else cache / own)  # of the part of the model before
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get(_CACHE, "") in ("", os.path.abspath(default_cache_dir())):  # which torch sets where nobody has
+        os.environ[_CACHE] = str(folder)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault(_THREADS, str(max(1, min(32, cores // world.local_size))))  # 32: torch's own limit
-    model.compile()
 
 
-def use_plain_names(model: nn.Module) -> None:
-    """Let a model that its own code has compiled, whole or in parts, have the names in its state that it has without."""
-    if all(name == plain_name(name) for name in _names(model)):
+class Compiled:
+    """What is compiled of a model, and how often it was. Where nothing is, all is zero."""
+
+    def __init__(self) -> None:
+        self.regions: dict[str, nn.Module] = {}
+        self.graphs = self.recompiles = self.given_up = 0
+        self.seconds = 0.0
+        self.breaks: dict[str, int] = {}  # reason -> how often
+        self._says = False  # on rank 0
+        self._is_warm = False
+        self._began = 0.0
+        self._before: dict[str, Any] = {}
+        self._counted: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.regions)
+
+    def values(self) -> dict[str, float]:
+        """Return what a record has: how many graphs there are, how many of them for new shapes or types, and what they took."""
+        if not self.regions:
+            return {}
+        self._count()
+        return {"compile/graphs": self.graphs, "compile/recompiles": self.recompiles, "compile/seconds": self.seconds}
+
+    def line(self) -> str:
+        """Return it for a person."""
+        self._count()
+        again = f", {self.recompiles} of them for other shapes or types" if self.recompiles else ""
+        text = f"compile  {self.graphs} graph{'s' * (self.graphs != 1)} in {self.seconds:.1f} s{again}"
+        if number := sum(self.breaks.values()):
+            text += f"; {number} graph break{'s' * (number != 1)}, the first: {next(iter(self.breaks))}"
+        return text + (f"; {self.given_up} regions run as written, the log says why" if self.given_up else "")
+
+    def end_warm_up(self) -> None:
+        """Say what was compiled before the first step; from now on each time that it is done again."""
+        self._is_warm = True
+        if self._says:
+            print(self.line(), flush=True)
+
+    def begin(self, regions: dict[str, nn.Module], config: CompileConfig, world: World) -> None:
+        """Compile the regions when they are called, and count."""
+        import torch._dynamo as dynamo  # takes a second
+        from torch._dynamo.callback import callback_handler
+
+        self.regions, self._says = regions, world.is_main
+        options: dict[str, Any] = {"backend": config.backend, "fullgraph": config.fullgraph}
+        if config.mode != "default":
+            options["mode"] = config.mode
+        self._before = {_LIMIT: getattr(dynamo.config, _LIMIT)}
+        setattr(dynamo.config, _LIMIT, config.max_recompiles + len(regions))  # those whose class is the same are counted together
+        self._counted = {"graphs": dynamo.utils.counters["stats"]["unique_graphs"], **dynamo.utils.counters["graph_break"]}
+        callback_handler.register_start_callback(self._begins)
+        callback_handler.register_end_callback(self._ends)
+        _started.append(self)
+        for name, module in regions.items():
+            _give_forward(module)
+            try:
+                module.compile(**options)
+            except (RuntimeError, AssertionError) as error:
+                known = ", ".join(dynamo.list_backends())
+                happened = f"torch does not know {config.backend!r}: {str(error)[:_SHOWN]}"
+                raise ConfigError(key="compile.backend", happened=happened, expected=f"one of {known}") from None
+            goes_on = config.on_failure == "eager"
+            module._compiled_call_impl = _Region(self, module, name or type(module).__name__, goes_on=goes_on)
+
+    def forget(self) -> None:
+        """Put back what was set of the process."""
+        import torch._dynamo as dynamo
+        from torch._dynamo.callback import callback_handler
+
+        for name, value in self._before.items():
+            setattr(dynamo.config, name, value)
+        callback_handler.remove_start_callback(self._begins)
+        callback_handler.remove_end_callback(self._ends)
+
+    def _begins(self, found: Any) -> None:
+        self._began = time.perf_counter()
+
+    def _ends(self, found: Any) -> None:
+        took = time.perf_counter() - self._began
+        self.seconds += took
+        number = str(getattr(found, "compile_id", "")).rpartition("/")[2].partition("_")[0]  # of one frame: 0 is the first time
+        is_forward = getattr(getattr(found, "callback_trigger", None), "name", "") == "DYNAMO"
+        if is_forward and number.isdecimal() and int(number) > 0:
+            self.recompiles += 1
+            if self._is_warm:
+                logger.warning("compiled again for other shapes or types, the %d. time, in %.1f s", self.recompiles, took)
+
+    def _count(self) -> None:
+        if not self.regions:
+            return
+        from torch._dynamo.utils import counters
+
+        self.graphs = counters["stats"]["unique_graphs"] - self._counted["graphs"]
+        found = {_one_line(reason): number - self._counted.get(reason, 0) for reason, number in counters["graph_break"].items()}
+        self.breaks = {reason: number for reason, number in found.items() if number > 0}
+
+
+class _Region:
+    """Calls what was compiled of a module; says where in the user's code it failed, or goes on without."""
+
+    def __init__(self, compiled: Compiled, module: nn.Module, name: str, *, goes_on: bool) -> None:
+        assert module._compiled_call_impl is not None
+        self._compiled, self._name, self._goes_on = compiled, name, goes_on
+        self._as_written: Callable[..., Any] = module._call_impl
+        self._call: Callable[..., Any] = module._compiled_call_impl
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        from torch._dynamo.exc import TorchDynamoException
+
+        try:
+            return self._call(*given, **named)
+        except TorchDynamoException as error:
+            where = _users_line(error)
+            if not self._goes_on:
+                raise RunError(
+                    key="compile",
+                    happened=f"{self._name} cannot be compiled{where}\n  {type(error).__name__}: {_one_line(str(error))}",
+                    fix="compile.on_failure=eager runs it as it is written; compile.regions=[CLASS] compiles other parts; compile=off",
+                ) from error
+            logger.warning("%s is not compiled%s: %s: %s", self._name, where, type(error).__name__, _one_line(str(error)), exc_info=error)
+        self._compiled.given_up += 1
+        self._call = self._as_written
+        return self._call(*given, **named)
+
+
+def compile_model(model: nn.Module, config: CompileConfig, world: World, *, parts: Sequence[nn.Module]) -> Compiled:
+    """Let regions of a model be compiled when they are first called, in place.
+
+    On the device `meta` nothing is called, and nothing done but to look whether the regions are there.
+
+    Args:
+        parts: what is called of the model: itself, or its parts where an objective takes turns.
+
+    Raises:
+        ConfigError: the model has no such regions, or torch no such backend.
+    """
+    compiled = Compiled()
+    if config.mode is None:
+        return compiled
+    found = {} if config.regions == "whole" else blocks_of(model, config.regions, key="compile.regions")
+    if not found:
+        names = {id(module): name for name, module in model.named_modules()}
+        found = {names.get(id(part), ""): part for part in parts}
+    if world.device.type != "meta":
+        compiled.begin(found, config, world)
+    return compiled
+
+
+def _give_forward(module: Any) -> None:
+    """Give a module whose forward is torch's own (nn.Sequential) one that torch compiles: it skips its own files.
+
+    It comes by a subclass of the same name, as for `activation_checkpointing`, so that modules that are alike share a graph.
+    """
+    kind: Any = type(module)
+    if not kind.forward.__module__.startswith("torch."):
         return
-    model.register_state_dict_post_hook(_to_plain)
-    model.register_load_state_dict_pre_hook(_from_plain)
+    if kind not in _with_forward:
+
+        def forward(self: Any, *given: Any, **named: Any) -> Any:
+            return kind.forward(self, *given, **named)
+
+        own = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        _with_forward[kind] = type(kind.__name__, (kind,), own)
+    module.__class__ = _with_forward[kind]
 
 
-def _names(model: nn.Module) -> list[str]:
-    parts = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    return [name for part in parts for name, _ in part]
+_with_forward: dict[Any, type[nn.Module]] = {}
 
 
-def _to_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
-    """Rename what a module has put into a state, which begins with `prefix`."""
-    renamed = {prefix + plain_name(name.removeprefix(prefix)) if name.startswith(prefix) else name: value for name, value in state.items()}
-    state.clear()
-    state.update(renamed)
-    versions: dict[str, Any] = getattr(state, "_metadata", {})
-    for name in list(versions):
-        versions[_plain_path(name)] = versions.pop(name)
+def note(compiled: Compiled, config: CompileConfig) -> str:
+    """Return for the start of a run what is compiled; "" where nothing is."""
+    if not compiled:
+        return ""
+    classes = few(sorted({type(module).__name__ for module in compiled.regions.values()}))
+    number = len(compiled.regions)
+    return f"compile  {config.mode} ({config.backend}): {number} region{'s' * (number != 1)} ({classes}); the first step waits for it"
 
 
-def _from_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any) -> None:
-    """Rename it back before it is loaded."""
-    for name in _names(module):
-        if name != plain_name(name) and prefix + plain_name(name) in state:
-            state[prefix + name] = state.pop(prefix + plain_name(name))
-    versions: dict[str, Any] = getattr(state, "_metadata", {})
-    for name, _module in module.named_modules():
-        path = f"{prefix}{name}".rstrip(".")
-        if path != _plain_path(path) and _plain_path(path) in versions:
-            versions[path] = versions[_plain_path(path)]
+_started: list[Compiled] = []
 
 
-def _plain_path(name: str) -> str:
-    """Return a module's path without what torch.compile puts into it."""
-    return plain_name(f"{name}.").rstrip(".")
+def forget() -> None:
+    """Put back what was set of this process for a job that is over."""
+    while _started:
+        _started.pop().forget()
+
+
+def _users_line(error: BaseException) -> str:
+    """Return where in the model's code a compiler stopped, as far as it says it."""
+    stack: Sequence[FrameSummary] = getattr(error, "real_stack", None) or ()
+    own = [frame for frame in stack if f"{os.sep}torch{os.sep}" not in frame.filename]
+    return f", at {Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,6 +17,7 @@ from ddp_train.interfaces import Amp, Batch, ChoosingTurns, Comparing, Goal, Joi
 from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
+from ddp_train.training.compiled import Compiled
 from ddp_train.training.metric import Metric, goals_of
 from ddp_train.training.throughput import Throughput
 from ddp_train.training.turn import Turn
@@ -77,6 +78,8 @@ class Components(Evaluated):
     throughput: Throughput
     fresh: Mapping[str, Any] = field(default_factory=dict)  # the states of the callbacks as they were made (`callbacks.fresh_states`)
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
+    compiled: Compiled = field(default_factory=Compiled)
+    notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
 
     def rest(self) -> None:
         """Let nothing be left of forwards that no backward follows."""
@@ -138,11 +141,14 @@ class Components(Evaluated):
         Where gradients are kept (`keeps_gradients`) they are in the buckets from then on, so a run that begins is settled, too. So it is
         with turns, of which one may come for the first time after a checkpoint.
         """
-        if world.size == 1 or not self.strategy.has_buckets:
-            return
+        if world.size > 1 and self.strategy.has_buckets:
+            self.try_step(world, micro_batch, times=2)
+
+    def try_step(self, world: World, micro_batch: MicroBatch | None = None, *, times: int = 1) -> None:
+        """Take forward and backward of a micro-batch so many times, of each turn where there are some; forget the gradients. Collective."""
         micro_batch = micro_batch or self.train_loader.peek()
         batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
-        for turn in 2 * [*self.turns.values()] or 2 * [None]:
+        for turn in times * [*self.turns.values()] or times * [None]:
             self.optimizer.zero_grad(set_to_none=True)  # which would keep the first buckets alive beside those that replace them
             with turn.alone() if turn else nullcontext():
                 with self.amp.autocast(world.device):

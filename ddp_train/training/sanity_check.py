@@ -171,7 +171,7 @@ def _require_number(value: object, name: str) -> None:
 def _is_of_the_machine(error: Exception) -> bool:
     """Tell whether an error says nothing of data, model and objective: another rank is gone, or the device failed."""
     text = str(error)
-    return "gloo/transport" in text or ("CUDA error" in text and "device-side assert" not in text)
+    return "gloo/transport" in text or "can't allocate memory" in text or ("CUDA error" in text and "device-side assert" not in text)
 
 
 def _mismatch(error: Exception, components: Components, named: NamedBatch, seen: _Seen) -> ConfigError:

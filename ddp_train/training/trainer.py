@@ -94,6 +94,8 @@ class Trainer:
     replicas: ReplicaCheck = field(default_factory=ReplicaCheck)
     profiler: Profiler = field(default_factory=Profiler)
 
+    after_first_step: Callable[[], None] | None = None  # called once, after the first step that this process takes
+
     # What callbacks see of the run and ask for, beside all that.
     folder: Path = Path()
     show: Show = lambda name, shown, step: None  # rank 0's images and texts
@@ -147,7 +149,7 @@ class Trainer:
         if state.step >= components.total_steps:
             return stream
         is_settled = state.step > 0 or world.size == 1 or not components.settles()
-        if is_settled and not self.sanity_check and not components.throughput.wants_batch:
+        if is_settled and not self.sanity_check and not components.throughput.wants_batch and not components.compiled:
             return stream
         first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
         if components.throughput.wants_batch and first:
@@ -157,7 +159,22 @@ class Trainer:
         if not is_settled and first:
             with untouched(components, world.device):
                 components.rebuild_buckets(world, first[0])
+        if components.compiled and first:
+            self._compile(first[0])
         return _one_by_one(first, stream)
+
+    def _compile(self, first: MicroBatch) -> None:
+        """Let what is compiled meet its first batches while the run still starts, and has its time to. Collective."""
+        components, world = self.components, self.world
+        with untouched(components, world.device):
+            components.module.train()
+            components.try_step(world, first)
+            evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
+            if evaluated is not None and not components.computes_together:  # there a rank without a batch would be missed
+                with evaluation.as_evaluated(components), components.amp.autocast(world.device):
+                    batch = to_device(evaluated.batch, world.device) if evaluated.placed is None else evaluated.placed
+                    components.examine(batch, predicts=self.predictions_of is not None)
+        components.compiled.end_warm_up()
 
     def _train(self, stream: Iterator[MicroBatch]) -> bool:
         """Train from the state to the last step, or until a stop or a rewind."""
@@ -192,6 +209,9 @@ class Trainer:
                 self._reach_epoch()
             for after_step in told:
                 after_step(state.step)
+            if (tell := self.after_first_step) is not None:
+                self.after_first_step = None
+                tell()
             if callbacks.has_steps:
                 callbacks.step(is_log_step=is_log_step)
             if is_log_step:
@@ -389,6 +409,7 @@ class Trainer:
         taken = reading.weights[-window.steps :]  # by this process, whose clock it is
         values |= components.throughput.values(samples=window.samples, weights=taken, seconds=elapsed, memory=memory)
         values |= {f"samples/{name}": count for name, count in components.train_loader.used(self.state.samples).items()}
+        values |= components.compiled.values()
         if components.train_loader.skips:
             values["skipped_samples"] = reading.skipped
         if self.guard.needs_norm:

@@ -39,6 +39,7 @@ CLOSED = (
     "strategy",
     "amp",
     "callbacks",
+    *("precision", "activation_checkpointing", "compile"),
 )
 """Parts of a configuration whose keys are ours alone: any other name in a text is a mistake."""
 

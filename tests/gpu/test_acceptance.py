@@ -201,7 +201,7 @@ def test_a_run_goes_on_with_half_the_ranks_and_with_all_of_them_again(rig: Rig) 
     run that all ranks do from start to end."""
     rig.needs(2, "it halves their number")
     all_ranks, half = rig.ranks - rig.ranks % 2, rig.ranks // 2
-    arguments = [*rig.convnet, f"trainer.global_batch_size={16 * all_ranks}", "trainer.log_every_steps=1", "optimizer.lr=0.0003"]
+    arguments = [*rig.convnet, f"trainer.global_batch_size={16 * all_ranks}", "amp=off", "trainer.log_every_steps=1", "optimizer.lr=0.0003"]
     rig.train(*arguments, "trainer.max_steps=20", "hydra.run.dir=run", ranks=all_ranks)
     for steps, ranks in ((40, half), (60, all_ranks)):
         done = rig.train("resume", "run", f"trainer.max_steps={steps}", ranks=ranks)

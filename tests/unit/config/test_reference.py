@@ -29,7 +29,7 @@ def test_a_comment_goes_on_in_the_lines_below(tmp_path: Path) -> None:
 
 def test_the_options_of_a_run_without_a_word() -> None:
     found = default_options(CONF)
-    assert (found["model"], found["amp"], found["metrics"]) == ("convnet", "off", "default")
+    assert (found["model"], found["amp"], found["metrics"]) == ("convnet", "auto", "default")
 
 
 def test_a_type_is_that_of_the_signature() -> None:

@@ -1,95 +1,186 @@
-"""Compiled or not, a model has the same names in every file, and ranks that compile have a cache each."""
+"""Which parts are compiled, how often, with which cache, and what a failure says. By torch's backends that need no C++ compiler."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World, alone
-from ddp_train.interfaces import Joint
-from ddp_train.training import initial_weights
-from ddp_train.training.compiled import compile_model, use_plain_names
-from tests.unit.parts import components
+from ddp_train.errors import ConfigError, RunError
+from ddp_train.model.gpt import GPT
+from ddp_train.training import compiled as module_of
+from ddp_train.training.compiled import Compiled, compile_model, keep_cache, note
+from ddp_train.training.state import TrainState
+from tests.unit.parts import components, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of what it compiles
 
 
-class Wrapped(nn.Module):
-    """Has the names that torch.compile gives to a module that it wraps, without its minutes."""
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    module_of.forget()
+    torch.compiler.reset()
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = module
+
+def settings(**changes: Any) -> CompileConfig:
+    given = {"mode": "default", "regions": "auto", "backend": "eager", "fullgraph": False, "max_recompiles": 8, "on_failure": "stop"}
+    return CompileConfig(**{**given, **changes})
 
 
-def parts() -> nn.Module:
-    """Return a model of which one layer is wrapped, in which there is a buffer."""
+def gpt() -> GPT:
     torch.manual_seed(0)
-    return nn.ModuleDict({"stem": nn.Linear(2, 2), "body": Wrapped(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))})
+    return GPT(20, 8, num_layers=3, num_heads=1, width=4)
 
 
-PLAIN = [
-    *("stem.weight", "stem.bias", "body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias"),
-    *("body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"),
-]
+def compiled(model: nn.Module, **changes: Any) -> Compiled:
+    return compile_model(model, settings(**changes), alone(), parts=[model])
 
 
-@pytest.mark.parametrize("make", [parts, lambda: Wrapped(parts())])
-def test_a_model_that_compiles_itself_has_plain_names_in_its_state(make: Any) -> None:
-    model, other = make(), make()
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.add_(1)
-    for each in (model, other):
-        use_plain_names(each)
-    state = model.state_dict()
-    assert list(state) == PLAIN
-    assert state._metadata["body.1"] == {"version": 2}
-    assert other.load_state_dict(state) == ([], [])
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.state_dict().values(), state.values(), strict=True))
-    joint = Joint(other, nn.Linear(1, 1))  # type: ignore[arg-type]
-    assert list(joint.state_dict())[: len(PLAIN)] == [f"model.{name}" for name in PLAIN]
-    joint.load_state_dict(joint.state_dict())
+def names(found: Compiled) -> list[str]:
+    return list(found.regions)
 
 
-def test_a_model_without_such_names_is_left_alone() -> None:
+def test_blocks_that_repeat_are_compiled_or_classes_or_the_whole() -> None:
+    assert names(compiled(gpt())) == ["blocks.0", "blocks.1", "blocks.2"]
+    assert names(compiled(gpt(), regions=["FeedForward"])) == [f"blocks.{number}.mlp" for number in range(3)]
+    assert names(compiled(gpt(), regions="whole")) == [""]
+    assert names(compiled(nn.Linear(1, 1))) == [""]
+    parts = nn.ModuleDict({"one": nn.Linear(1, 1), "two": nn.Linear(1, 1)})
+    assert names(compile_model(parts, settings(), alone(), parts=[*parts.children()])) == ["one", "two"]  # turns call parts
+    with pytest.raises(ConfigError, match=r"compile\.regions: the GPT has no module of a class Layer"):
+        compiled(gpt(), regions=["Layer"])
+
+
+def test_nothing_is_compiled_where_it_is_off_or_on_the_device_meta() -> None:
+    model = gpt()
+    assert not compile_model(model, settings(mode=None), alone(), parts=[model])
+    assert not compile_model(model, settings(), alone("meta"), parts=[model])
+    assert all(module._compiled_call_impl is None for module in model.modules())
+
+
+def test_blocks_share_a_graph_and_ragged_batches_take_one_more() -> None:
+    model, plain = gpt(), gpt()
+    found = compiled(model, backend="aot_eager")
+    for size in (6, 6, 5, 3, 4, 2):
+        tokens = torch.randint(20, (size, 8))
+        torch.testing.assert_close(model(tokens), plain(tokens))
+    values = found.values()
+    assert (values["compile/graphs"], values["compile/recompiles"]) == (2, 1)
+    assert values["compile/seconds"] > 0
+    assert "2 graphs" in found.line() and "1 of them for other shapes or types" in found.line()
+    assert list(model.state_dict()) == list(plain.state_dict())
+
+
+def test_layers_of_torchs_own_are_compiled_too() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 4, dropout=0.0), 3, enable_nested_tensor=False)
+    found = compiled(encoder)
+    assert names(found) == ["layers.0", "layers.1", "layers.2"]
+    encoder(torch.ones(2, 3, 4).requires_grad_())
+    assert found.values()["compile/graphs"] == 1
+    assert type(encoder.layers[0]).__name__ == "TransformerEncoderLayer"
+
+
+class Breaking(nn.Module):
+    def forward(self, given: Tensor) -> Tensor:
+        if given.sum().item() > 1e9:  # the line that breaks the graph
+            return given
+        return given + 1
+
+
+def test_a_graph_break_is_counted_and_named() -> None:
+    model = Breaking()
+    found = compiled(model)
+    model(torch.ones(2))
+    found.values()
+    assert sum(found.breaks.values()) >= 1
+    assert "graph break" in found.line()
+
+
+def test_a_failure_names_the_users_line_or_goes_on_without() -> None:
+    model = Breaking()
+    compiled(model, fullgraph=True)
+    with pytest.raises(RunError, match=r"compile: Breaking cannot be compiled, at test_compiled\.py:\d+ in forward: if given\.sum\(\)"):
+        model(torch.ones(2))
+    model = Breaking()
+    found = compiled(model, fullgraph=True, on_failure="eager")
+    assert torch.equal(model(torch.ones(2)), torch.full((2,), 2.0))
+    model(torch.ones(3))
+    assert found.given_up == 1
+    assert "1 regions run as written" in found.line()
+
+
+def test_a_backend_that_fails_is_a_failure_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise OSError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda call, *, real=torch.compile, backend, **rest: real(call, backend=broken, **rest))
     model = nn.Linear(1, 1)
-    use_plain_names(model)
-    assert not model._state_dict_hooks
+    compiled(model)
+    with pytest.raises(RunError, match=r"Linear cannot be compiled(.|\n)*no compiler here(.|\n)*compile\.on_failure=eager"):
+        model(torch.ones(1, 1))
 
 
-def test_weights_that_were_saved_compiled_are_taken(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    torch.save({"module._orig_mod.0.weight": torch.ones(2, 2), "module._orig_mod.0.bias": torch.ones(2)}, tmp_path / "weights.pt")
-    initial_weights.load(tmp_path / "weights.pt", model, alone(), renames={"module.": ""}, is_strict=True)
-    assert all((parameter == 1).all() for parameter in model.parameters())
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"compile\.backend: torch does not know 'nonsense'(.|\n)*inductor"):
+        compiled(nn.Linear(1, 1), backend="nonsense")
 
 
-def test_each_local_rank_compiles_into_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[nn.Module] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda model: compiled.append(model))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "")  # so that it is put back
-    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
+def test_recompiles_have_a_limit_which_is_put_back_after_the_job() -> None:
+    import torch._dynamo as dynamo
+
+    before, callbacks = dynamo.config.recompile_limit, len(dynamo.callback_handler.end_callbacks)
+    model = nn.Linear(2, 2)
+    found = compiled(model, max_recompiles=1)
+    for kind in (torch.float32, torch.float64, torch.bfloat16, torch.float16):  # of parameters: each is a graph of its own
+        model.to(kind)(torch.ones(1, 2, dtype=kind))
+    assert found.values()["compile/graphs"] == 2
+    module_of.forget()
+    assert (dynamo.config.recompile_limit, len(dynamo.callback_handler.end_callbacks)) == (before, callbacks)
+
+
+def test_the_cache_is_the_runs_but_for_a_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     world = World(rank=5, size=8, local_rank=1, local_size=4, device=torch.device("cpu"))
-    model = nn.Linear(1, 1)
-    for _ in range(2):  # two parts of a model
-        compile_model(model, world)
-    assert compiled == [model, model]
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/cache/local_rank_1"
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # as torch sets it itself
+    keep_cache(tmp_path / "run/compiled", world)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "run/compiled")
     assert int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) >= 1
-    compile_model(model, alone("meta"))
-    assert compiled == [model, model]
+    keep_cache(tmp_path / "other", world)  # it is somebody's own now
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "run/compiled")
 
 
-def test_compile_is_a_key_and_the_model_is_compiled_before_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    compiled: list[nn.Module] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda model: compiled.append(model))
-    made = components("compile=true")
-    assert compiled == [made.model]
-    assert components().model is not compiled[-1]
+def test_a_run_compiles_before_its_first_step_and_trains_as_without(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["model=mini_resnet", "model.width=2", "model.blocks_per_stage=1", "data=synthetic_images", "data.num_samples=40"]
+    base += [
+        "loader.micro_batch_size=16",
+        "trainer.max_steps=4",
+        "scheduler=constant",
+        "scheduler.warmup_steps=0",
+        "data.eval={num_samples:24}",
+    ]
+    records: list[dict[str, Any]] = []
+    runs = []
+    for options in (["compile=default", "compile.backend=aot_eager"], []):
+        parts = components(*base, *options, base=[])
+        trainer(parts, TrainState(), write=lambda record: records.append(dict(record))).train()
+        runs.append(parts)
+    assert runs[0].notes == [note(runs[0].compiled, settings(backend="aot_eager"))]
+    assert "3 regions (BasicBlock)" in runs[0].notes[0]
+    warm = capsys.readouterr().out
+    assert "compile  " in warm and "graphs in" in warm
+    half = [record for record in records if record["split"] == "train"]
+    with_, without = half[:4], half[4:]
+    assert [record["loss"] for record in with_] == pytest.approx([record["loss"] for record in without], rel=1e-5)
+    assert with_[0]["compile/graphs"] >= 2 and "compile/graphs" not in without[0]
+    torch.testing.assert_close([*runs[0].model.buffers()], [*runs[1].model.buffers()])  # what warmed up left no trace

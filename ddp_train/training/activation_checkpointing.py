@@ -1,0 +1,123 @@
+"""Activation checkpointing: a block keeps its inputs alone, and computes the rest anew in backward (`activation_checkpointing`).
+
+A block's class gets a subclass of the same name whose forward is checkpointed by torch: names in the model, its state, hooks and what a
+strategy or a compiler looks for stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from ddp_train.config.schema import ActivationCheckpointingConfig
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import blocks_of, few
+
+_KEY = "activation_checkpointing"
+
+
+def checkpoint_activations(model: nn.Module, config: ActivationCheckpointingConfig) -> str:
+    """Let the blocks that are chosen keep less for backward, in place. Before the strategy, and before they are compiled.
+
+    Returns:
+        What is done, for a person; "" where nothing is.
+
+    Raises:
+        ConfigError: the model has no such blocks, or torch no such operation.
+    """
+    if config.blocks is None:
+        return ""
+    found = blocks_of(model, config.blocks, key=f"{_KEY}.blocks")
+    if not found:
+        raise ConfigError(
+            key=f"{_KEY}.blocks",
+            happened=f"is auto, and nothing repeats in the {type(model).__name__}",
+            expected="names of classes of the model's parts",
+            fix=f"{_KEY}.blocks=[CLASS], or {_KEY}=off",
+        )
+    saved = [overload for name in config.save_ops for overload in _operation(name)]
+    chosen = [module for number, module in enumerate(found.values()) if number % config.every == 0]
+    classes: dict[type[nn.Module], type[nn.Module]] = {}
+    for module in chosen:
+        kind = type(module)
+        classes[kind] = classes.get(kind) or _checkpointed(kind, saved)
+        module.__class__ = classes[kind]
+    names = few(sorted({kind.__name__ for kind in classes}))
+    kept = f", all but the results of {len(config.save_ops)} operations" if saved else ""
+    return f"memory   {len(chosen)} of {len(found)} blocks ({names}) are computed again in backward{kept}"
+
+
+def _operation(name: str) -> list[Any]:
+    """Return the overloads of one of torch's operations: `aten.mm`, or `aten.mm.default` for one of them."""
+    found: Any = torch.ops
+    try:
+        for part in name.removeprefix("torch.ops.").split("."):
+            found = getattr(found, part)
+        return [found] if isinstance(found, torch._ops.OpOverload) else [getattr(found, each) for each in found.overloads()]
+    except (AttributeError, RuntimeError):
+        raise ConfigError(
+            key=f"{_KEY}.save_ops",
+            happened=f"torch has no operation {name}",
+            expected="names below torch.ops: aten.mm, aten._scaled_dot_product_flash_attention",
+        ) from None
+
+
+def _checkpointed(kind: Any, saved: list[Any]) -> type[nn.Module]:
+    """Return a class as `kind`, of the same name, whose forward is checkpointed where gradients are taken."""
+    contexts: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, saved)} if saved else {}
+
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return kind.forward(self, *given, **named)
+        return checkpoint(self._forward_once_or_again, *given, use_reentrant=False, **contexts, **named)
+
+    def forward_once_or_again(self: Any, *given: Any, **named: Any) -> Any:
+        # A graph that is compiled has its changes of buffers once; else backward is where it is computed again.
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            return kind.forward(self, *given, **named)
+        with _unchanged_buffers(self):
+            return kind.forward(self, *given, **named)
+
+    own: dict[str, Callable[..., Any]] = {"forward": forward, "_forward_once_or_again": forward_once_or_again}
+    return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__})
+
+
+@contextmanager
+def _unchanged_buffers(block: nn.Module) -> Iterator[None]:
+    """Let what a block computes for the second time leave its running averages as they are: they have had this batch.
+
+    Raises:
+        ConfigError: its forward changes another buffer, which would have the batch twice.
+    """
+    averages = [(module, dict(module._buffers)) for module in block.modules() if getattr(module, "track_running_stats", False)]
+    own = {id(module) for module, _ in averages}
+    others = [(name, each, each._version) for name, each in _buffers(block, without=own)]
+    with _disable_current_modes():  # of torch, which compare what is computed again with what was computed first
+        for module, kept in averages:  # copies take what forward adds, and are forgotten
+            module._buffers.update({name: None if buffer is None else buffer.clone() for name, buffer in kept.items()})
+    try:
+        yield
+    finally:
+        for module, kept in averages:
+            module._buffers.update(kept)
+        for name, buffer, version in others:
+            if buffer._version != version:
+                raise ConfigError(
+                    key=f"{_KEY}.blocks",
+                    happened=f"the forward of {type(block).__name__} changes its buffer {name}, and is computed twice",
+                    expected="blocks that change no buffer but averages of batch norm",
+                    fix=f"{_KEY}.blocks=[CLASS] with other blocks, or {_KEY}=off",
+                )
+
+
+def _buffers(block: nn.Module, *, without: set[int]) -> Iterator[tuple[str, Tensor]]:
+    for path, module in block.named_modules():
+        if id(module) not in without:
+            yield from ((f"{path}.{name}".lstrip("."), each) for name, each in module.named_buffers(recurse=False))

@@ -1,0 +1,71 @@
+"""What the first step took of a rank's device, by part, in one line; and a warning where little is left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_train.distributed.world import World
+from ddp_train.system.process import resident_bytes
+from ddp_train.training.components import Components
+
+logger = logging.getLogger(__name__)
+
+_MIB = 2.0**20
+_MOST = 0.95  # of a device; what libraries take beside torch's allocator comes on top
+
+
+def tell(components: Components, world: World) -> None:
+    """Say it after the first step that this process takes, rank 0 on the terminal; every rank warns in its log. Asks the host alone."""
+    parts = parts_of(components)
+    spelled = [f"{name} {_shown(size)}" for name, size in parts.items()]
+    if world.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(world.device)
+        spelled.append(f"activations and all else {_shown(max(0, peak - sum(parts.values())))}, at most {_shown(peak)} at a time")
+    else:
+        spelled.append(f"the process has {_shown(resident_bytes())}")
+    line = f"memory   {', '.join(spelled)}"
+    logger.info(line)
+    if world.is_main:
+        print(line, flush=True)
+    if world.device.type == "cuda":
+        _warn(world)
+
+
+def parts_of(components: Components) -> dict[str, int]:
+    """Return what lasts, in bytes on this rank: parameters with buffers, gradients, and the optimizer's state. Shared ones count once."""
+    trained, optimizer = components.trained, components.optimizer
+    trainable = [parameter for parameter in trained.parameters() if parameter.requires_grad]
+    state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    return {
+        "parameters": _bytes([*trained.parameters(), *trained.buffers()]),
+        "gradients": _bytes(trainable),  # as large as what they are of; between two steps there may be none
+        "optimizer": _bytes(state),
+    }
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]  # of shards, this rank's
+    return sum({id(tensor): tensor.nbytes for tensor in own}.values())
+
+
+def _warn(world: World) -> None:
+    total = torch.cuda.get_device_properties(world.device).total_memory
+    share = torch.cuda.max_memory_reserved(world.device) / total
+    if share <= _MOST:
+        return
+    line = (
+        f"warning  {share:.0%} of the {_shown(total)} of rank {world.rank}'s device are taken: a longer or larger batch may not fit."
+        " A smaller loader.micro_batch_size, activation_checkpointing=full or amp=bf16 leave more"
+    )
+    logger.warning(line)
+    if world.is_main:
+        print(line, flush=True)
+
+
+def _shown(size: int) -> str:
+    return f"{size / _MIB / 1024:.2f} GiB" if size >= 1024 * _MIB else f"{size / _MIB:.1f} MiB"
