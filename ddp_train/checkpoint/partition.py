@@ -84,7 +84,7 @@ def pieces_between(leaf: Leaf, begin: int, end: int, size: int) -> Iterator[tupl
     if size % leaf.shards:
         raise StateError(happened=f"{leaf.name} would be in {leaf.shards} shards on {size} ranks", expected="shards that divide the ranks")
     replicas, shards = size // leaf.shards, leaf.shards
-    if not leaf.numel:
+    if begin >= end:
         return
     of_each = range_of(leaf.shape, shards, 0)[1]
     for shard in range(begin // of_each, min(shards, -(-end // of_each))):

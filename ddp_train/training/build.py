@@ -76,7 +76,7 @@ def build(config: RunConfig, world: World) -> Components:
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_sources.values())
     amp: Amp = instantiate(config.amp, key="amp", answers=answers)
-    throughput = measure(world, objective, trained, amp, source=train_source, facts=facts)
+    throughput = measure(world, objective, trained, amp, source=train_source)
     strategy: Strategy = instantiate(config.strategy, key="strategy")
     notes = [checkpoint_activations(model, config.activation_checkpointing)]
     called = [*model.children()] if takes_turns(objective) else [model]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def evaluate(
     with as_evaluated(components):
         for name, loader in components.eval_loaders.items():
             folder = predictions(name) if predictions else None
-            found = _measure(components, loader, world, predictions=folder, begins_batch=begins_batch, is_stopping=is_stopping)
+            pace = _Pace(begins_batch, is_stopping)
+            found = _measure(components, loader, world, pace, predictions=folder)
             if found is None:
                 return None
             metrics |= {metric.of_set(name, each): value for each, value in found.items()}
@@ -72,16 +74,17 @@ def as_evaluated(components: Evaluated) -> Iterator[None]:
         components.rest()
 
 
-def _measure(
-    components: Evaluated,
-    loader: Evaluation,
-    world: World,
-    *,
-    predictions: Path | None,
-    begins_batch: Callable[[], None],
-    is_stopping: Callable[[], bool],
-) -> dict[str, float] | None:
+@dataclass(frozen=True)
+class _Pace:
+    """Whom the loop over an evaluation set calls."""
+
+    begins_batch: Callable[[], None]
+    is_stopping: Callable[[], bool]
+
+
+def _measure(components: Evaluated, loader: Evaluation, world: World, pace: _Pace, *, predictions: Path | None) -> dict[str, float] | None:
     """Run the model as it is now over one evaluation set. Collective."""
+    is_stopping = pace.is_stopping
     model, objective = components.model, components.objective
     parts = [part for part in (model, objective) if isinstance(part, nn.Module)]
     world.copy_from_main([buffer for part in parts for buffer in part.buffers()])
@@ -94,7 +97,7 @@ def _measure(
     totals: dict[str, Tensor] = {}
     gave_up, skipped = False, 0
     with _evaluating(parts):
-        begins_batch()
+        pace.begins_batch()
         batches = copied_ahead(iter(loader), world.device)
         if components.computes_together:
             batches, is_stopping = in_step(batches, world), agreed(is_stopping, world)
@@ -118,7 +121,7 @@ def _measure(
             gave_up = is_stopping()
             if gave_up:
                 break  # not before the first batch: all ranks must have the same sums to reduce
-            begins_batch()
+            pace.begins_batch()
     totals["gave_up"] = torch.tensor(gave_up, dtype=torch.int64, device=world.device)
     totals["skipped_samples"] = torch.tensor(skipped, device=world.device)
     sums = _sums(totals, world)

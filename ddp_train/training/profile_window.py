@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,26 +32,33 @@ class Recording(Protocol):
         """Stop, write the files, and return a table for people; "": nothing was recorded."""
 
 
-def record(kind: str, path: Path, device: torch.device, *, number: int, warmup: int, steps: int) -> Recording:
+@dataclass(frozen=True)
+class Span:
+    """Which steps are recorded."""
+
+    number: int  # of the step that begins, as the trace will call it
+    warmup: int  # steps that are not kept: the first ones under a profiler are slow
+    steps: int  # that are
+
+
+def record(kind: str, path: Path, device: torch.device, span: Span) -> Recording:
     """Begin to record.
 
     Args:
         kind: trace | memory.
         path: of the files, without their endings.
-        number: of the step that begins, as the trace will call it.
-        warmup: steps that are not kept: the first ones under a profiler are slow.
-        steps: that are.
     """
     if kind == "memory" and device.type == "cuda":
-        return _Allocations(path, device, warmup=warmup)
-    return _Trace(path, device, number=number, warmup=warmup, steps=steps, has_memory=kind == "memory")
+        return _Allocations(path, device, warmup=span.warmup)
+    return _Trace(path, device, span, has_memory=kind == "memory")
 
 
 class _Trace:
     """Records by torch's profiler."""
 
-    def __init__(self, path: Path, device: torch.device, *, number: int, warmup: int, steps: int, has_memory: bool) -> None:
-        first, last = number + warmup, number + warmup + steps - 1
+    def __init__(self, path: Path, device: torch.device, span: Span, *, has_memory: bool) -> None:
+        first = span.number + span.warmup
+        last = first + span.steps - 1
 
         def schedule(step: int) -> Any:
             if step < first:
@@ -68,7 +76,7 @@ class _Trace:
             profile_memory=has_memory,
             with_stack=has_memory,  # by which torch tells what memory is for
         )
-        self._profile.step_num, self._profile.current_action = number, schedule(number)  # its steps have the numbers of ours
+        self._profile.step_num, self._profile.current_action = span.number, schedule(span.number)  # its steps have the numbers of ours
         self._profile.start()
 
     def next_step(self) -> None:

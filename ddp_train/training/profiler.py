@@ -18,7 +18,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest, is_asked
 from ddp_train.training.components import Components
 from ddp_train.training.profile_marks import Marks
-from ddp_train.training.profile_window import Recording, record
+from ddp_train.training.profile_window import Recording, Span, record
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,8 @@ class RunProfiler(Profiler):
             return
         self._path = _unused(self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{step + window.warmup:06d}")
         try:
-            self._recording = record(window.kind, self._path, self._world.device, number=step + 1, warmup=window.warmup, steps=window.steps)
+            span = Span(number=step + 1, warmup=window.warmup, steps=window.steps)
+            self._recording = record(window.kind, self._path, self._world.device, span)
             self._marks.put()
         except Exception as error:  # somebody else's profiler is at work, say
             self._give_up(error)

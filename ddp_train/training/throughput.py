@@ -6,7 +6,7 @@ All of it is arithmetic at log steps, on what the host knows already. docs/metri
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -118,15 +118,14 @@ class Throughput:
         self._shapes = self._batch = None
 
 
-def measure(world: World, objective: Objective, trained: nn.Module, amp: Amp, *, source: object, facts: Mapping[str, Any]) -> Throughput:
+def measure(world: World, objective: Objective, trained: nn.Module, amp: Amp, *, source: Any) -> Throughput:
     """Return what measures a run, made before the model is compiled or wrapped.
 
     Args:
         trained: the model, joined with an objective that has a state of its own.
-        source: the training data.
-        facts: what it says of itself.
+        source: the training data, as the loaders read it.
     """
-    window = None if isinstance(source, Measured) else facts.get("context_length")  # a sample may be shorter than that
+    window = None if isinstance(source, Measured) else source.facts.get("context_length")  # a sample may be shorter than that
     peak, shapes = peak_of(world.device, amp, trained), None
     if peak is not None:
         try:
