@@ -38,6 +38,8 @@ def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped_and_no_name_sh
     folder = project.folder / "outputs" / "parts"
     killed = project.run(*COMMAND, "hydra.run.dir=outputs/parts", "debug.faults=[{kind: kill, rank: 1, step: 7}]", timeout=1200)
     assert killed.returncode not in (0, 75), killed.output
+    compiled = set(folder.glob("compiled/**/*.cpp"))
+    assert compiled  # and kept with the run
     resumed = project.run("resume", str(folder), "debug.faults=[]", timeout=1200)
     assert resumed.returncode == 0, resumed.output
     assert re.search("resumed  after step [36]", resumed.stdout), resumed.output  # the save after step 6 may not have ended at step 7
@@ -45,9 +47,7 @@ def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped_and_no_name_sh
 
     newest = sorted((folder / "checkpoints").glob("step_*"))[-1]
     assert list(read_shared(newest)["model"]) == list(components(base=TINY_CONVNET).model.state_dict())
-    assert list(folder.glob("compiled/**/*.cpp"))  # it was compiled, and kept with the run
-    first, second = (float(found[1]) for found in re.finditer(r"compile  \d+ graphs? in ([\d.]+) s", killed.stdout + resumed.stdout))
-    assert second < 0.7 * first  # what was compiled before the kill is taken from there: else it takes as long again
+    assert set(folder.glob("compiled/**/*.cpp")) == compiled  # what was compiled before the kill is taken from there
     eager = project.run(*COMMAND, "compile=off", "hydra.run.dir=outputs/eager", timeout=1200)
     assert eager.returncode == 0, eager.output
     losses = [[record["loss"] for record in metrics(project.folder / f"outputs/{name}", "train")] for name in ("whole", "eager")]
