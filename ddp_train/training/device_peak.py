@@ -51,6 +51,7 @@ Sources:
     RTX 5090: NVIDIA RTX Blackwell GPU architecture, appendix. RTX 4090, RTX 6000 Ada: NVIDIA Ada GPU architecture, appendix.
     RTX 3090, RTX A6000: NVIDIA Ampere GA102 GPU architecture, appendix.
     MI300X: AMD Instinct MI300X data sheet.
+Compared with its document: L40S and L40; H100 and A100 in bfloat16 with the tables of other projects. The others have still to be compared.
 Those of the RTX cards are with sums in float32, as PyTorch takes them: in float16 some of them are twice as fast.
 """
 
