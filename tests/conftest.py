@@ -141,6 +141,17 @@ def project(tmp_path: Path) -> Iterator[Project]:
     assert not left, f"processes left behind: {left}"
 
 
+STRATEGIES = ["ddp", pytest.param("zero1", marks=pytest.mark.long), pytest.param("fsdp", marks=pytest.mark.long)]
+"""For `pytest.mark.parametrize("strategy", STRATEGIES, indirect=True)`: what must hold under each."""
+
+
+@pytest.fixture(scope="module")
+def strategy(request: pytest.FixtureRequest) -> str:
+    """Give the strategy of a test's runs; ddp where it names none."""
+    name: str = getattr(request, "param", "ddp")
+    return name
+
+
 @pytest.fixture
 def data_folder() -> Callable[[str], Path]:
     """Find a real data set below $DDP_TRAIN_DATA, or skip."""

@@ -20,10 +20,11 @@ from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.interfaces import is_cut
+from ddp_train.interfaces import is_cut, num_replicas, num_shards, own_rows
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SHOWN = 4  # tensors of each rank
+_NOTHING = torch.iinfo(torch.int64).max  # of a shard that this rank does not have: never the smallest
 
 
 class ReplicaError(RunError):
@@ -49,7 +50,7 @@ class FingerprintCheck(ReplicaCheck):
 
     Parameters are compared, the optimizer's tensors, and the buffers that training does not change. Those that it does (batch norm's
     averages) are each rank's own from one synchronised forward to the next, which begins with rank 0's; rank 0's are what is saved.
-    Of what a strategy has cut among the ranks each has rows of its own: there is nothing to compare them with.
+    Of what a strategy has cut among the ranks those are compared that several ranks have (replicas of a shard).
     """
 
     model: nn.Module  # what is trained, an objective with weights of its own included
@@ -61,7 +62,7 @@ class FingerprintCheck(ReplicaCheck):
 
     def __post_init__(self) -> None:
         self._checked = -1  # the step after which it was done last
-        self._parameters = {name: parameter for name, parameter in self.model.named_parameters() if not is_cut(parameter)}
+        self._parameters = {name: each for name, each in self.model.named_parameters() if _has_replicas(each)}
         self._buffers = dict(self.model.named_buffers())
         self._buffers_at_start = self._sums(self._buffers)
 
@@ -87,31 +88,28 @@ class FingerprintCheck(ReplicaCheck):
         self._checked = step
         kept = self._kept()
         facts = {"optimizer's tensors": hashlib.sha256(" ".join(kept).encode()).hexdigest(), **self.others()}
-        columns: dict[str, list[Any]] = {}
+        columns: dict[str, dict[int, Any]] = {}  # what the ranks have that must have the same, by what it is
         # What differs is asked first, in as few numbers for thousands of ranks as for two. Who has what is asked if something does.
         if not self.world.are_alike(_hash(facts)).all():
             every = self.world.gather(facts)
-            columns = {name: [each.get(name) for each in every] for name in sorted({name for each in every for name in each})}
-        if len(set(columns.get("optimizer's tensors", []))) <= 1:  # else their sums are not as many on each rank
-            compared, sums = self._parameters | kept, self._sums(self._parameters | kept | self._buffers)
-            is_alike = self.world.are_alike(sums)
-            if self._buffers:
-                is_alike[len(compared) :] |= ~self._are_constant(sums[len(compared) :])
-            if not is_alike.all():
-                rows = self.world.gather_rows(sums).cpu()
-                names = [*compared, *self._buffers]
-                columns |= {name: rows[:, place].tolist() for place, name in enumerate(names) if not is_alike[place]}
-        different = {name: column for name, column in columns.items() if len(set(column)) > 1}
+            columns = {name: {rank: each.get(name) for rank, each in enumerate(every)} for name in sorted(set().union(*every))}
+        if len(set(columns.get("optimizer's tensors", {}).values())) <= 1:  # else their sums are not as many on each rank
+            compared = self._parameters | kept
+            cut = {name: tensor for name, tensor in compared.items() if is_cut(tensor)}
+            columns |= self._of_whole({name: tensor for name, tensor in compared.items() if name not in cut})
+            columns |= self._of_shards(cut)
+        different = {name: column for name, column in columns.items() if len(set(column.values())) > 1}
         if not different:
             return
         hosts = self.world.gather(socket.gethostname())
         drifted: dict[int, list[str]] = {}
         unclear = []
         for name, column in different.items():
-            value, count = Counter(column).most_common(1)[0]
-            if count * 2 <= self.world.size:
+            value, count = Counter(column.values()).most_common(1)[0]
+            if count * 2 <= len(column):
                 unclear.append(name)
-            for rank in [rank for rank in range(self.world.size) if column[rank] != value and count * 2 > self.world.size]:
+                continue
+            for rank in [rank for rank, each in column.items() if each != value]:
                 drifted.setdefault(rank, []).append(name)
         found = [f"rank {rank} on {hosts[rank]} differs from the others in {_some(names)}" for rank, names in sorted(drifted.items())]
         if unclear:
@@ -124,24 +122,64 @@ class FingerprintCheck(ReplicaCheck):
             " replace it (memory), or look for code that changes weights on one rank alone",
         )
 
+    def _of_whole(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, Any]]:
+        """Return the ranks' sums of the tensors that differ, and of the buffers that should not. Collective."""
+        sums = self._sums({**tensors, **self._buffers})
+        is_alike = self.world.are_alike(sums)
+        if self._buffers:
+            is_alike[len(tensors) :] |= ~self._are_constant(sums[len(tensors) :])
+        if is_alike.all():
+            return {}
+        rows = self.world.gather_rows(sums).cpu()
+        names = [*tensors, *self._buffers]
+        return {name: dict(enumerate(rows[:, place].tolist())) for place, name in enumerate(names) if not is_alike[place]}
+
+    def _of_shards(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, Any]]:
+        """Return the sums of the tensors whose rows are not alike on the ranks that have the same shard of them. Collective."""
+        if not tensors:
+            return {}
+        sums, places = self._sums(tensors), torch.arange(len(tensors))
+        shards = [num_shards(tensor) for tensor in tensors.values()]
+        own = torch.tensor([self.world.rank % count for count in shards])  # as ranks are laid out
+        both = torch.full([2, len(tensors), max(shards)], _NOTHING, device=sums.device)
+        both[0, places, own], both[1, places, own] = sums, ~sums  # the smallest of these is the largest with all bits turned around
+        lowest, highest = self.world.lowest(both).cpu()
+        is_alike = (lowest == ~highest) | (lowest == _NOTHING)
+        if is_alike.all():
+            return {}
+        rows = self.world.gather_rows(sums).cpu()
+        return {
+            f"{name} (shard {shard} of {shards[place]})": {
+                rank: int(rows[rank, place]) for rank in range(shard, self.world.size, shards[place])
+            }
+            for place, name in enumerate(tensors)
+            for shard in range(shards[place])
+            if not is_alike[place, shard]
+        }
+
     def _kept(self) -> dict[str, Tensor]:
         """Return the tensors that the optimizer keeps, by what they are of."""
-        names: dict[Tensor, str] = {parameter: name for name, parameter in self._parameters.items()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         return {
             f"{kind} of {names.get(parameter, 'a parameter')}": value
             for parameter, state in self.optimizer.state.items()
             for kind, value in state.items()
-            if isinstance(value, Tensor) and not is_cut(value)
+            if isinstance(value, Tensor) and _has_replicas(value)
         }
 
-    def _sums(self, tensors: dict[str, Tensor]) -> Tensor:
+    def _sums(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the sum of the bits of every tensor of this rank, shape [tensors], int64, on the device."""
-        sums = [_sum_of_bits(tensor.detach()).to(self.world.device) for tensor in tensors.values()]
+        sums = [_sum_of_bits(own_rows(tensor)).to(self.world.device) for tensor in tensors.values()]
         return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64, device=self.world.device)
 
     def _are_constant(self, sums: Tensor) -> Tensor:
         """Tell of each buffer whether it is on most ranks what it was at the beginning: bool, on the CPU. Collective."""
         return self.world.sum((sums == self._buffers_at_start).long()).cpu() * 2 > self.world.size
+
+
+def _has_replicas(tensor: Tensor) -> bool:
+    """Tell whether other ranks have the same of a tensor."""
+    return not is_cut(tensor) or num_replicas(tensor) > 1
 
 
 def _hash(facts: Mapping[str, str]) -> Tensor:

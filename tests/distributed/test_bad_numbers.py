@@ -115,3 +115,14 @@ def test_a_weight_that_drifts_on_one_rank_ends_the_run_and_is_named(project: Pro
     assert done.output.count("The run failed: ") == 1, done.output  # though all ranks fail at once
     run = project.folder / "outputs" / "drifted"
     assert sorted(path.name for path in (run / "checkpoints").glob("step_*")) == ["step_00000006", "step_00000009"]
+
+
+@pytest.mark.long
+def test_rows_that_drift_apart_between_replicas_end_the_run_and_are_named(project: Project) -> None:
+    hsdp = ["strategy=fsdp", "strategy.replicas=2", "health.check_replicas_every_steps=4"]
+    fault = ["debug=faults", "debug.faults=[{kind:drift,rank:3,step:5}]"]
+    done = start(project, "drifted", *hsdp, *fault, ranks=4)
+    assert done.returncode == 1, done.output
+    assert "a corrupted replica, found after step 8: the ranks differ in " in done.output, done.output
+    assert "(shard 1 of 2), and no majority says which is right" in done.output.replace("\n", " "), done.output
+    assert "(shard 0 of 2)" not in done.output

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from tests.conftest import TINY, TINY_CONVNET, Finished, Project, finish, metrics, our_processes, wait_for
+from tests.conftest import STRATEGIES, TINY, TINY_CONVNET, Finished, Project, finish, metrics, our_processes, wait_for
 from tests.distributed.test_exactness import losses
 from tests.distributed.test_failure import FRAGILE, USE_FRAGILE, children, pid_of
 
@@ -47,10 +47,12 @@ if os.environ.get("RANK") == "0":  # not where the config is checked
 """
 
 
-def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_stopped(project: Project) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES, indirect=True)
+def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_stopped(project: Project, strategy: str) -> None:
     """Three ranks, dropout and workers, as in the test of a killed run; the same run is stopped again and again."""
     command = [*TINY_CONVNET, "model.dropout=0.2", "loader.num_workers=1", "cluster=cpu", "cluster.processes_per_node=3"]
     command += ["trainer.max_steps=200", "trainer.max_epochs=null", "evaluation.every_steps=20", "trainer.log_every_steps=4"]
+    command.append(f"strategy={strategy}")
     whole, stopped = project.folder / "outputs" / "whole", project.folder / "outputs" / "stopped"
     assert project.run(*command, "hydra.run.dir=outputs/whole").returncode == 0
 

@@ -27,11 +27,12 @@ REACTIONS = {
 }
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"], indirect=True)
 @pytest.mark.parametrize("kind", REACTIONS)
-def test_a_run_that_is_resumed_from_any_of_its_checkpoints_ends_the_same(project: Project, kind: str) -> None:
+def test_a_run_that_is_resumed_from_any_of_its_checkpoints_ends_the_same(project: Project, kind: str, strategy: str) -> None:
     model = ["model._target_=ddp_train.model.mlp.MLP", "+model.width=16", "+model.depth=2"]  # without norms, which would swallow a spike
     long = ["trainer.max_steps=60", "checkpoint.every_steps=4", "checkpoint.keep_last=100"]
-    done = start(project, "whole", *REACTIONS[kind], *model, *long)
+    done = start(project, "whole", *REACTIONS[kind], *model, *long, f"strategy={strategy}")
     assert done.returncode == 0, done.output
     run = project.folder / "outputs" / "whole"
     whole = numbers(run)

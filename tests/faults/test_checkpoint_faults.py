@@ -13,16 +13,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.folder import newest_good, remove_debris
 from ddp_train.checkpoint.read import read_shared
-from tests.conftest import TINY, Project, finish, metrics, wait_for
+from ddp_train.training.saved_state import content
+from ddp_train.training.state import TrainState, WindowSums
+from tests.conftest import STRATEGIES, TINY, Project, finish, metrics, wait_for
 from tests.unit.checkpoint_ranks import Ranks
+from tests.unit.cut_tensors import cut_among, rank_of
 from tests.unit.parts import components
 
 SAVER = """
@@ -97,18 +104,20 @@ def _pids(folder: Path) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.distributed
-def test_a_whole_run_killed_inside_a_save_fifty_times_ends_as_if_nothing_had_been(project: Project) -> None:
+@pytest.mark.parametrize(("strategy", "times"), [("ddp", 50), ("zero1", 10), ("fsdp", 20)])
+def test_a_whole_run_killed_inside_a_save_many_times_ends_as_if_nothing_had_been(project: Project, strategy: str, times: int) -> None:
     seed, every, steps = int(os.environ.get("FAULT_SEED", random.randrange(10**6))), 3, 600
     print("seed", seed)
     dice = random.Random(seed)
     command = [*TINY, "model.width=256", "optimizer=adamw", "cluster=cpu", "cluster.processes_per_node=3", f"trainer.max_steps={steps}"]
     command += ["trainer.max_epochs=null", "evaluation.every_steps=600", f"checkpoint.every_steps={every}", "checkpoint.keep_last=1"]
+    command.append(f"strategy={strategy}")
     whole = project.run(*command, "hydra.run.dir=outputs/whole", timeout=600)
     assert whole.returncode == 0, whole.output
     folder = project.folder / "outputs/killed/checkpoints"
     inside = expected = 0
     arguments, left = [*command, "hydra.run.dir=outputs/killed"], list[str]()
-    while inside < 50:
+    while inside < times:
         process = project.start(*arguments)
         wait_for(lambda names=left: not any((folder / name).exists() for name in names))  # type: ignore[misc]  # the debris goes at the start
         wait_for(lambda: _step_under_way(folder) > 0)
@@ -152,17 +161,29 @@ def _newest_step(folder: Path) -> int:
     return max((int(path.name.removeprefix("step_")) for path in folder.glob("step_*")), default=0)
 
 
-@pytest.fixture(scope="module")
-def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with two checkpoints of three ranks."""
+@pytest.fixture(scope="module", params=["whole", "cut"])
+def two_checkpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with two checkpoints of three ranks, which have all tensors whole, or rows of each."""
     folder = tmp_path_factory.mktemp("checkpoints")
     parts = components("optimizer=adamw")
     ranks = Ranks(folder, parts)
-    assert ranks.save(1) == ""
+    save = ranks.save if request.param == "whole" else partial(_save_cut, ranks)
+    assert save(1) == ""
     for parameter in parts.model.parameters():
         parameter.data.add_(1)
-    assert ranks.save(2) == ""
+    assert save(2) == ""
     return folder
+
+
+def _save_cut(ranks: Ranks, step: int) -> str:
+    """Save as ranks do that a strategy has given the rows of all tensors."""
+    state = TrainState(step=step, samples=step * 32)
+    for rank, (saver, world) in enumerate(zip(ranks.savers, ranks.worlds, strict=True)):
+        found = content(ranks.parts[rank], state, WindowSums(), world)
+        with rank_of(rank, len(ranks.savers)) as mesh:
+            shared = tree_map_only(Tensor, lambda whole, mesh=mesh: cut_among(mesh, whole) if whole.ndim else whole, dict(found.shared))
+            saver.save(replace(found, shared=shared))
+    return ranks.finish()
 
 
 FILES = [*(f"rank_{rank:05d}.safetensors" for rank in range(3)), "manifest.json", "COMPLETE"]
@@ -235,8 +256,9 @@ def _start_with_small_files(project: Project, *arguments: str) -> subprocess.Pop
 
 
 @pytest.mark.distributed
-def test_a_run_that_cannot_save_trains_on_and_does_not_claim_success(project: Project) -> None:
-    done = finish(_start_with_small_files(project, *FULL, "trainer.max_steps=10"))
+@pytest.mark.parametrize("strategy", STRATEGIES, indirect=True)
+def test_a_run_that_cannot_save_trains_on_and_does_not_claim_success(project: Project, strategy: str) -> None:
+    done = finish(_start_with_small_files(project, *FULL, "trainer.max_steps=10", f"strategy={strategy}"))
     assert done.returncode == 1
     run = project.the_run()
     assert [record["step"] for record in metrics(run, "train")] == list(range(1, 11))

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
 SLOW = """
 import hashlib, os, time
 from pathlib import Path
+from ddp_train.interfaces import own_rows
 from ddp_train.model.mlp import MLP
 
 class Slow(MLP):
@@ -28,7 +29,7 @@ class Slow(MLP):
         if self.training:
             time.sleep(0.05)  # so that a moment in a step, and not only in a save, can be hit
         else:  # the last time with the final weights, whatever a checkpoint looks like
-            weights = b"".join(value.numpy().tobytes() for value in self.state_dict().values())
+            weights = b"".join(own_rows(value).clone().numpy().tobytes() for value in self.parameters())
             Path(f"weights_{os.environ['RANK']}").write_text(hashlib.sha256(weights).hexdigest())
         return super().forward(images)
 """
@@ -50,14 +51,14 @@ def last_time(run: Path) -> float:
         return 0.0
 
 
-@pytest.mark.parametrize("world_size", [3, 4])
-def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(project: Project, world_size: int) -> None:
+@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 3), ("ddp", 4), ("zero1", 3), ("fsdp", 4)], indirect=["strategy"])
+def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(project: Project, strategy: str, world_size: int) -> None:
     kills, inside = KILLS // 2, INSIDE_A_SAVE // 2
     seed = random.randrange(10**6)
-    print(f"\nseed {seed}, {world_size} ranks")
+    print(f"\nseed {seed}, {strategy}, {world_size} ranks")
     draw = random.Random(seed)
     project.write("slow.py", SLOW)
-    command = [*RUN, f"cluster.processes_per_node={world_size}"]
+    command = [*RUN, f"cluster.processes_per_node={world_size}", f"strategy={strategy}"]
     (project.folder / "undisturbed").mkdir()
     project.write("undisturbed/slow.py", SLOW)
     whole = Project(project.folder / "undisturbed")
@@ -90,8 +91,9 @@ def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(project: Proje
     assert statistics.median(recoveries) < 8 * max(1.0, load / len(os.sched_getaffinity(0)))  # others may be at work here, too
     assert in_saves >= inside
     assert numbers(run) == numbers(whole.folder / "run")
-    weights = {path.read_text() for folder in (project.folder, whole.folder) for path in folder.glob("weights_*")}
-    assert len(weights) == 1
+    weights, expected = ({path.name: path.read_text() for path in folder.glob("weights_*")} for folder in (project.folder, whole.folder))
+    assert weights == expected and len(weights) == world_size
+    assert len(set(weights.values())) == (world_size if strategy == "fsdp" else 1)  # of rows of its own, or of all
 
 
 def _wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> None:

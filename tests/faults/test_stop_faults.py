@@ -77,19 +77,20 @@ def send(process: subprocess.Popen[str], number: signal.Signals, target: str, dr
         os.kill(pid, number)
 
 
-def test_every_stop_is_saved_and_none_loses_a_step(project: Project) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"], indirect=True)
+def test_every_stop_is_saved_and_none_loses_a_step(project: Project, strategy: str) -> None:
     seed = random.randrange(10**6)
     draw = random.Random(seed)
     cases = [*draw.sample([*product(SIGNALS, TARGETS, PHASES[:3])], 20), *product(SIGNALS, ["one rank"], ["start"])]
     cases.append((signal.SIGTERM, "launcher", "start"))
-    print(f"\nseed {seed}")
+    print(f"\nseed {seed}, {strategy}")
     project.write("slow.py", SLOW)
-    run, longest, resumed = project.folder / "run", 0.0, 0
+    run, longest, resumed, command = project.folder / "run", 0.0, 0, [*RUN, f"strategy={strategy}"]
     for number, target, phase in cases:
         for mark in project.folder.glob("built_*"):
             mark.unlink()
         seen = last_step(run)
-        process = project.start(*RUN, "trainer.max_steps=100000", env={"BUILDS_S": "60" if phase == "start" else "0"})
+        process = project.start(*command, "trainer.max_steps=100000", env={"BUILDS_S": "60" if phase == "start" else "0"})
         wait_for_phase(project, phase, seen)
         send(process, number, target, draw)
         sent = time.monotonic()
@@ -110,7 +111,7 @@ def test_every_stop_is_saved_and_none_loses_a_step(project: Project) -> None:
     (project.folder / "whole").mkdir()
     whole = Project(project.folder / "whole")
     whole.write("slow.py", SLOW)
-    done = whole.run(*RUN, f"trainer.max_steps={last}", timeout=600)
+    done = whole.run(*command, f"trainer.max_steps={last}", timeout=600)
     assert done.returncode == 0, done.output
     assert numbers(run) == numbers(whole.folder / "run")
 

@@ -18,7 +18,8 @@ def rank_of(rank: int, size: int, *, replicas: int = 1) -> Iterator[DeviceMesh]:
     """Be one of so many ranks, in a mesh of replicas and shards."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
-        yield init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("replicas", "shards"))
+        # Torch keeps the meshes that it has met, and takes those of two ranks for one if they have the same names.
+        yield init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("replicas", f"shards_of_{rank}"))
     finally:
         dist.destroy_process_group()
 

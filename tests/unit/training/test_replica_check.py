@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
 
 from ddp_train.training.replica_check import FingerprintCheck, ReplicaCheck, ReplicaError
 from tests.unit.parts import components, trainer
@@ -71,6 +74,30 @@ def fleet(size: int, *, every_steps: int = 1) -> Fleet:
     return Fleet(models, optimizers, every_steps)
 
 
+class _Mesh:
+    """As a mesh of replicas and shards says it."""
+
+    ndim = 2
+
+    def __init__(self, replicas: int, shards: int) -> None:
+        self._sizes = (replicas, shards)
+
+    def size(self, dim: int | None = None) -> int:
+        return math.prod(self._sizes) if dim is None else self._sizes[dim]
+
+
+def cut_fleet(replicas: int, shards: int) -> Fleet:
+    """Return ranks of which each has rows of its own, but for its replicas."""
+    found = fleet(replicas * shards)
+    for rank, (model, optimizer) in enumerate(zip(found.models, found.optimizers, strict=True)):
+        for tensor in [*model.parameters(), *(each["exp_avg"] for each in optimizer.state.values())]:
+            tensor.data += rank % shards
+            cut: Any = tensor
+            cut.device_mesh, cut.placements, cut.to_local = _Mesh(replicas, shards), (Replicate(), Shard(0)), tensor.detach
+    found.checks = on_all(len(found.models), lambda rank: found._check_of(rank, found.checks[rank].world))  # type: ignore[arg-type]
+    return found
+
+
 def flip_a_bit(tensor: Tensor, place: int, bit: int) -> None:
     tensor.detach().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]).flatten()[place] ^= 1 << bit
 
@@ -121,6 +148,24 @@ def test_two_ranks_differ_and_nobody_knows_which_is_right() -> None:
     flip_a_bit(world.models[1].get_parameter("0.bias"), 0, 3)
     with pytest.raises(ReplicaError, match=r"the ranks differ in 0\.bias, and no majority"):
         check.after_step(1)
+
+
+def test_of_shards_the_replicas_are_compared() -> None:
+    world = check = cut_fleet(3, 2)
+    check.after_step(1)  # shards differ from each other
+    flip_a_bit(world.models[3].get_parameter("0.weight"), 5, 1)
+    with pytest.raises(ReplicaError, match=r"rank 3 on \S+ differs from the others in 0\.weight \(shard 1 of 2\)$"):
+        check.after_step(2)
+    flip_a_bit(world.models[3].get_parameter("0.weight"), 5, 1)
+    flip_a_bit(world.optimizers[0].state[world.models[0].get_parameter("0.bias")]["exp_avg"], 5, 1)
+    with pytest.raises(ReplicaError, match=r"rank 0 on \S+ differs from the others in exp_avg of 0\.bias \(shard 0 of 2\)$"):
+        check.after_step(3)
+
+
+def test_rows_that_one_rank_alone_has_are_compared_with_nothing() -> None:
+    world = check = cut_fleet(1, 3)
+    flip_a_bit(world.models[1].get_parameter("0.weight"), 5, 1)
+    check.after_step(1)
 
 
 def test_averages_that_each_rank_has_of_its_own_are_left_out() -> None:
