@@ -1,7 +1,8 @@
 """Arguments that are `auto`: who answers them, and what they came to. Imports no torch; docs/decisions/0005-auto.md says why it is so.
 
 An `auto` takes the fact of its argument's name, also in nodes inside a node: of the data in model, objective and evaluation.metrics, of
-the run in scheduler and metrics, of the devices in amp. One without a fact is null where that is the argument's own default (the class can
+the run in scheduler and metrics, of the devices in amp. (`loader.micro_batch_size` is found by trying:
+training/micro_batch.py.) One without a fact is null where that is the argument's own default (the class can
 do without), stays where the class has a meaning of its own for it (its default, or annotated as text), and is else an error.
 Answers are kept by their dotted keys, `model.num_classes`.
 """
@@ -87,7 +88,8 @@ def take(value: Any, key: str, keys: list[str]) -> Any:
 
 def keys(tree: Mapping[str, Any]) -> list[str]:
     """Return the keys of every `auto` whose answer belongs to the experiment; the metrics' are of one attempt."""
-    return [key for section in (*BY_DATA, "scheduler", "amp") for key, _, _ in _autos(at(tree, section), section, "", None)]
+    sections = (*BY_DATA, "scheduler", "amp", "loader.micro_batch_size")
+    return [key for section in sections for key, _, _ in _autos(at(tree, section), section, "", None)]
 
 
 def plain(value: Any) -> Any:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ddp_train.config.cluster import most_nodes, processes_of_nodes
 from ddp_train.config.schema import ClusterConfig, LoaderConfig, TrainerConfig
+from ddp_train.config.target import AUTO
 from ddp_train.errors import ConfigError
 from ddp_train.system import torchrun_env
+from ddp_train.system.devices import resolve_device
 from ddp_train.system.torchrun_env import is_torchrun_worker
+
+MICRO_BATCH = "loader.micro_batch_size"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +24,13 @@ class BatchSizes:
     micro_batch_size: int
     grad_accum_steps: int
     world_size: int
+    is_open: bool = False  # `loader.micro_batch_size=auto`, until it is found: micro-batch and accumulation are those if all of it fits
 
-    def on(self, world_size: int, *, micro_batch_size: int) -> BatchSizes:
+    def on(self, world_size: int, *, micro_batch_size: Any) -> BatchSizes:
         """Return the same global batch on another number of ranks: the accumulation follows.
 
         Args:
-            micro_batch_size: as it was asked for; where the global batch does not fill it, it is smaller.
+            micro_batch_size: as it was asked for, a number or auto; where the global batch does not fill it, it is smaller.
 
         Raises:
             ConfigError: there are more ranks than samples in a batch.
@@ -32,6 +38,8 @@ class BatchSizes:
         total = self.global_batch_size
         if total < world_size:
             raise _too_small(total, world_size)
+        if micro_batch_size == AUTO:
+            return _open(total, world_size)
         accumulation = -(-total // (micro_batch_size * world_size))
         micro = min(micro_batch_size, -(-total // (world_size * accumulation)))
         return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size)
@@ -40,6 +48,8 @@ class BatchSizes:
         exact = self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size
         sign = "=" if exact else "<="
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        if self.is_open:
+            return f"global batch {self.global_batch_size} on {ranks}, in micro-batches as large as fit"
         return (
             f"global batch {self.global_batch_size} {sign} micro-batch {self.micro_batch_size} x {ranks}"
             f" x accumulation {self.grad_accum_steps}"
@@ -67,6 +77,12 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
                 fix=f"--nproc-per-node={cluster.processes_per_node}, or leave the key out",
             )
     micro, total, accumulation = loader.micro_batch_size, trainer.global_batch_size, trainer.grad_accum_steps
+    if micro == AUTO:
+        _refuse_open(trainer, cluster)
+        assert total is not None
+        if total < world_size:
+            raise _too_small(total, world_size)
+        return _open(total, world_size)
     if total is None:
         accumulation = accumulation or 1
         total = micro * world_size * accumulation
@@ -87,8 +103,39 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
 
 
 def accumulation_of(size: int, loader: LoaderConfig, world_size: int) -> int:
-    """Return how many micro-batches each rank has of a global batch of this size."""
-    return -(-size // (loader.micro_batch_size * world_size))
+    """Return how many micro-batches each rank has of a global batch of this size; 1 while their size is not known."""
+    return 1 if loader.micro_batch_size == AUTO else -(-size // (loader.micro_batch_size * world_size))
+
+
+def _open(total: int, world_size: int) -> BatchSizes:
+    return BatchSizes(
+        global_batch_size=total, micro_batch_size=-(-total // world_size), grad_accum_steps=1, world_size=world_size, is_open=True
+    )
+
+
+def _refuse_open(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
+    """Refuse to look for the largest micro-batch where nothing says how large the batch is, or where no memory can be measured."""
+    if trainer.global_batch_size is None:
+        raise ConfigError(
+            key="trainer.global_batch_size",
+            happened=f"is null, and {MICRO_BATCH} is auto: nothing says how many samples a step has",
+            expected="the samples of a step, which micro-batches of any size add up to",
+            fix="trainer.global_batch_size=256",
+        )
+    if trainer.grad_accum_steps is not None:
+        raise ConfigError(
+            key="trainer.grad_accum_steps",
+            happened=f"is {trainer.grad_accum_steps}, and {MICRO_BATCH} is auto",
+            expected="null: it follows from the micro-batch that is found",
+            fix="trainer.grad_accum_steps=null",
+        )
+    if resolve_device(cluster.device) == "cpu":
+        raise ConfigError(
+            key=MICRO_BATCH,
+            happened="is auto, and the run is on CPU: where its memory ends, processes are killed, and no error says so before",
+            expected="a number; auto is for GPUs",
+            fix=f"{MICRO_BATCH}=32",
+        )
 
 
 def _too_small(total: int, world_size: int) -> ConfigError:

@@ -121,7 +121,8 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         raise ConfigErrors(errors)
     tree.update(root)
     tree.update(sections)
-    tree["trainer"] |= {"global_batch_size": batch.global_batch_size, "grad_accum_steps": batch.grad_accum_steps}
+    accumulation = None if batch.is_open else batch.grad_accum_steps
+    tree["trainer"] |= {"global_batch_size": batch.global_batch_size, "grad_accum_steps": accumulation}
     tree["data"] = {**data, "eval": data.get("eval")}
     return RunConfig.of(tree, batch, left_out)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
+from ddp_train.config.batch_sizes import MICRO_BATCH, BatchSizes, accumulation_of, derive_batch_sizes
 from ddp_train.config.cluster import check_environment, max_restarts, meeting, most_nodes
 from ddp_train.config.evaluation_split import evaluation_sets
 from ddp_train.config.schema import (
@@ -66,6 +66,8 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
             most = max(most, *(accumulation_of(size, loader, batch.world_size) for size in sizes))
             errors += _check_batch_sizes(trainer, loader, debug, sizes=sizes, world_size=batch.world_size)
         errors += _check_strategy(tree.get("strategy"), tree.get("optimizer"), most, world_size=batch.world_size)
+        if batch.is_open:
+            errors += _check_open_micro_batch(tree, world_size=batch.world_size)
     if evaluation:
         errors += _check_evaluation(evaluation, is_evaluated=is_evaluated)
     if checkpoint and evaluation:
@@ -135,6 +137,25 @@ def _check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, wor
             happened=f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them",
             expected="an optimizer that steps each number by itself (AdamW, SGD)",
             fix="optimizer=adamw, or strategy=ddp",
+        )
+
+
+def _check_open_micro_batch(tree: Mapping[str, Any], *, world_size: int) -> Iterator[ConfigError]:
+    """Refuse to let the device decide on a micro-batch where results depend on it, or where it may need accumulation that cannot be."""
+    objective, strategy = tree.get("objective"), tree.get("strategy")
+    if isinstance(objective, dict) and str(objective.get("_target_")).endswith(".Contrastive"):
+        yield ConfigError(
+            key=MICRO_BATCH,
+            happened="is auto, and the objective compares the samples of a micro-batch: the gradient would depend on the device",
+            expected="a number",
+            fix=f"{MICRO_BATCH}=32",
+        )
+    if world_size > 1 and isinstance(strategy, dict) and strategy.get("static_graph"):
+        yield ConfigError(
+            key="strategy.static_graph",
+            happened=f"is true, and {MICRO_BATCH} is auto, which may come to several micro-batches a step",
+            expected="one of the two",
+            fix="strategy.static_graph=false",
         )
 
 

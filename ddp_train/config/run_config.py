@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,13 @@ class RunConfig(RootConfig):
         if world_size == self.batch.world_size:
             return self
         batch = self.batch.on(world_size, micro_batch_size=self.loader.micro_batch_size)
-        return RunConfig.of(
-            {**self.tree, "trainer": {**self.tree["trainer"], "grad_accum_steps": batch.grad_accum_steps}}, batch, self.left_out
-        )
+        accumulation = None if batch.is_open else batch.grad_accum_steps
+        return RunConfig.of({**self.tree, "trainer": {**self.tree["trainer"], "grad_accum_steps": accumulation}}, batch, self.left_out)
+
+    def with_micro_batch(self, size: int) -> RunConfig:
+        """Return the same run with the micro-batch that `auto` has come to; its tree, and so its hash, is as it was composed."""
+        batch = self.batch.on(self.batch.world_size, micro_batch_size=size)
+        return replace(self, loader=replace(self.loader, micro_batch_size=size), batch=batch)
 
     def yaml(self, answers: Mapping[str, Any] | None = None) -> str:
         """Return config.yaml.

@@ -85,6 +85,17 @@ def batch_changes(given: Any) -> list[tuple[int, int]]:
     return sorted(changes)
 
 
+def micro_batch(given: Any) -> Any:
+    """Return how many samples a rank takes at a time: a number, or `auto`.
+
+    Raises:
+        ValueError: it is neither; the text says what was expected.
+    """
+    if given != "auto" and (type(given) is not int or given < 1):
+        raise ValueError("at least 1; or auto: as many as fit the device, with trainer.global_batch_size")
+    return given
+
+
 def block_classes(given: Any) -> Any:
     """Return the blocks of a model that a config means: `auto`, or the names of classes.
 
@@ -288,7 +299,7 @@ class SweepConfig:
 class LoaderConfig:
     """The section `loader`."""
 
-    micro_batch_size: int = field(metadata={"min": 1})
+    micro_batch_size: Any = field(metadata={"parse": micro_batch})  # a number or auto
     num_workers: int = field(metadata={"min": 0})
     drop_last: bool
     on_device: bool

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from ddp_train.data.hashing import mix
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, DataSource, Indices
+from ddp_train.interfaces import Batch, DataSource, Indices, Measured
 from ddp_train.loader.collate import Collate, collate
 from ddp_train.loader.global_streams import Stream, Watched
 from ddp_train.loader.stream_shard import comes_from
@@ -119,3 +119,9 @@ def facts_of(dataset: Any) -> Mapping[str, Any]:
 
 def _always_the_same(indices: Indices) -> NDArray[np.uint64]:
     return mix(indices.astype(np.uint64))
+
+
+def lengths_of(source: DataSource) -> Any:
+    """Return how long each sample is, as the data tells it: an array of numbers; None: it does not."""
+    offered = source.dataset if isinstance(source, DatasetSource) else source
+    return offered.lengths if isinstance(offered, Measured) else None

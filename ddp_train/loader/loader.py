@@ -37,6 +37,9 @@ class Loader(Protocol):
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
 
+    def of_size(self, size: int) -> MicroBatch:
+        """Return so many samples as one micro-batch, read in this process: the longest ones where the data tells lengths."""
+
     def sample_ids(self, samples: int, number: int) -> Indices | None:
         """Return what this rank's micro-batch `number` of the step after `samples` samples is made of; None: samples have no numbers."""
 
@@ -119,6 +122,10 @@ class TrainLoader:
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
         return self._reading.here(next(self._requests(0)))
+
+    def of_size(self, size: int) -> MicroBatch:
+        """Return so many samples as one micro-batch, read in this process: the longest ones where the data tells lengths."""
+        return self._read.of_size(size)
 
     def sample_ids(self, samples: int, number: int) -> Indices | None:
         """Return the data set's indices of this rank's micro-batch `number` of the step that begins after `samples` samples."""

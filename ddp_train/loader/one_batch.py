@@ -46,6 +46,10 @@ class OneBatch:
         """Return this rank's very first micro-batch."""
         return self._loader.peek()
 
+    def of_size(self, size: int) -> MicroBatch:
+        """Return so many samples as one micro-batch."""
+        return self._loader.of_size(size)
+
     def sample_ids(self, samples: int, number: int) -> Indices | None:
         """Return what this rank's micro-batch `number` of every step is made of; None: samples have no numbers."""
         return self._loader.sample_ids(0, number)

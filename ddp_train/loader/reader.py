@@ -12,7 +12,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import Augmenting, Batch, DataSource, Indices, Located
 from ddp_train.loader.blend import Blend
-from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.dataset_adapter import DatasetSource, lengths_of
 from ddp_train.loader.mixture_source import MixtureSource
 from ddp_train.loader.order import SampleOrder
 
@@ -85,6 +85,14 @@ class TrainReader:
             batch = self._blend(batch, others, self._order.sample_keys(request.epoch, wanted, positions=positions))
         return MicroBatch(batch, request.counts, skipped if request.counts else ())
 
+    def of_size(self, size: int) -> MicroBatch:
+        """Return so many samples as one micro-batch: the longest ones where the data tells lengths, else the first of the order."""
+        lengths = lengths_of(self.samples.source)
+        if lengths is None or len(lengths) != len(self.samples):  # of some parts of a mixture alone
+            return self(TrainRequest(0, 0, size, True))
+        longest = np.sort(np.argpartition(lengths, -size)[-size:])
+        return MicroBatch(self._read(0, longest, longest)[0], True)
+
     def _read(self, epoch: int, wanted: Indices, positions: Indices) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
         """Return samples of an epoch as they are trained on, which they are, and those that cannot be read.
 
@@ -133,15 +141,15 @@ class Samples:
     """A source, and which of its samples this process has found to be bad."""
 
     def __init__(self, source: DataSource) -> None:
-        self._source = source
+        self.source = source
         self._bad: dict[int, str] = {}
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def where(self, index: int) -> str:
         """Return the file that a sample comes from, as far as the source tells, in brackets."""
-        return f" ({self._source.where(index)})" if isinstance(self._source, Located) else ""
+        return f" ({self.source.where(index)})" if isinstance(self.source, Located) else ""
 
     def read(self, indices: Indices) -> Batch:
         """Read samples.
@@ -150,7 +158,7 @@ class Samples:
             Exception: the source's own; when one sample alone raises it, it says which.
         """
         try:
-            return self._source.batch(indices)
+            return self.source.batch(indices)
         except Exception as error:
             for index in map(int, indices):
                 try:
@@ -163,7 +171,7 @@ class Samples:
 
     def read_alone(self, index: int) -> None:
         """Read one sample and forget it."""
-        self._source.batch(np.asarray([index], np.int64))
+        self.source.batch(np.asarray([index], np.int64))
 
     def read_replacing(self, indices: Indices, others: Callable[[int], Indices]) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
         """Read samples, others in the place of bad ones; return the batch, what it is made of, and the bad ones.
@@ -180,7 +188,7 @@ class Samples:
                         taken[place] = self._first_good(index, others(index))
                         skipped.append(BadSample(index, self._bad[index]))
             try:
-                return self._source.batch(taken), taken, tuple(skipped)
+                return self.source.batch(taken), taken, tuple(skipped)
             except Exception as error:
                 self._find_bad(taken, error)
 
@@ -192,7 +200,7 @@ class Samples:
             if is_bad.all():
                 return None, skipped
             try:
-                return self._source.batch(indices[~is_bad]), skipped
+                return self.source.batch(indices[~is_bad]), skipped
             except Exception as error:
                 self._find_bad(indices[~is_bad], error)
 

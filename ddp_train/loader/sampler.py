@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ddp_train.data.hashing import GOLDEN, mix
 from ddp_train.errors import ConfigError, DataError
-from ddp_train.interfaces import DataSource, Indices, Labelled, Measured, Sampler
-from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.interfaces import DataSource, Indices, Labelled, Sampler
+from ddp_train.loader.dataset_adapter import DatasetSource, lengths_of
 from ddp_train.loader.global_streams import seeded
 from ddp_train.loader.permutation import Permutation, permute_each
 
@@ -301,14 +301,14 @@ def labels_of(source: DataSource) -> NDArray[np.integer[Any]]:
 
 def _lengths(source: DataSource) -> NDArray[Any]:
     offered = source.dataset if isinstance(source, DatasetSource) else source
-    if not isinstance(offered, Measured):
+    if (found := lengths_of(source)) is None:
         raise ConfigError(
             key="loader.bucket_batches",
             happened=f"is given, but {type(offered).__name__} does not tell the lengths of its samples",
             expected="a data set with `lengths`, one number per sample",
             fix="loader.bucket_batches=null",
         )
-    return _checked(offered.lengths, f"{type(offered).__name__}.lengths", (len(source),), "iuf", "numbers")
+    return _checked(found, f"{type(offered).__name__}.lengths", (len(source),), "iuf", "numbers")
 
 
 def _checked(offered: Any, name: str, shape: tuple[int], kinds: str, expected: str) -> NDArray[Any]:

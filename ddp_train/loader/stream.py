@@ -178,10 +178,14 @@ class StreamLoader:
 
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
+        return self.of_size(self._sizes[0])
+
+    def of_size(self, size: int) -> MicroBatch:
+        """Return this rank's first samples, so many, as one micro-batch, read in this process."""
         reader = self._reader(0, None)
         with suppress(Exception):  # one that cannot be copied is read itself
             reader = copy.deepcopy(reader)
-        batch, _ = reader(_Request(self._sizes[0], keeps_position=False))
+        batch, _ = reader(_Request(size, keeps_position=False))
         return MicroBatch(batch, counts=True)
 
     def sample_ids(self, samples: int, number: int) -> None:

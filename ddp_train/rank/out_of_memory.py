@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from ddp_train.config.check import CONF
 from ddp_train.config.run_config import RunConfig
+from ddp_train.config.target import AUTO
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.module_names import source_path
 
-_WORDS = ("CUDA out of memory", "can't allocate memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 _MOST = 3  # settings that are shown
 _PARTS = (  # where a frame of the stack lies -> what the run was at; the first that is met from the outermost frame inwards, in this order
     ("the build of model and data", (source_path("ddp_train.training.build"),)),
@@ -20,11 +20,6 @@ _PARTS = (  # where a frame of the stack lies -> what the run was at; the first 
     ("backward", ("torch/autograd/graph.py", "torch/_tensor.py")),
     ("forward", ("torch/nn/modules/",)),
 )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory of the device or the machine was short."""
-    return type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or any(word in str(error) for word in _WORDS)
 
 
 def part_of(error: BaseException) -> str:
@@ -80,7 +75,9 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
 def _smaller_batch(config: RunConfig) -> Iterator[str]:
     """Half a micro-batch, and the global batch as it is: accumulation follows."""
     size, batch = config.loader.micro_batch_size, config.batch.global_batch_size
-    if size > 1:
+    if size == AUTO:
+        yield f"loader.micro_batch_size with half of what auto has come to (config.yaml) and trainer.global_batch_size={batch}"
+    elif size > 1:
         yield f"loader.micro_batch_size={size // 2} trainer.global_batch_size={batch} trainer.grad_accum_steps=null"
 
 

@@ -26,7 +26,7 @@ from ddp_train.phase import PhaseTracker
 from ddp_train.rank import restart_report, summary
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.rank.log import rank_log
-from ddp_train.rank.out_of_memory import advice, is_out_of_memory, part_of
+from ddp_train.rank.out_of_memory import advice, part_of
 from ddp_train.rank.peers import Peers
 from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
@@ -38,6 +38,7 @@ from ddp_train.system import handover, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of
 from ddp_train.system.torchrun_env import is_last_attempt
+from ddp_train.training.memory import is_out_of_memory
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.state import TrainState
 from ddp_train.watchdog.client import WatchdogClient, WatchRequest, patience

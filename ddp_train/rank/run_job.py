@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ddp_train.config import auto
-from ddp_train.config.saved import record_answers
+from ddp_train.config.batch_sizes import MICRO_BATCH
+from ddp_train.config.saved import answers_before, record_answers
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, RunError, UserError
 from ddp_train.interfaces import MetricWriter
@@ -59,7 +61,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     """
     started = time.monotonic()
     run_folder = job.run_folder
-    components = _build(job, world)
+    job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
     _resume(job, components, state, world, tracker)
     is_over = state.step >= components.total_steps or state.stopped is not None
@@ -137,10 +139,13 @@ class _Halfway:
         return self.is_reached
 
 
-def _build(job: Job, world: World) -> Components:
-    """Say what begins, and build what it is made of. Collective."""
+def _build(job: Job, world: World) -> tuple[Job, Components]:
+    """Say what begins, and build what it is made of; the job then has the micro-batch that was found, if that was asked. Collective."""
     if world.size != job.config.batch.world_size:
         raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {job.config.batch.world_size}")
+    if job.config.batch.is_open:
+        before = answers_before(job.config, job.run_folder.root) if world.is_main else {}
+        job = _with_micro_batch(job, world.from_main(before))
     if job.config.compile.mode is not None:
         sweep = sweep_of(job.run_folder.root)
         keep_cache(job.run_folder.compiled if sweep is None else sweep / job.run_folder.compiled.name, world)
@@ -150,7 +155,14 @@ def _build(job: Job, world: World) -> Components:
         components = build(job.config, world)
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)
-    return components
+    return _with_micro_batch(job, components.answers), components
+
+
+def _with_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
+    """Return the job with the micro-batch that `auto` has come to, if it has: a run keeps the first one, whoever goes on with it."""
+    if not job.config.batch.is_open or MICRO_BATCH not in answers:
+        return job
+    return replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH]))
 
 
 def _resume(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:

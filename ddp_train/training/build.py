@@ -14,12 +14,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddp_train.config import auto
+from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import EVENTS, TrainerConfig
+from ddp_train.config.schema import EVENTS, TrainerConfig, batch_changes
+from ddp_train.config.target import AUTO
 from ddp_train.config.tree import at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Amp, Averaging, Borrowing, DataSource, Joint, Meeting, Objective, Predicting, Strategy
+from ddp_train.loader.loader import Loader
 from ddp_train.loader.one_batch import OneBatch
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Stream
@@ -32,6 +35,7 @@ from ddp_train.training.compiled import compile_model, note
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.instantiate import instantiate, refuse_tools
 from ddp_train.training.metric import build_metrics, goals_of
+from ddp_train.training.micro_batch import largest_micro_batch
 from ddp_train.training.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.plain_names import use_plain_names
 from ddp_train.training.precision import in_memory_format, shared_dtype, use_precision
@@ -61,9 +65,7 @@ def build(config: RunConfig, world: World) -> Components:
     if config.loader.on_device:
         for source in (train_source, *eval_sources.values()):
             place(source, world)
-    train_loader = make_train_loader(train_source, config, world)
-    if config.debug.overfit:
-        train_loader = OneBatch(train_loader)
+    train_loader = _train_loader(train_source, config, world)
     eval_loaders = make_eval_loaders(eval_sources, config, world)
     total_steps = _total_steps(config.trainer, train_loader.order)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
@@ -92,7 +94,7 @@ def build(config: RunConfig, world: World) -> Components:
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
     made = _callbacks(config.callbacks)
-    return Components(
+    components = Components(
         model=model,
         trained=trained,
         module=module,
@@ -115,6 +117,12 @@ def build(config: RunConfig, world: World) -> Components:
         notes=[each for each in notes if each],
         compiled=compiled,
     )
+    if at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
+        if config.batch.is_open:
+            config = config.with_micro_batch(largest_micro_batch(components, world, most=_largest_share(config, components)))
+            components.train_loader = _train_loader(train_source, config, world)
+        components.answers = {**answers, MICRO_BATCH: config.loader.micro_batch_size}
+    return components
 
 
 def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any]) -> Evaluated:
@@ -199,6 +207,20 @@ def _require_predictions(objective: Objective, sources: Iterable[DataSource | St
             expected="an objective with the method `predict` (ddp_train.interfaces.Predicting)",
             fix="evaluation.save_predictions=false",
         )
+
+
+def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:
+    """Return what reads the training data on this rank: its first batch alone with `debug.overfit`."""
+    loader = make_train_loader(source, config, world)
+    return OneBatch(loader) if config.debug.overfit else loader
+
+
+def _largest_share(config: RunConfig, components: Components) -> int:
+    """Return the most samples that a rank has of a global batch."""
+    sizes = [config.batch.global_batch_size, *(size for _, size in batch_changes(config.trainer.batch_size_schedule or {}))]
+    epoch_size = components.train_loader.order.epoch_size
+    most = max(sizes) if epoch_size is None else min(max(sizes), epoch_size)
+    return -(-most // config.batch.world_size)
 
 
 def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,10 +98,7 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 def typed_config(config: dict[str, Any]) -> RunConfig:
     """Return the typed form of a config that was checked when its run began."""
-    batch = BatchSizes(
-        global_batch_size=config["trainer"]["global_batch_size"],
-        micro_batch_size=config["loader"]["micro_batch_size"],
-        grad_accum_steps=config["trainer"]["grad_accum_steps"],
-        world_size=1,
-    )
+    total, micro = config["trainer"]["global_batch_size"], config["loader"]["micro_batch_size"]
+    accumulation = config["trainer"]["grad_accum_steps"]
+    batch = BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation or -(-total // micro), world_size=1)
     return RunConfig.of(config, batch)

@@ -15,6 +15,7 @@ from ddp_train.training.components import Components
 
 logger = logging.getLogger(__name__)
 
+_WORDS = ("CUDA out of memory", "can't allocate memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 _MIB = 2.0**20
 _MOST = 0.95  # of a device; what libraries take beside torch's allocator comes on top
 
@@ -22,18 +23,23 @@ _MOST = 0.95  # of a device; what libraries take beside torch's allocator comes 
 def tell(components: Components, world: World) -> None:
     """Say it after the first step that this process takes, rank 0 on the terminal; every rank warns in its log. Asks the host alone."""
     parts = parts_of(components)
-    spelled = [f"{name} {_shown(size)}" for name, size in parts.items()]
+    spelled = [f"{name} {shown(size)}" for name, size in parts.items()]
     if world.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(world.device)
-        spelled.append(f"activations and all else {_shown(max(0, peak - sum(parts.values())))}, at most {_shown(peak)} at a time")
+        spelled.append(f"activations and all else {shown(max(0, peak - sum(parts.values())))}, at most {shown(peak)} at a time")
     else:
-        spelled.append(f"the process has {_shown(resident_bytes())}")
+        spelled.append(f"the process has {shown(resident_bytes())}")
     line = f"memory   {', '.join(spelled)}"
     logger.info(line)
     if world.is_main:
         print(line, flush=True)
     if world.device.type == "cuda":
         _warn(world)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory of the device or the machine was short."""
+    return type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or any(word in str(error) for word in _WORDS)
 
 
 def parts_of(components: Components) -> dict[str, int]:
@@ -59,7 +65,7 @@ def _warn(world: World) -> None:
     if share <= _MOST:
         return
     line = (
-        f"warning  {share:.0%} of the {_shown(total)} of rank {world.rank}'s device are taken: a longer or larger batch may not fit."
+        f"warning  {share:.0%} of the {shown(total)} of rank {world.rank}'s device are taken: a longer or larger batch may not fit."
         " A smaller loader.micro_batch_size, activation_checkpointing=full or amp=bf16 leave more"
     )
     logger.warning(line)
@@ -67,5 +73,6 @@ def _warn(world: World) -> None:
         print(line, flush=True)
 
 
-def _shown(size: int) -> str:
+def shown(size: int) -> str:
+    """Return a number of bytes for a person."""
     return f"{size / _MIB / 1024:.2f} GiB" if size >= 1024 * _MIB else f"{size / _MIB:.1f} MiB"

@@ -70,7 +70,7 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
         DataError: a label is out of range.
     """
     lines = []
-    with untouched(components, world.device), _without_compiling():  # what is noted of a forward would be compiled into it
+    with untouched(components, world.device), without_compiling():  # what is noted of a forward would be compiled into it
         if first:
             tried = NamedBatch(first[0], components.train_loader.sample_ids(samples, 0), "the first training batch")
             lines.append(_try(components, tried, world, loader=components.train_loader, predicts=predicts))
@@ -86,6 +86,17 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
         print(*(f"tried    {line}" for line in lines), sep="\n", flush=True)
 
 
+def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:
+    """Try a micro-batch of training alone, without a word.
+
+    Raises:
+        ConfigError: data, model and objective do not fit.
+        DataError: a label is out of range.
+    """
+    with untouched(components, world.device), without_compiling():
+        _try(components, NamedBatch(micro_batch, None, "the first training batch"), world, loader=components.train_loader, predicts=False)
+
+
 def explain(error: Exception, components: Evaluated, named: NamedBatch) -> None:
     """Raise what says more than `error` about a batch of a run, where the cause is a label out of range; else do nothing.
 
@@ -95,7 +106,7 @@ def explain(error: Exception, components: Evaluated, named: NamedBatch) -> None:
     if components.computes_together or _LABEL_ERROR.search(str(error)) is None:
         return
     seen = _Seen(components.model)
-    with contextlib.suppress(Exception), torch.no_grad(), _without_compiling(), seen.forward():
+    with contextlib.suppress(Exception), torch.no_grad(), without_compiling(), seen.forward():
         whole_loss(components.objective, components.model, named.micro_batch.batch)
     _refuse_labels(seen, named, error)
 
@@ -318,7 +329,7 @@ def _once_and_twice(components: Components, micro_batch: MicroBatch, world: Worl
     return losses[1], losses[2]
 
 
-def _without_compiling() -> contextlib.AbstractContextManager[Any]:
+def without_compiling() -> contextlib.AbstractContextManager[Any]:
     """Run compiled models as they are written: other shapes would be compiled for nothing."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 

@@ -56,6 +56,27 @@ def estimate(components: Components, *, num_ranks: int) -> int:
     return sum(weights.values()) + twice + kept + num_ranks * _BYTES_PER_RANK
 
 
+def still_to_come(components: Components) -> int:
+    """Return how many bytes of its device a rank will have, from its first step on, beside those that it has.
+
+    These are the optimizer's state, as the strategy cuts it, and the averages of a callback that are made when training begins.
+    """
+    optimizer, strategy = components.optimizer, components.strategy
+    state = sum(
+        own_rows(strategy.state_like(parameter)).numel() * _bytes_per_number(parameter, group, optimizer)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if not optimizer.state.get(parameter)
+    )
+    begun = [callback for callback in components.callbacks.values() if isinstance(callback, Averaging)]
+    averages = sum(max(4, each.element_size()) * own_rows(each).numel() for each in components.model.parameters()) if begun else 0
+    return int(state) + averages
+
+
+def _bytes_per_number(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> float:
+    return sum(value.nbytes for value in _kept(parameter, group, optimizer).values()) / max(1, parameter.numel())
+
+
 def _whole(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape and type without values, which no rank has a part of."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

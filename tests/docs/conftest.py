@@ -61,12 +61,13 @@ def compose(words: list[str]) -> tuple[DictConfig, DictConfig]:
 
 
 def problems_of(words: list[str]) -> list[str]:
-    """Return what is wrong with what is typed at `ddp-train`. What needs a package that is not here is not looked at any further."""
+    """Return what is wrong with what is typed at `ddp-train`. What needs a package or GPU that is not here is not looked at further."""
     try:
         config, hydra = compose(words)
         check(config, hydra=hydra)
     except ConfigErrors as errors:
-        return [str(error) for error in errors.errors if not is_missing_package(str(error))]
+        found = [str(error) for error in errors.errors]
+        return [error for error in found if not is_missing_package(error) and "; auto is for GPUs" not in error]
     except Exception as error:
         return [hydra_errors.explain_hydra_error(error, words, CONF)]
     return []

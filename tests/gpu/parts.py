@@ -137,3 +137,14 @@ class Greedy(ConvNet):
         if self.training and self._left == 1:
             torch.empty(1 << 50, dtype=torch.uint8, device=images.device)
         return super().forward(images)
+
+
+class Hungry(ConvNet):
+    """A network of which a sample in training keeps some 5 % of the device's memory until backward."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = super().forward(images)
+        if not self.training or not images.is_cuda:
+            return logits
+        kept = torch.ones(len(images), torch.cuda.get_device_properties(images.device).total_memory // 160, device=images.device)
+        return logits + 0 * (kept * logits[:, :1]).sum(1, keepdim=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from ddp_train.checkpoint import codec
@@ -329,6 +330,22 @@ def test_memory_that_is_not_there_is_named(rig: Rig) -> None:
         assert "loader.micro_batch_size" in found["fix"], done.output
     else:
         assert "can't allocate memory" in found["message"], done.output
+
+
+def test_the_largest_micro_batch_that_fits_is_found(rig: Rig) -> None:
+    """Some 17 samples of a model fill the device: `loader.micro_batch_size=auto` must find a number near that, the run take its steps with
+    it, and one that goes on take the same number."""
+    rig.needs_cuda("where its memory ends no error says so")
+    hungry = [*rig.convnet, "model._target_=tests.gpu.parts.Hungry", "loader.micro_batch_size=auto", "trainer.grad_accum_steps=null"]
+    arguments = [*hungry, f"trainer.global_batch_size={64 * rig.ranks}", "hydra.run.dir=run"]
+    rig.train(*arguments, "trainer.max_steps=5")
+    config = yaml.safe_load((rig.folder("run") / "config.yaml").read_text())
+    found = config["loader"]["micro_batch_size"]
+    assert 8 <= found <= 18, found
+    rig.note(f"a micro-batch of {found}")
+    done = rig.project.run("resume", "run", "trainer.max_steps=10", timeout=300)
+    assert done.returncode == 0, done.output
+    assert f"micro-batch {found} x" in done.output, done.output
 
 
 def test_a_label_out_of_range_is_named(rig: Rig) -> None:
