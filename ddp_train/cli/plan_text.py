@@ -163,7 +163,10 @@ def sizes(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
     screen.fact("model", f"{found['model']}, {found['parameters']:,} parameters, {trained}")
     if found["layers"]:
         screen.fact("layers", *found["layers"])
-    screen.fact("memory", f"{in_units(found['rank_bytes'])} on each rank for weights, gradients and the optimizer; activations come on top")
+    kept = {part: size for part, size in found["rank_bytes"].items() if size}
+    spelled = ", ".join(f"{part} {in_units(size)}" for part, size in kept.items())
+    cut = [] if found["shards"] == 1 else [f"{found['shards']} shards of the weights: a block's own come on top while it computes, too"]
+    screen.fact("memory", f"{in_units(sum(kept.values()))} on each rank: {spelled}; activations come on top", *cut)
     per_epoch = f"{found['steps_per_epoch']} per epoch" if found["steps_per_epoch"] else "epochs"
     epoch = f"{per_epoch} of {found['epoch_size']:,} samples" if found["epoch_size"] else "the data has no epochs"
     screen.fact("steps", f"{found['steps']:,} ({epoch})")

@@ -32,6 +32,7 @@ from ddp_train.interfaces.component import (
     Resident,
     Sampler,
     Scheduler,
+    Shards,
     Strategy,
     TakingTurns,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "Run",
     "Sampler",
     "Scheduler",
+    "Shards",
     "Strategy",
     "TakingTurns",
     "TextWriter",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -219,6 +220,15 @@ class ChoosingTurns(Protocol):
         """Return the turns of the step that comes after `step` steps, one at least, in their order. The same on every rank."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Among how many ranks each part of a run is cut; 1: every rank has all of it."""
+
+    parameters: int = 1
+    gradients: int = 1
+    optimizer: int = 1
+
+
 @runtime_checkable
 class Strategy(Protocol):
     """How the ranks hold the model together: who keeps which weights, gradients and optimizer state, and when they exchange them.
@@ -263,6 +273,9 @@ class Strategy(Protocol):
 
     def rest(self, module: nn.Module) -> None:
         """Let nothing be left of forwards that no backward follows: after an evaluation, say."""
+
+    def shards(self, world_size: int) -> Shards:
+        """Return among how many of so many ranks the parts of a run will be cut. Asked before anything is: `ddp-train plan` does."""
 
 
 class Scheduler(Protocol):

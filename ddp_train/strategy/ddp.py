@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Shards
 
 
 class DDP:
@@ -94,6 +95,10 @@ class DDP:
 
     def rest(self, module: nn.Module) -> None:
         """Nothing is left."""
+
+    def shards(self, world_size: int) -> Shards:
+        """Every rank has all."""
+        return Shards()
 
 
 _SHOWN = 6  # names of parameters

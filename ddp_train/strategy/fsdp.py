@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint
+from ddp_train.interfaces import Joint, Shards
 from ddp_train.strategy.rows import require_rows
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,8 @@ class FSDP:
             fully_shard(block, **options, mp_policy=MixedPrecisionPolicy(**kinds))
         output_dtype = None if self._param_dtype is None else torch.float32
         fully_shard(whole, **options, mp_policy=MixedPrecisionPolicy(**kinds, output_dtype=output_dtype))
+        for each in (*blocks, whole):
+            _give_name(type(each))
         logger.info("fsdp: %d blocks of %s", len(blocks), dict(Counter(type(block).__name__ for block in blocks)))
         if any(True for _ in whole.buffers()):
             whole.register_forward_pre_hook(self._take_buffers)
@@ -124,6 +126,11 @@ class FSDP:
             give_back: Any = getattr(each, "reshard", None)
             if give_back is not None:
                 give_back()
+
+    def shards(self, world_size: int) -> Shards:
+        """Cut all among the ranks of a group."""
+        count = world_size // self._replicas
+        return Shards(parameters=count, gradients=count, optimizer=count)
 
     def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the modules whose weights come together at a time, each before those within it.
@@ -165,6 +172,12 @@ class FSDP:
             for buffer in module.buffers():
                 dist.broadcast(buffer, src=0)
         self._takes_buffers = not self._accumulates
+
+
+def _give_name(kind: type[nn.Module]) -> None:
+    """Let the class that torch has made of another one have its name: it is what people, settings and files call it by."""
+    own = kind.__bases__[-1]  # after FSDPModule
+    kind.__name__, kind.__qualname__, kind.__module__ = own.__name__, own.__qualname__, own.__module__
 
 
 def _without_objective(module: nn.Module) -> nn.Module:

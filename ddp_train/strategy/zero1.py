@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import as_cut, own_rows
+from ddp_train.interfaces import Shards, as_cut, own_rows
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.rows import require_rows
 
@@ -72,6 +72,10 @@ class Zero1(DDP):
     def state_like(self, parameter: nn.Parameter) -> Tensor:
         """Return the shard of a parameter, as which its state is cut."""
         return self._shards[parameter].rows if parameter in self._shards else parameter
+
+    def shards(self, world_size: int) -> Shards:
+        """Cut the optimizer's state alone."""
+        return Shards(optimizer=world_size)
 
     def _put_shards(self, optimizer: Optimizer) -> None:
         for shard in self._shards.values():

@@ -11,7 +11,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import alone
 from ddp_train.training.build import build
 from ddp_train.training.layers import layer_table
-from ddp_train.training.state_size import estimate
+from ddp_train.training.state_size import estimate, kept_on_a_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,8 @@ class Sizes:
     steps: int
     steps_per_epoch: int | None  # None: the data has no epochs
     epoch_size: int | None  # samples
-    rank_bytes: int  # weights, gradients and what the optimizer keeps, on each rank
+    rank_bytes: dict[str, int]  # what each rank keeps, by part (`kept_on_a_rank`)
+    shards: int  # of the weights; 1: each rank has all
     checkpoint_bytes: int
 
 
@@ -40,7 +41,7 @@ def measure(config: RunConfig) -> Sizes:
     Optimizer.add_param_group = inspect.unwrap(Optimizer.add_param_group)  # type: ignore[method-assign]
     components = build(config, alone("meta"))
     parameters = list(components.model.parameters())
-    gradients = sum(parameter.nbytes for parameter in components.trained.parameters() if parameter.requires_grad)
+    ranks = config.batch.world_size
     order = components.train_loader.order
     return Sizes(
         model=type(components.model).__name__,
@@ -50,6 +51,7 @@ def measure(config: RunConfig) -> Sizes:
         steps=components.total_steps,
         steps_per_epoch=order.steps_per_epoch,
         epoch_size=order.epoch_size,
-        rank_bytes=gradients + estimate(components, num_ranks=1),
-        checkpoint_bytes=estimate(components, num_ranks=config.batch.world_size),
+        rank_bytes=kept_on_a_rank(components, num_ranks=ranks),
+        shards=components.strategy.shards(ranks).parameters,
+        checkpoint_bytes=estimate(components, num_ranks=ranks),
     )

@@ -1,4 +1,4 @@
-"""How large a checkpoint will be, and whether its files can name all tensors: found out before the first step."""
+"""How large a checkpoint will be, whether its files can name all tensors, and what a rank keeps: found out before the first step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Averaging, own_rows
+from ddp_train.interfaces import Averaging, own_rows, range_of
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation_mode import has_modes
 
@@ -75,6 +75,31 @@ def still_to_come(components: Components) -> int:
 
 def _bytes_per_number(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> float:
     return sum(value.nbytes for value in _kept(parameter, group, optimizer).values()) / max(1, parameter.numel())
+
+
+def kept_on_a_rank(components: Components, *, num_ranks: int) -> dict[str, int]:
+    """Return the bytes that a rank keeps from step to step, by part, of so many: the most of any. Forward and backward come on top.
+
+    The parts are those of `memory.parts_of`, and what callbacks keep. It is asked of a build that is not cut yet, too.
+    """
+    shards, model = components.strategy.shards(num_ranks), set(components.model.parameters())
+    trained = list(components.trained.parameters())
+    parameters = sum(_rows(each, shards.parameters if each in model else 1) for each in trained)
+    states = [_kept(parameter, group, components.optimizer) for group in components.optimizer.param_groups for parameter in group["params"]]
+    averaging = [name for name, each in components.callbacks.items() if isinstance(each, Averaging)]
+    return {
+        "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
+        "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad),
+        "optimizer": sum(_rows(value, shards.optimizer) for state in states for value in state.values()),
+        "callbacks": sum(
+            _rows(value, shards.parameters if name.split(".")[1] in averaging else 1) for name, value in _carried(components).items()
+        ),
+    }
+
+
+def _rows(tensor: Tensor, shards: int) -> int:
+    """Return the bytes of the first of so many shards, which is the largest; a tensor without dimensions is whole on each rank."""
+    return tensor.nbytes if shards == 1 or not tensor.ndim else range_of(tensor.shape, shards, 0)[1] * tensor.itemsize
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -26,9 +26,10 @@ from ddp_train.interfaces import is_cut
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build import build
 from ddp_train.training.components import Components
+from ddp_train.training.memory import parts_of
 from ddp_train.training.saved_state import content, load
 from ddp_train.training.state import TrainState, WindowSums
-from ddp_train.training.state_size import estimate
+from ddp_train.training.state_size import estimate, kept_on_a_rank
 from ddp_train.training.trainer import Trainer
 
 SAVED = 3
@@ -70,6 +71,9 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         saves_after=lambda step: to is not None and step == SAVED,
     ).train()
     assert saver.finish() == ""
+    if world.is_main and since is None:  # it has the most of all that is cut
+        foreseen = kept_on_a_rank(parts, num_ranks=world.size)
+        assert {name: foreseen[name] for name in ("parameters", "gradients", "optimizer")} == parts_of(parts)
     kept = [{name: record[name] for name in ("split", "step", "loss", "grad_norm") if name in record} for record in records]
     return {"records": kept, "weights": weights(parts)}
 

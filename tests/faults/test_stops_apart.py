@@ -34,6 +34,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
+from ddp_train.strategy.ddp import DDP
 
 class Weights(nn.Module):
     def __init__(self):
@@ -53,7 +54,8 @@ class Decay:
     def metrics(self, totals):
         return {"loss": totals["loss"] / totals["samples"]}
 
-class Apart:
+class Apart(DDP):
+    has_buckets = False
     def prepare(self, model, device, world_size):
         return Meeting(model, world_size)
     def no_sync(self, module):

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint
 from ddp_train.model.gpt import GPT
 from ddp_train.strategy.fsdp import FSDP, _refuse
+from tests.unit.cut_tensors import rank_of
 
 
 def names(model: nn.Module, **options: Any) -> list[str]:
@@ -75,3 +77,12 @@ def test_one_rank_alone_trains_the_plain_model() -> None:
     model = nn.Linear(2, 2)
     assert FSDP().prepare(model, torch.device("cpu"), 1) is model
     assert type(model) is nn.Linear
+
+
+def test_classes_keep_the_names_that_people_call_them_by() -> None:
+    with rank_of(0, 2):
+        model = FSDP().prepare(gpt(), torch.device("cpu"), 2)
+    assert (type(model).__name__, type(model).__module__) == ("GPT", GPT.__module__)
+    assert [type(each).__name__ for each in model.children() if isinstance(each, nn.ModuleList)] == ["ModuleList"]
+    assert "FSDP" not in repr(model)
+    assert isinstance(model, FSDPModule)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddp_train.training.dry_build import Sizes, measure
-from ddp_train.training.state_size import estimate
+from ddp_train.training.state_size import estimate, kept_on_a_rank
 from tests.unit.parts import checked, components
 
 
@@ -40,7 +40,8 @@ def test_they_are_those_of_the_run_itself(overrides: tuple[str, ...]) -> None:
         steps=parts.total_steps,
         steps_per_epoch=parts.train_loader.order.steps_per_epoch,
         epoch_size=parts.train_loader.order.epoch_size,
-        rank_bytes=estimate(parts, num_ranks=1) + 4 * sum(parameters),
+        rank_bytes=kept_on_a_rank(parts, num_ranks=1),
+        shards=1,
         checkpoint_bytes=estimate(parts, num_ranks=1),
     )
 
@@ -56,7 +57,22 @@ def test_weights_that_two_layers_share_count_once(tmp_path: Path, monkeypatch: p
 def test_a_model_that_is_too_large_for_this_machine_is_measured() -> None:
     sizes = measure(checked("model.width=300000", "model.depth=3"))
     assert sizes.parameters > 10**11
-    assert asdict(sizes)["rank_bytes"] > 16 * 10**11
+    assert sum(asdict(sizes)["rank_bytes"].values()) > 16 * 10**11
+
+
+@pytest.mark.parametrize(
+    ("strategy", "of_ddp"), [("zero1", (1, 1, 1 / 4)), ("fsdp", (1 / 4, 1 / 4, 1 / 4)), ("fsdp+2", (1 / 2, 1 / 2, 1 / 2))]
+)
+def test_a_rank_keeps_its_share_of_what_the_strategy_cuts(strategy: str, of_ddp: tuple[float, ...]) -> None:
+    """Of rows that four divides."""
+    common = ["model.width=16", "optimizer=adamw", "data.num_classes=8", "cluster.processes_per_node=4", "callbacks=[ema]"]
+    name, _, replicas = strategy.partition("+")
+    own = measure(checked(*common, f"strategy={name}", *([f"strategy.replicas={replicas}"] if replicas else [])))
+    ddp = measure(checked(*common, "strategy=ddp"))
+    for part, share in zip(("parameters", "gradients", "optimizer", "callbacks"), [*of_ddp, of_ddp[0]], strict=True):
+        assert own.rank_bytes[part] == pytest.approx(ddp.rank_bytes[part] * share, abs=100), part  # AdamW's counters are whole
+    assert own.shards == round(1 / of_ddp[0])
+    assert own.checkpoint_bytes == ddp.checkpoint_bytes
 
 
 class Reads(nn.Module):
