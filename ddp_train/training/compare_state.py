@@ -129,5 +129,6 @@ def _numbered(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Iterator[tu
 
 
 def class_of(value: object) -> str:
-    """Return the full name of a value's class."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    """Return the full name of the class whose state a value's is: its own, or that which it says (`AdamW.saved_as`)."""
+    kind = getattr(value, "saved_as", type(value))
+    return f"{kind.__module__}.{kind.__qualname__}"

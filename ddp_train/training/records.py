@@ -47,7 +47,8 @@ class Records:
             listener(record)
         for writer in self._writers:
             writer.write(record)
-        logger.info("%s", record)
+        if not self._writers:  # else it is in their files, and here it would only take time
+            logger.info("%s", record)
 
     def show(self, name: str, shown: Tensor | str, step: int) -> None:
         """Give an image or a text to the writers that take one (rank 0)."""

@@ -66,7 +66,7 @@ class SkippingGuard(StepGuard):
 
     def mark(self, seed: Tensor, loss: Tensor) -> Tensor:
         """Return the same, or NaN where this rank's loss is not finite: then the gradients are NaN on all ranks."""
-        return seed * (1.0 + 0.0 * loss)
+        return seed * (1.0 + 0.0 * loss.detach())
 
     def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
         """Let the optimizer step if the norm is finite."""

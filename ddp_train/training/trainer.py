@@ -383,12 +383,9 @@ class Trainer:
         divisor = torch.where(weight == 0, 1.0, weight) if isinstance(weight, Tensor) else weight  # 0: nothing counts
         scale = world.size / divisor  # DDP takes the mean over the ranks; the sum is wanted
         # Backward begins with the scale: the gradients are those of a loss times the scale, without that product and its own backward.
-        value = loss_sum.detach()
-        seed = scale.to(value.dtype) if isinstance(scale, Tensor) else torch.full_like(value, scale)
-        loss_sum.backward(components.scaler.scale(self.guard.mark(seed, value)))
-        self.window.loss_sum += value
-        if turn is not None:
-            self.window.turn_sums[turn.name] += value
+        seed = scale.to(loss_sum.dtype) if isinstance(scale, Tensor) else torch.full_like(loss_sum, scale)
+        loss_sum.backward(components.scaler.scale(self.guard.mark(seed, loss_sum)))
+        self.window.add(loss_sum, turn=None if turn is None else turn.name)
 
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""

@@ -127,7 +127,7 @@ def test_an_experiment_without_its_first_line_says_so(
         (["trainer.max_stepz=3"], "is not a key", ["trainer.max_steps=3"]),
         (["lr=0.1"], "is not a key", ["optimizer.lr=0.1"]),
         (["mine=0.1"], "values of your own", ["+extra.mine=0.1"]),
-        (["optimizer.amsgrad=true"], "torch.optim.AdamW takes it", ["+optimizer.amsgrad=true"]),
+        (["optimizer.amsgrad=true"], "ddp_train.optimizer.adamw.AdamW takes it", ["+optimizer.amsgrad=true"]),
         (["+optimizer.lr=0.1"], "is in the configuration already", ["optimizer.lr=0.1"]),
         (["+extra.mine={a:[1,2]"], "as many brackets closed as opened", ["+extra.mine={a:[1,2]}"]),
         (["+model=mlp"], "no + before it", ["model=mlp"]),

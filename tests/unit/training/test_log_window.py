@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import alone
+from ddp_train.training import log_window
 from ddp_train.training.log_window import LogWindow
 from ddp_train.training.loss_monitor import LossMonitor
 from ddp_train.training.records import Record
@@ -37,8 +38,8 @@ def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had(
         window.begin_again()
         for step in range(150):  # more than there is room for at first
             window.begin_step()
-            window.loss_sum += step
-            window.turn_sums["first"] += 2 * step
+            for turn, loss in ((None, -step), ("first", 2 * step)):
+                window.add(torch.tensor(float(loss)), turn=turn)
             window.end_step(64, samples=64, turns=["first"])
         readings.append(window.read(alone()))
         assert (window.steps, window.samples) == (150, 150 * 64)
@@ -54,6 +55,7 @@ def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had(
 def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = ragged_components("trainer.max_steps=8", "trainer.global_batch_size=2", "loader.on_bad_sample=skip")  # with weights to be read
     reads, reads_of_log_steps, records = list[str](), list[int](), list[Record]()
+    monkeypatch.setattr(log_window, "is_host", lambda device: False)  # as on a GPU
     for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
         read = getattr(Tensor, name)
         monkeypatch.setattr(Tensor, name, lambda tensor, name=name, read=read: reads.append(name) or read(tensor))

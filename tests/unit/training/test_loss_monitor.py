@@ -55,7 +55,7 @@ class Told:
         window = LogWindow(torch.device("cpu"), state.window, turns={name for taken in turns or [] for name in taken})
         for place, loss in enumerate(losses):
             window.begin_step()
-            window.loss_sum += loss * BATCH
+            window.add(torch.tensor(loss * BATCH, dtype=torch.float64))
             window.end_step(float(BATCH), samples=order.batch_at(state.samples).size, turns=turns[place] if turns else ())
             window.norms += [torch.tensor(norms[place])] if norms else []
             state.step, state.samples = state.step + 1, state.samples + order.batch_at(state.samples).size

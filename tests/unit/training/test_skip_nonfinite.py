@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ddp_train.amp import Amp
 from ddp_train.loader.reader import MicroBatch
+from ddp_train.training import log_window
 from ddp_train.training.components import Components
 from ddp_train.training.log_window import LogWindow
 from ddp_train.training.skip_nonfinite import SkippingGuard
@@ -107,7 +108,8 @@ def test_a_loss_that_is_lost_without_its_gradient_is_skipped_too() -> None:
     assert all(torch.equal(left, right) for left, right in zip(before, parts.model.parameters(), strict=True))
 
 
-def test_nothing_is_read_from_the_device_with_a_fused_optimizer() -> None:
+def test_nothing_is_read_from_the_device_with_a_fused_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_window, "is_host", lambda device: False)  # as on a GPU
     parts = components("optimizer=adamw")
     one_run, batches = trainer(parts, guard=SkippingGuard(parts.model, parts.optimizer)), parts.train_loader.micro_batches(0)
 
