@@ -129,6 +129,8 @@ class Multirun:
             ConfigErrors: there are not GPUs enough for so many jobs at a time.
         """
         tries_failed_again = is_asked and self.sweep.is_planned
+        # Where the whole group was killed, a rank may have left a failure behind that is only the end of the others.
+        unjudged = set() if is_asked else {entry.number for entry in self.sweep.jobs if entry.status != Status.FAILED}
         jobs: list[tuple[SweepJob, Job]] = []
         self._gathered = gather(self.sweep, self._settings.metric)
         if self._gathered.problems:
@@ -138,7 +140,8 @@ class Multirun:
                 fix="try again in a minute",
             )
         for entry in self.sweep.jobs:
-            if entry.status == Status.COMPLETED or (entry.status == Status.FAILED and not tries_failed_again):
+            is_tried = entry.status != Status.FAILED or tries_failed_again or entry.number in unjudged
+            if entry.status == Status.COMPLETED or not is_tried:
                 continue
             if tries_failed_again:
                 entry.failures = 0

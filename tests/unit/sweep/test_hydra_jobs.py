@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,9 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.sweep.folder import Sweep
+from ddp_train.sweep import placement
+from ddp_train.sweep.folder import Sweep, SweepJob
+from ddp_train.sweep.hydra_jobs import Multirun
 
 SLURM = ["cluster=slurm", "cluster.device=cpu", "model=mlp", "hydra.sweep.dir=s"]
 
@@ -171,3 +174,19 @@ def test_resume_asks_first_what_the_engine_has(
     monkeypatch.setattr(slurm_client, "state", away)
     assert type_("resume", "s") == 78 and len(queue.scripts) == 1
     assert "nobody knows which jobs run" in capsys.readouterr().err
+
+
+def test_after_a_restart_a_job_runs_on_that_failed_only_because_the_others_were_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"0": Status.FAILED, "1": Status.RUNNING}  # by sweep.json
+    entries = [SweepJob(number=int(name), folder=name, overrides=[], identity=name, status=status) for name, status in said.items()]
+    sweep = Sweep(root=tmp_path, command=[], jobs=entries)
+    for entry in entries:
+        sweep.run_folder(entry).root.mkdir()
+        Result(status=Status.FAILED, error="rank 1: the connection to rank 0 was closed").write(sweep.run_folder(entry).result)
+    run = list[int]()
+    monkeypatch.setattr(Multirun, "run", lambda multirun, jobs: run.extend(entry.number for entry, _ in jobs))
+    monkeypatch.setattr(placement, "problems", lambda *given, **settings: [])
+    Multirun(sweep, Mock(metric=None, direction=None), Mock(), Mock()).resume(lambda folder: Mock(), is_asked=False)
+    assert run == [1]
