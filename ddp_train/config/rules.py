@@ -34,6 +34,7 @@ from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 _OF_ROWS = ("ddp_train.strategy.fsdp.FSDP", "ddp_train.strategy.zero1.Zero1")
+_REDUCES_IN_BACKWARD = ("ddp_train.strategy.fsdp.FSDP",)
 _OF_MATRICES = ("muon", "Muon", "Adafactor", "LBFGS")
 
 
@@ -66,6 +67,8 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
             most = max(most, *(accumulation_of(size, loader, batch.world_size) for size in sizes))
             errors += _check_batch_sizes(trainer, loader, debug, sizes=sizes, world_size=batch.world_size)
         errors += _check_strategy(tree.get("strategy"), tree.get("optimizer"), most, world_size=batch.world_size)
+        if trainer.optimizer_in_backward:
+            errors += _check_early_step(sections, tree, 2 if batch.is_open else most, world_size=batch.world_size)
         if batch.is_open:
             errors += _check_open_micro_batch(tree, world_size=batch.world_size)
     if evaluation:
@@ -137,6 +140,60 @@ def _check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, wor
             happened=f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them",
             expected="an optimizer that steps each number by itself (AdamW, SGD)",
             fix="optimizer=adamw, or strategy=ddp",
+        )
+
+
+def _check_early_step(sections: Mapping[str, Any], tree: Mapping[str, Any], micro_steps: int, *, world_size: int) -> Iterator[ConfigError]:
+    """Refuse to step in backward with what needs all gradients of a step at a time, or where nothing would be saved."""
+    trainer, health = sections["trainer"], sections.get("health")
+    strategy, optimizer, amp = (each if isinstance(each := tree.get(name), dict) else {} for name in ("strategy", "optimizer", "amp"))
+    target, strategy_name = str(optimizer.get("_target_")), str(strategy.get("_target_"))
+    with_it = "and trainer.optimizer_in_backward is true"
+    if trainer.clip_grad_norm is not None:
+        yield ConfigError(
+            key="trainer.clip_grad_norm",
+            happened=f"is {trainer.clip_grad_norm}, which takes the norm of all gradients before the first step, {with_it}",
+            expected="one of the two",
+            fix="trainer.clip_grad_norm=null",
+        )
+    if micro_steps > 1:
+        yield ConfigError(
+            key="loader.micro_batch_size",
+            happened=f"a step has several micro-batches, whose gradients add up, {with_it}",
+            expected="one micro-batch a step on each rank",
+            fix="a larger loader.micro_batch_size, or a smaller trainer.global_batch_size",
+        )
+    if health is not None and health.on_nonfinite == "skip":
+        yield ConfigError(
+            key="health.on_nonfinite",
+            happened=f"is skip, which looks at all gradients before a step is taken, {with_it}",
+            expected="one of the two",
+            fix="health.on_nonfinite=rewind",
+        )
+    if amp.get("dtype") == "float16":
+        yield ConfigError(
+            key="amp", happened=f"is fp16, which looks at all gradients before a step is taken, {with_it}", fix="amp=bf16 or amp=off"
+        )
+    if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
+        yield ConfigError(
+            key="optimizer",
+            happened=f"is {target}, which may need all parameters in a step, {with_it}",
+            expected="one of torch's, which step each parameter by itself (AdamW, SGD)",
+            fix="optimizer=adamw",
+        )
+    if world_size > 1 and strategy_name not in _REDUCES_IN_BACKWARD:
+        yield ConfigError(
+            key="strategy",
+            happened=f"is {strategy_name.rpartition('.')[2]}, which keeps all gradients until it has exchanged them, {with_it}",
+            expected="strategy=fsdp, or one process",
+            fix="strategy=fsdp",
+        )
+    for name in (name for name, value in strategy.items() if "offload" in name and value):
+        yield ConfigError(
+            key=f"strategy.{name}",
+            happened=f"is {strategy[name]}: gradients leave the device by themselves, {with_it}",
+            expected="one of the two",
+            fix="trainer.optimizer_in_backward=false",
         )
 
 

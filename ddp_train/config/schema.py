@@ -159,6 +159,7 @@ class TrainerConfig:
     grad_accum_steps: int | None = field(metadata={"min": 1})
     batch_size_schedule: Any = field(metadata={"parse": batch_changes})  # a step and a size, each
     clip_grad_norm: float | None = field(metadata={"above": 0})
+    optimizer_in_backward: bool
     log_every_steps: int = field(metadata={"min": 1})
 
 

@@ -30,7 +30,7 @@ _WITHOUT_EFFECT_ON_RESULTS = (
         "checkpoint",
         "evaluation",
     ),
-    *("trainer.grad_accum_steps", "trainer.log_every_steps", "health.check_replicas_every_steps"),
+    *("trainer.grad_accum_steps", "trainer.log_every_steps", "trainer.optimizer_in_backward", "health.check_replicas_every_steps"),
     *("loader.micro_batch_size", "loader.num_workers"),
     *("debug.faults", "debug.max_steps", "debug.resume_after_steps", "debug.max_batches"),
 )

@@ -33,6 +33,7 @@ from ddp_train.training.activation_checkpointing import checkpoint_activations
 from ddp_train.training.build_data import make_eval_loaders, make_eval_sources, make_source, make_train_loader, place, require_same_facts
 from ddp_train.training.compiled import compile_model, note
 from ddp_train.training.components import Components, Evaluated
+from ddp_train.training.early_step import EarlyStep
 from ddp_train.training.instantiate import instantiate, refuse_tools
 from ddp_train.training.metric import build_metrics, goals_of
 from ddp_train.training.micro_batch import largest_micro_batch
@@ -116,6 +117,7 @@ def build(config: RunConfig, world: World) -> Components:
         computes_together=strategy.computes_together and world.size > 1,
         notes=[each for each in notes if each],
         compiled=compiled,
+        early_step=EarlyStep(optimizer) if config.trainer.optimizer_in_backward else None,
     )
     if at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
         if config.batch.is_open:

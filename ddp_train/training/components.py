@@ -18,6 +18,7 @@ from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.compiled import Compiled
+from ddp_train.training.early_step import EarlyStep
 from ddp_train.training.metric import Metric, goals_of
 from ddp_train.training.throughput import Throughput
 from ddp_train.training.turn import Turn
@@ -79,6 +80,7 @@ class Components(Evaluated):
     fresh: Mapping[str, Any] = field(default_factory=dict)  # the states of the callbacks as they were made (`callbacks.fresh_states`)
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
     compiled: Compiled = field(default_factory=Compiled)
+    early_step: EarlyStep | None = None  # what lets the optimizer step in backward; None: it steps after it
     notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
 
     def rest(self) -> None:

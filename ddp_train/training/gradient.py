@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +14,32 @@ from ddp_train.interfaces import is_cut, num_replicas, own_rows
 _EPS = 1e-6  # as torch's own clipping has it
 
 
+class Part(NamedTuple):
+    """What a gradient adds to the norm on this rank."""
+
+    tensor: Tensor  # its rows here, or their norm
+    replicas: int  # ranks that have the same rows; 0: it is whole, and on all ranks
+
+
+def part_of(gradient: Tensor) -> Part:
+    """Return what a gradient adds to the norm."""
+    return Part(own_rows(gradient), num_replicas(gradient) if is_cut(gradient) else 0)
+
+
 def total_norm(gradients: Sequence[Tensor], world: World) -> Tensor:
     """Return the L2 norm over all of them, shape [], the same on all ranks. Collective where some are cut: one small all-reduce."""
-    whole = [gradient for gradient in gradients if not is_cut(gradient)]
-    if len(whole) == len(gradients):
+    return norm_of([part_of(gradient) for gradient in gradients], world)
+
+
+def norm_of(parts: Sequence[Part], world: World) -> Tensor:
+    """Return the L2 norm over all parts, as `total_norm`."""
+    whole = [part.tensor for part in parts if not part.replicas]
+    if len(whole) == len(parts):
         return nn.utils.get_total_norm(whole)
     # In float64: a square overflows float32 long before the norm does.
     squares = torch.zeros((), dtype=torch.float64, device=world.device)
-    for replicas in {num_replicas(gradient) for gradient in gradients if is_cut(gradient)}:
-        rows = [own_rows(gradient) for gradient in gradients if is_cut(gradient) and num_replicas(gradient) == replicas]
+    for replicas in {part.replicas for part in parts if part.replicas}:
+        rows = [part.tensor for part in parts if part.replicas == replicas]
         squares += nn.utils.get_total_norm(rows).to(squares).square() / replicas
     squares = world.sum(squares)
     if whole:

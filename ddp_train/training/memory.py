@@ -45,11 +45,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 def parts_of(components: Components) -> dict[str, int]:
     """Return what lasts, in bytes on this rank: parameters with buffers, gradients, and the optimizer's state. Shared ones count once."""
     trained, optimizer = components.trained, components.optimizer
-    trainable = [parameter for parameter in trained.parameters() if parameter.requires_grad]
+    trainable = [parameter for parameter in trained.parameters() if parameter.requires_grad and components.early_step is None]
     state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
     return {
         "parameters": _bytes([*trained.parameters(), *trained.buffers()]),
-        "gradients": _bytes(trainable),  # as large as what they are of; between two steps there may be none
+        "gradients": _bytes(
+            trainable
+        ),  # as large as what they are of; between two steps there may be none, and where the optimizer steps in backward some at a time
         "optimizer": _bytes(state),
     }
 

@@ -37,6 +37,8 @@ class Marks:
         for owner in (components, *components.turns.values()):
             self._wrap(owner, "loss", "forward")
         self._wrap(Tensor, "backward", "backward")  # which the loop calls, on this thread; torch has no hook there
+        if components.early_step is not None:  # its steps are in the midst of backward, on a thread of torch's
+            return
         optimizer = components.optimizer
         undo.callback(optimizer.register_step_pre_hook(lambda *_: self._mark("optimizer")).remove)
         undo.callback(optimizer.register_step_post_hook(lambda *_: self._mark(None)).remove)

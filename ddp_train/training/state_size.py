@@ -89,7 +89,7 @@ def kept_on_a_rank(components: Components, *, num_ranks: int) -> dict[str, int]:
     averaging = [name for name, each in components.callbacks.items() if isinstance(each, Averaging)]
     return {
         "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
-        "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad),
+        "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad and components.early_step is None),
         "optimizer": sum(_rows(value, shards.optimizer) for state in states for value in state.values()),
         "callbacks": sum(
             _rows(value, shards.parameters if name.split(".")[1] in averaging else 1) for name, value in _carried(components).items()

@@ -340,9 +340,11 @@ class Trainer:
             turn: whose loss and parameters; None: the objective takes no turns.
             before: the norm of the turns before this one. A step in which one was not finite takes no further turn (`guard`).
         """
-        components, guard = self.components, self.guard
+        components, guard, early = self.components, self.guard, self.components.early_step
         module = components.module if turn is None else turn.module
         guard.begin()
+        if early is not None:
+            early.begin(measures_norm=measures_norm)
         last = components.train_loader.micro_steps(self.state.samples) - 1
         for number, micro_batch in enumerate(micro_batches):
             try:
@@ -357,7 +359,9 @@ class Trainer:
                 raise
 
         grad_norm = None
-        if self.clip_grad_norm is not None or measures_norm or guard.needs_norm:
+        if early is not None:  # the optimizer has taken its step
+            grad_norm = early.end(self.world)
+        elif self.clip_grad_norm is not None or measures_norm or guard.needs_norm:
             # Before the optimizer's step, which may use the gradients' memory.
             components.scaler.unscale_(components.optimizer)
             gradients = [parameter.grad for parameter in components.module.parameters() if parameter.grad is not None]
@@ -366,8 +370,9 @@ class Trainer:
                 clip(gradients, self.clip_grad_norm, grad_norm)
         if before is not None and grad_norm is not None:
             grad_norm = torch.hypot(before, grad_norm)
-        guard.step(components.optimizer, components.scaler, grad_norm, turn="" if turn is None else turn.name)
-        components.scaler.update()
+        if early is None:
+            guard.step(components.optimizer, components.scaler, grad_norm, turn="" if turn is None else turn.name)
+            components.scaler.update()
         components.zero_gradients()
         return grad_norm
 
