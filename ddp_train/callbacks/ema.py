@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -58,14 +57,6 @@ class EMA:
         decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
         averages = [own_rows(average) for average in self._averages.values()]
         torch._foreach_lerp_(averages, [_wide(own_rows(tensor)) for tensor in self._live], 1 - decay)
-
-    def save(self, run: Run) -> None:
-        """Take rank 0's averages of buffers: each rank's batch norms have seen its own samples."""
-        if run.world_size > 1:
-            parameters = {plain_name(name) for name, _ in run.model.named_parameters()}
-            for name, average in self._averages.items():
-                if name not in parameters:
-                    dist.broadcast(average, src=0)
 
     def evaluation_weights(self) -> Mapping[str, Tensor] | None:
         """Return the averages, which are evaluated."""

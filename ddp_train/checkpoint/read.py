@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.partition import Piece, pieces_between, whole
-from ddp_train.checkpoint.snapshot import OWN, SHARED, divide_shared
+from ddp_train.checkpoint.snapshot import OF_RANK_0, OWN, SHARED, divide_shared
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces import as_cut, own_range, own_rows
@@ -55,7 +55,7 @@ def read_shared(
     with ExitStack() as stack:
         files = _Files(checkpoint, stack)
         plain = world.from_main(files[0].plain(SHARED) if world.is_main else None)
-        shares = divide_shared(_leaves(plain), size)
+        shares = _divide(plain, size)
         plain = plain if only is None else {part: value for part, value in plain.items() if part in only}
         wanted = codec.leaves(plain)
         likes = lay_out(plain, wanted)
@@ -154,7 +154,7 @@ class SavedPart:
         if not isinstance(plain, dict) or not isinstance(plain.get(part, {}), dict):
             raise CheckpointError(happened=f"{checkpoint.name} has no parts")
         self._plain: dict[str, Any] = plain.get(part, {})
-        shares = divide_shared(_leaves(plain), size)
+        shares = _divide(plain, size)
         self._size = size
         self._in_shares = _by_name((rank, piece) for rank, share in enumerate(shares) for piece in share)
         self.tensors = {name: leaf for name, value in self._plain.items() for leaf in codec.leaves([value]).values() if _is_tensor(value)}
@@ -268,6 +268,14 @@ class _File:
         if name not in self._entries:
             raise CheckpointError(happened=f"{self._name}: {name} is missing")
         return self._entries[name]
+
+
+def _divide(plain: Any, size: int) -> list[list[Piece]]:
+    """Return which pieces each of `size` ranks has written of the shared state."""
+    of_rank_0 = plain.get(OF_RANK_0, []) if isinstance(plain, dict) else []
+    if not isinstance(of_rank_0, list):
+        raise CheckpointError(happened=f"{OF_RANK_0} is a {type(of_rank_0).__name__} and no list")
+    return divide_shared(_leaves(plain), size, of_rank_0=of_rank_0)
 
 
 def _leaves(plain: Any) -> list[codec.Leaf]:

@@ -8,7 +8,7 @@ import logging
 import mmap
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -32,13 +32,21 @@ _SLACK, _TEXTS = 64, 1 << 16
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts of the process, as torch registers its own
 
-_ALIKE = tuple(f"{SHARED}.{part}." for part in ("model", "objective", "optimizer", "parameters_in_training"))
+_ALIKE = ("model", "objective", "optimizer", "parameters_in_training", "strategy")
 """Whose tensors are the same on all ranks: the strategy keeps the weights so, and with them the optimizer; the buffers are rank 0's."""
 
+OF_RANK_0 = "of_rank_0"
+"""The part of the shared state that names others of it of which each rank has its own; rank 0 writes them, alone."""
 
-def divide_shared(leaves: Iterable[Leaf], size: int) -> list[list[Piece]]:
-    """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are cut among them (`pieces_between`)."""
-    return divide((leaf for leaf in leaves if leaf.shards == 1), size, is_alike=lambda leaf: leaf.name.startswith(_ALIKE))
+
+def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[str] = ()) -> list[list[Piece]]:
+    """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are cut among them (`pieces_between`).
+
+    Args:
+        of_rank_0: what the shared state has by that name.
+    """
+    alike = tuple(f"{SHARED}.{part}." for part in _ALIKE if part not in of_rank_0)
+    return divide((leaf for leaf in leaves if leaf.shards == 1), size, is_alike=lambda leaf: leaf.name.startswith(alike))
 
 
 @dataclass(frozen=True)
@@ -48,13 +56,13 @@ class Snapshot:
     header: bytes
     values: Tensor  # uint8, on the CPU
     places: list[tuple[Piece, Tensor]]  # each with its view of `values`
-    shared: list[Leaf]  # the tensors that all ranks have, written by whomever
+    shared: list[Leaf]  # the tensors that all ranks must have, written by whomever
 
     def layout(self) -> dict[str, str]:
         """Return a hash of the names, types and shapes in each part of the shared state: by them the ranks divide it."""
         hashes: defaultdict[str, xxhash.xxh3_128] = defaultdict(xxhash.xxh3_128)
         for leaf in self.shared:
-            hashes[leaf.name.split(".")[1]].update(repr(leaf).encode())
+            hashes[_part(leaf)].update(repr(leaf).encode())
         return {part: each.hexdigest() for part, each in hashes.items()}
 
     @property
@@ -98,7 +106,8 @@ class Buffer:
         shared_plain, tensors = codec.encode(shared, SHARED)
         own_plain, own_tensors = codec.encode(own, OWN)
         leaves = [codec.leaf_of(*item) for item in tensors.items()]
-        pieces = divide_shared(leaves, size)[rank]
+        of_rank_0 = shared.get(OF_RANK_0, ())
+        pieces = divide_shared(leaves, size, of_rank_0=of_rank_0)[rank]
         pieces += [piece for leaf in leaves if leaf.shards > 1 for piece in own_piece(leaf, rank, size)]
         pieces += whole(codec.leaf_of(*item) for item in own_tensors.items())
         plain = {OWN: own_plain} | ({SHARED: shared_plain} if rank == 0 else {})
@@ -115,7 +124,8 @@ class Buffer:
                 _copy(tensors, places)
             self._stream.synchronize()
         header = tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces])
-        return Snapshot(header, self._memory[: sum(piece.num_bytes for piece in pieces)], places, leaves)
+        common = [leaf for leaf in leaves if _part(leaf) not in of_rank_0]
+        return Snapshot(header, self._memory[: sum(piece.num_bytes for piece in pieces)], places, common)
 
     def _place(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
         total = sum(piece.num_bytes for piece in pieces)
@@ -126,6 +136,10 @@ class Buffer:
         for piece in pieces:
             yield piece, self._memory[position : position + piece.num_bytes].view(piece.dtype).view(piece.shape)
             position += piece.num_bytes
+
+
+def _part(leaf: Leaf) -> str:
+    return leaf.name.split(".")[1]
 
 
 def _copy(tensors: Mapping[str, Tensor], places: Iterable[tuple[Piece, Tensor]]) -> None:

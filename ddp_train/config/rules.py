@@ -35,6 +35,7 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 
 _OF_ROWS = ("ddp_train.strategy.fsdp.FSDP", "ddp_train.strategy.zero1.Zero1")
 _REDUCES_IN_BACKWARD = ("ddp_train.strategy.fsdp.FSDP",)
+_LOCAL_SGD = "ddp_train.strategy.local_sgd.LocalSGD"
 _OF_MATRICES = ("muon", "Muon", "Adafactor", "LBFGS")
 
 
@@ -71,6 +72,7 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
             errors += _check_early_step(sections, tree, 2 if batch.is_open else most, world_size=batch.world_size)
         if batch.is_open:
             errors += _check_open_micro_batch(tree, world_size=batch.world_size)
+        errors += _check_local_sgd(tree, trainer, world_size=batch.world_size)
     if evaluation:
         errors += _check_evaluation(evaluation, is_evaluated=is_evaluated)
     if checkpoint and evaluation:
@@ -213,6 +215,39 @@ def _check_open_micro_batch(tree: Mapping[str, Any], *, world_size: int) -> Iter
             happened=f"is true, and {MICRO_BATCH} is auto, which may come to several micro-batches a step",
             expected="one of the two",
             fix="strategy.static_graph=false",
+        )
+
+
+def _check_local_sgd(tree: Mapping[str, Any], trainer: TrainerConfig, *, world_size: int) -> Iterator[ConfigError]:
+    """Refuse ranks that take steps of their own with a loss scale of their own, and where a step is to be what it is not."""
+    strategy = tree.get("strategy")
+    if not isinstance(strategy, dict) or strategy.get("_target_") != _LOCAL_SGD:
+        return
+    every, lr, momentum = strategy.get("every_steps"), strategy.get("outer_lr"), strategy.get("outer_momentum")
+    if isinstance(every, int) and every < 1:
+        yield ConfigError(key="strategy.every_steps", happened=f"is {every}", expected="at least 1")
+    if isinstance(lr, (int, float)) and lr <= 0:
+        yield ConfigError(key="strategy.outer_lr", happened=f"is {lr}", expected="above 0")
+    if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
+        yield ConfigError(key="strategy.outer_momentum", happened=f"is {momentum}", expected="at least 0 and below 1")
+    if world_size == 1:
+        return
+    amp, optimizer = tree.get("amp"), tree.get("optimizer")
+    if isinstance(amp, dict) and amp.get("dtype") == "float16":
+        yield ConfigError(
+            key="amp.dtype",
+            happened="is float16, and with strategy=local_sgd each rank would skip steps by a loss scale of its own",
+            expected="a type that needs no loss scale",
+            fix="amp=bf16",
+        )
+    name = str(optimizer.get("_target_")).rpartition(".")[2] if isinstance(optimizer, dict) else ""
+    if every == 1 and (name != "SGD" or trainer.clip_grad_norm is not None):
+        what = f"the optimizer is {name}" if name != "SGD" else "trainer.clip_grad_norm is given"
+        yield ConfigError(
+            key="strategy.every_steps",
+            happened=f"is 1, and {what}: as much would travel as with ddp, and the mean of the ranks' steps is not the step of the mean",
+            expected="2 or more; 1 is the same as ddp for SGD without clipping",
+            fix="strategy=ddp",
         )
 
 

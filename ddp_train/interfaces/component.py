@@ -9,7 +9,7 @@ Shapes: B samples, C channels, H height, W width, T tokens, V vocabulary, K clas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -234,8 +234,8 @@ class Strategy(Protocol):
     """How the ranks hold the model together: who keeps which weights, gradients and optimizer state, and when they exchange them.
 
     What a strategy cuts among the ranks is a DTensor of which each has some rows (`is_cut`), wherever one meets it: a parameter, its
-    gradient, a tensor of the optimizer. All else is alike on all ranks after a step. The gradients of a step are the mean over the ranks
-    of what backward gave each: the loop multiplies its loss by their number.
+    gradient, a tensor of the optimizer. All else is alike on all ranks after a step, unless it is `Synchronising`. The gradients of a step
+    are the mean over the ranks of what backward gave each: the loop multiplies its loss by their number.
     """
 
     has_buckets: bool
@@ -276,6 +276,55 @@ class Strategy(Protocol):
 
     def shards(self, world_size: int) -> Shards:
         """Return among how many of so many ranks the parts of a run will be cut. Asked before anything is: `ddp-train plan` does."""
+
+
+@runtime_checkable
+class Synchronising(Protocol):
+    """A strategy whose ranks take steps of their own, with weights of their own, and synchronise now and then.
+
+    Each rank's gradients are its share of what the gradient of the global batch is the mean of. Nothing else of a step tells ranks apart:
+    all take as many, of the same global batches. What each rank has of its own is saved as its own; what is evaluated, and what others read
+    of a checkpoint, is the mean (`joined`).
+    """
+
+    are_alike: bool
+    """Whether all ranks have the same weights and buffers. Set when a checkpoint is loaded."""
+
+    steps_alone: bool
+    """Whether there are steps in which ranks exchange nothing, and so do not know what the others have."""
+
+    def begin(self, trained: nn.Module) -> None:
+        """Say that training begins, or goes on, from the weights as they are now, and from the state that was loaded last, if any."""
+
+    def after_step(self, step: int) -> None:
+        """Say that the run's step of that number was taken. Collective where the ranks synchronise after it."""
+
+    def joined(self, trained: nn.Module, averages: Iterable[Tensor]) -> AbstractContextManager[Mapping[Place, Tensor]]:
+        """Let weights and buffers, and averages of them, be the mean over the ranks; then each rank's own again, to the bit. Collective.
+
+        It may be entered twice.
+
+        Yields:
+            This rank's own values of all that was changed, by where they lie (`place_of`).
+        """
+
+    def num_copies(self, world_size: int) -> int:
+        """Return how many copies of the weights, in float32 at least, each of so many ranks keeps for it: what `state_dict` has."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what else a synchronisation needs, the same on all ranks."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Take the state of a checkpoint; {}: it has none."""
+
+
+Place = tuple[int, torch.Size]
+"""Where a tensor lies: of its memory the address, and its shape."""
+
+
+def place_of(tensor: Tensor) -> Place:
+    """Return where a tensor lies. Views of the whole of it, as `state_dict` gives them, lie at the same place."""
+    return tensor.data_ptr(), tensor.shape
 
 
 class Scheduler(Protocol):

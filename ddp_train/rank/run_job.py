@@ -17,7 +17,7 @@ from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.saved import answers_before, record_answers
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, RunError, UserError
-from ddp_train.interfaces import MetricWriter
+from ddp_train.interfaces import MetricWriter, Synchronising
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.loader.order import epochs
@@ -33,7 +33,7 @@ from ddp_train.training.build import build
 from ddp_train.training.checkpoints import Checkpoints, probe, ranking_of, retention
 from ddp_train.training.compiled import keep_cache
 from ddp_train.training.components import Components
-from ddp_train.training.evaluation import evaluate
+from ddp_train.training.evaluation import evaluate, joined
 from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loss_monitor import LossMonitor
@@ -191,7 +191,7 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
     is_there = world.from_main(all(folder_of(part).exists() for part in components.eval_loaders))
     if not job.config.evaluation.save_predictions or is_there:
         return
-    with evaluation_mode(components.optimizer):
+    with evaluation_mode(components.optimizer), joined(components):
         metrics = evaluate(components, world, predictions=folder_of, begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step))
     assert metrics is not None  # a stop before the first step ends the process
     if world.is_main:
@@ -265,6 +265,7 @@ def _trainer(
             every_steps=every,
             optimizer=components.optimizer,
             others=lambda: hashes(components, state),
+            synchronising=components.strategy if isinstance(components.strategy, Synchronising) else None,
         )
         if every
         else ReplicaCheck(),

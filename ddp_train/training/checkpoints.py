@@ -22,6 +22,7 @@ from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training import predictions
 from ddp_train.training.components import Components
+from ddp_train.training.evaluation import joined
 from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.loss_monitor import Rewind
 from ddp_train.training.records import Records
@@ -79,8 +80,8 @@ class Checkpoints:
             window: what has come since the last record.
         """
         self._saver.finish()  # before the collective: a rank that is lost is told from the store, at once
-        with evaluation_mode(self.components.optimizer) as trained:
-            saved = content(self.components, self.state, window, self.world, trained=trained)
+        with evaluation_mode(self.components.optimizer) as trained, joined(self.components) as kept:
+            saved = content(self.components, self.state, window, self.world, trained=trained, kept=kept)
             self._saver.save(saved, facts=self._schedule.facts(self.state.step))
 
     def finish(self) -> str:

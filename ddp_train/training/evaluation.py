@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Averaging, cut, describe, is_cut, own_rows, plain_name
+from ddp_train.interfaces import Averaging, Place, Synchronising, cut, describe, is_cut, own_rows, plain_name
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.metrics import model_log
 from ddp_train.training import metric
 from ddp_train.training.callback_error import named
-from ddp_train.training.components import Evaluated
+from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.lockstep import agreed, in_step
 from ddp_train.training.predictions import PredictionFiles
 from ddp_train.training.sanity_check import NamedBatch, explain
@@ -72,6 +72,16 @@ def as_evaluated(components: Evaluated) -> Iterator[None]:
     with torch.no_grad(), model_log.taken_by(None), _averaged(components), _evaluating(parts):
         yield
         components.rest()
+
+
+def joined(components: Components) -> AbstractContextManager[Mapping[Place, Tensor]]:
+    """Let the weights be the same on all ranks, and what callbacks have of them, to be evaluated or saved; then as they were. Collective.
+
+    Yields:
+        This rank's own values of what was changed: where ranks take steps of their own (`interfaces.Synchronising`).
+    """
+    strategy = components.strategy
+    return strategy.joined(components.trained, averages(components).values()) if isinstance(strategy, Synchronising) else nullcontext({})
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class Reading:
 
     totals: list[float]  # the loss of each step over all ranks, not divided by anything
     weights: list[float]  # of each step's global batch
-    norms: list[float]  # of the gradient, of the steps not looked at yet; only where a step depends on it
+    norms: list[float]  # of the gradient, over the ranks their root mean square; of the steps not looked at yet, where a step depends on it
     grad_norm: float | None = None  # of the newest step
     skipped: int = 0  # samples, over all ranks
     turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `totals`
@@ -43,10 +44,14 @@ class LogWindow:
         device: where the losses are kept.
         sums: what a checkpoint between two log steps held, so that the next record is that of a run that never stopped.
         turns: the names of those that an objective has.
+        own_weights: the tensors that `end_step` gets are of this rank's part of the batch alone, and not of all of it.
     """
 
-    def __init__(self, device: torch.device, sums: WindowSums | None = None, *, turns: Collection[str] = ()) -> None:
+    def __init__(
+        self, device: torch.device, sums: WindowSums | None = None, *, turns: Collection[str] = (), own_weights: bool = False
+    ) -> None:
         sums = sums or WindowSums()
+        self._own_weights = own_weights
         self._losses = _Room(sums.losses, device)
         self._of_turns = {name: _Room(sums.turns.get(name, [0.0] * len(sums.losses)), device) for name in turns}
         self._taken = [list(names) for names in sums.taken]  # the turns of each step
@@ -117,20 +122,26 @@ class LogWindow:
         host = [float(self.skipped), *beside, *(logged.numbers() if logged else ())]
         own = [self.losses, *self._turn_losses().values(), torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True)]
         own += logged.sums(device=device) if logged else []
+        num_rest = sum(map(len, own[1 + len(self._of_turns) :]))
         on_device = [weight for weight in self._weights if isinstance(weight, Tensor)]
         norms = [*self.norms, *([] if grad_norm is None else [grad_norm])]
-        parts = [world.sum(torch.cat(own)), *(torch.stack(each).double() for each in (on_device, norms) if each)]
-        values = iter(torch.cat(parts).tolist())
+        if on_device:
+            stacked = torch.stack(on_device).double()
+            own.append(stacked if self._own_weights or world.is_main else torch.zeros_like(stacked))  # all ranks have the same: once
+        if norms:
+            own.append(torch.stack(norms).double().square())
+        values = iter(world.sum(torch.cat(own)).tolist())
         totals = [next(values) for _ in self._weights]
         turns = {name: [next(values) for _ in self._weights] for name in self._of_turns}
-        num_skipped, *rest = [next(values) for _ in range(sum(map(len, own)) - len(totals) * (1 + len(turns)))]
+        num_skipped, *rest = [next(values) for _ in range(num_rest)]
         weights = [next(values) if isinstance(weight, Tensor) else float(weight) for weight in self._weights]
+        rms = [math.sqrt(next(values) / world.size) for _ in norms]  # of what is alike on all ranks, itself
         self._weights = [*weights]
         return Reading(
             totals=totals,
             weights=weights,
-            norms=[next(values) for _ in self.norms],
-            grad_norm=next(values, None),
+            norms=rms[: len(self.norms)],
+            grad_norm=None if grad_norm is None else rms[-1],
             skipped=int(num_skipped),
             turns=turns,
             beside=rest[: len(beside)],

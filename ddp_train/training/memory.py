@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
+from ddp_train.interfaces import Synchronising, tensors_of
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.components import Components
 
@@ -47,12 +48,15 @@ def parts_of(components: Components) -> dict[str, int]:
     trained, optimizer = components.trained, components.optimizer
     trainable = [parameter for parameter in trained.parameters() if parameter.requires_grad and components.early_step is None]
     state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    strategy = components.strategy
+    kept = list(tensors_of(strategy.state_dict())) if isinstance(strategy, Synchronising) else []
     return {
         "parameters": _bytes([*trained.parameters(), *trained.buffers()]),
         "gradients": _bytes(
             trainable
         ),  # as large as what they are of; between two steps there may be none, and where the optimizer steps in backward some at a time
         "optimizer": _bytes(state),
+        **({"synchronisation": _bytes(kept)} if kept else {}),
     }
 
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.interfaces import is_cut, num_replicas, num_shards, own_rows
+from ddp_train.interfaces import Synchronising, is_cut, num_replicas, num_shards, own_rows
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SHOWN = 4  # tensors of each rank
@@ -51,6 +51,7 @@ class FingerprintCheck(ReplicaCheck):
     Parameters are compared, the optimizer's tensors, and the buffers that training does not change. Those that it does (batch norm's
     averages) are each rank's own from one synchronised forward to the next, which begins with rank 0's; rank 0's are what is saved.
     Of what a strategy has cut among the ranks those are compared that several ranks have (replicas of a shard).
+    Where ranks take steps of their own they are compared when they have synchronised, with what that needs instead of their optimizers.
     """
 
     model: nn.Module  # what is trained, an objective with weights of its own included
@@ -59,25 +60,32 @@ class FingerprintCheck(ReplicaCheck):
     every_steps: int  # between two comparisons; each save has one before it besides, because every rank may write a part of it
     optimizer: Optimizer
     others: Callable[[], Mapping[str, str]]  # return a hash of each other thing that must be the same, by name
+    synchronising: Synchronising | None = None  # the strategy, where ranks take steps of their own
 
     def __post_init__(self) -> None:
         self._checked = -1  # the step after which it was done last
+        self._is_due = False
         self._parameters = {name: each for name, each in self.model.named_parameters() if _has_replicas(each)}
         self._buffers = dict(self.model.named_buffers())
         self._buffers_at_start = self._sums(self._buffers)
 
     def after_step(self, step: int) -> None:
         """Compare if it is time. Collective."""
-        if step % self.every_steps == 0:
+        self._is_due |= step % self.every_steps == 0
+        if self._is_due and self._are_alike():
             self._check(step)
 
     def go_back(self) -> None:
-        self._checked = -1
+        self._checked, self._is_due = -1, False
 
     def before_save(self, step: int) -> None:
         """Compare, unless it has just been done. Collective."""
-        if step != self._checked:
+        if step != self._checked and self._are_alike():
             self._check(step)
+
+    def _are_alike(self) -> bool:
+        """Tell whether the ranks should be."""
+        return self.synchronising is None or self.synchronising.are_alike
 
     def _check(self, step: int) -> None:
         """Compare.
@@ -85,7 +93,7 @@ class FingerprintCheck(ReplicaCheck):
         Raises:
             ReplicaError: on all ranks, with the rank and the tensor that differ.
         """
-        self._checked = step
+        self._checked, self._is_due = step, False
         kept = self._kept()
         facts = {"optimizer's tensors": hashlib.sha256(" ".join(kept).encode()).hexdigest(), **self.others()}
         columns: dict[str, dict[int, Any]] = {}  # what the ranks have that must have the same, by what it is
@@ -158,7 +166,10 @@ class FingerprintCheck(ReplicaCheck):
         }
 
     def _kept(self) -> dict[str, Tensor]:
-        """Return the tensors that the optimizer keeps, by what they are of."""
+        """Return the tensors that the optimizer keeps, or what a synchronisation needs, by what they are of."""
+        if self.synchronising is not None:
+            state = self.synchronising.state_dict()
+            return {f"{kind} of {name}": each for kind, tensors in state.items() for name, each in tensors.items()}
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         return {
             f"{kind} of {names.get(parameter, 'a parameter')}": value

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
+from ddp_train.checkpoint.snapshot import OF_RANK_0
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import cut, is_cut
+from ddp_train.interfaces import Place, Synchronising, cut, is_cut, map_tensors, place_of, tensors_of
 from ddp_train.training import callbacks
 from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, parameter_names, regrouped_schedule
 from ddp_train.training.components import Components
@@ -54,7 +56,15 @@ def hashes(components: Components, state: TrainState) -> dict[str, str]:
     return found
 
 
-def content(components: Components, state: TrainState, window: WindowSums, world: World, *, trained: Sequence[Tensor] = ()) -> Content:
+def content(
+    components: Components,
+    state: TrainState,
+    window: WindowSums,
+    world: World,
+    *,
+    trained: Sequence[Tensor] = (),
+    kept: Mapping[Place, Tensor] = MappingProxyType({}),
+) -> Content:
     """Return what a checkpoint of this moment holds. Collective.
 
     All ranks take rank 0's buffers first: each has its own BatchNorm averages, of which every rank would write a share. So a rank goes on
@@ -62,6 +72,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
 
     Args:
         trained: what `evaluation_mode` yields: the parameters to go on with, where those of the model are others.
+        kept: what `joined` yields: this rank's own values of what is the same on all ranks only now.
     """
     world.copy_from_main(components.trained.buffers())
     found = components.modules.items()
@@ -79,13 +90,27 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         # What is evaluated instead of the weights: once in the files, for a callback's state has it, too.
         "averages": dict(averages(components)),
     }
+    is_replica = isinstance(components.strategy, Synchronising) and world.size > 1
+    if isinstance(components.strategy, Synchronising):
+        shared |= {"strategy": components.strategy.state_dict(), OF_RANK_0: ["optimizer"] if is_replica else []}
     own = {
         "random": random_state(world.device),
         "window": asdict(window),
         "data": components.train_loader.state_dict(state.samples),
+        **({"replica": _replica(shared, kept, world)} if is_replica else {}),
     }
     buffers = {f"{part}.{name}" for part, module in found for name, _ in module.named_buffers(remove_duplicate=False)}  # may hold a mask
     return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)
+
+
+def _replica(shared: Mapping[str, Any], kept: Mapping[Place, Tensor], world: World) -> dict[str, Any]:
+    """Return the parts of the state of which this rank has its own, but for what rank 0 has in the shared state."""
+    found = {} if world.is_main else {"optimizer": shared["optimizer"]}
+    for part in ("model", "objective", "callbacks"):
+        own = map_tensors(lambda tensor: kept.get(place_of(tensor), tensor), shared.get(part, {}))
+        if any(mine is not common for mine, common in zip(tensors_of(own), tensors_of(shared.get(part, {})), strict=True)):
+            found[part] = own
+    return found
 
 
 def load(checkpoint: Path, components: Components, state: TrainState, world: World, *, moves: Callable[[], None] = lambda: None) -> bool:
@@ -103,9 +128,18 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
     """
     saved_size = size_of(checkpoint, world)
     shared = read_shared(checkpoint, world, lay_out=cut_like(components), moves=moves)
-    _restore(checkpoint, shared, components, state, world)
+    own = read_own(checkpoint, world.rank) if saved_size == world.size else {}
+    strategy, replica = components.strategy, dict[str, Any]()
+    if isinstance(strategy, Synchronising):
+        replica = own.get("replica", {})
+    if shared.get(OF_RANK_0) and not (own and isinstance(strategy, Synchronising)) and world.is_main:
+        print("the ranks of the checkpoint had weights and optimizers of their own: all go on with the mean and rank 0's", flush=True)
+    _restore(checkpoint, shared | replica, components, state, world)
+    if isinstance(strategy, Synchronising):
+        strategy.are_alike = replica.keys().isdisjoint(components.modules)
+        strategy.load_state_dict(shared.get("strategy", {}))
+        strategy.begin(components.trained)
     if saved_size == world.size:
-        own = read_own(checkpoint, world.rank)
         state.window = WindowSums(**own["window"])
         components.train_loader.load_state_dict(own["data"])
         set_random_state(own["random"], world.device)

@@ -13,7 +13,7 @@ from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Averaging, own_rows, range_of
+from ddp_train.interfaces import Averaging, Synchronising, own_rows, range_of
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation_mode import has_modes
 
@@ -52,8 +52,29 @@ def estimate(components: Components, *, num_ranks: int) -> int:
     twice = (
         sum(parameter.nbytes for parameter, _ in parameters) if has_modes(components.optimizer) else 0
     )  # evaluated ones and trained ones
-    kept = sum(tensor.nbytes for tensor in (optimizer | carried).values())
-    return sum(weights.values()) + twice + kept + num_ranks * _BYTES_PER_RANK
+    kept = _bytes(optimizer | carried)
+    own = _of_replicas(components, sum(weights.values()) + _bytes(carried), _bytes(optimizer), num_ranks=num_ranks)
+    return sum(weights.values()) + twice + kept + own + num_ranks * _BYTES_PER_RANK
+
+
+def _of_replicas(components: Components, weights: int, optimizer: int, *, num_ranks: int) -> int:
+    """Return what ranks that take steps of their own save besides: at most each its weights, all but rank 0 its optimizer."""
+    if not isinstance(components.strategy, Synchronising):
+        return 0
+    own = num_ranks * weights + (num_ranks - 1) * optimizer if num_ranks > 1 else 0
+    return own + _for_synchronisation(components, num_ranks)
+
+
+def _for_synchronisation(components: Components, num_ranks: int) -> int:
+    """Return what a rank keeps for the synchronisations of a strategy that has some."""
+    if not isinstance(components.strategy, Synchronising):
+        return 0
+    held = [*components.trained.parameters(), *components.trained.buffers()]
+    return components.strategy.num_copies(num_ranks) * sum(max(4, tensor.itemsize) * tensor.numel() for tensor in held)
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def still_to_come(components: Components) -> int:
@@ -91,6 +112,7 @@ def kept_on_a_rank(components: Components, *, num_ranks: int) -> dict[str, int]:
         "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
         "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad and components.early_step is None),
         "optimizer": sum(_rows(value, shards.optimizer) for state in states for value in state.values()),
+        **({"synchronisation": copies} if (copies := _for_synchronisation(components, num_ranks)) else {}),
         "callbacks": sum(
             _rows(value, shards.parameters if name.split(".")[1] in averaging else 1) for name, value in _carried(components).items()
         ),

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Objective, batch_size
+from ddp_train.interfaces import Objective, Synchronising, batch_size
 from ddp_train.loader.device_copy import copied_ahead, to_device
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
@@ -103,11 +103,14 @@ class Trainer:
     callbacks: Callbacks = field(init=False)
     logged: Logged = field(init=False)  # by them and by the model
 
+    steps_alone: bool = field(init=False)  # the ranks may exchange nothing in a step
     window: LogWindow = field(init=False)  # the steps since the last record
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
     def __post_init__(self) -> None:
-        self.window = LogWindow(self.world.device, self.state.window, turns=self.components.turns)
+        strategy = self.components.strategy
+        self.steps_alone = isinstance(strategy, Synchronising) and strategy.steps_alone
+        self.window = self._new_window()
         self.logged = Logged(self.state, self.components.turns)
         view = RunView(
             self.components,
@@ -182,10 +185,13 @@ class Trainer:
         order, every = components.train_loader.order, self.evaluate_every_steps
         components.module.train()
         counts_epochs = self._reach_epoch()
-        self.window = LogWindow(self.world.device, state.window, turns=components.turns)
+        self.window = self._new_window()
         queue = device_queue(self.world.device, tracker)
         # Who does nothing after a step is not told of it: with steps of a millisecond each call shows.
         told = [each.after_step for each, idle in ((queue, DeviceQueue), (self.replicas, ReplicaCheck)) if type(each) is not idle]
+        if isinstance(components.strategy, Synchronising):
+            components.strategy.begin(components.trained)
+            told.insert(0, components.strategy.after_step)
         self.logged.go_on_from(state.window)
         was_stopped = state.stopped is not None
         callbacks.start()
@@ -234,6 +240,9 @@ class Trainer:
             if stops:
                 return False
         return True
+
+    def _new_window(self) -> LogWindow:
+        return LogWindow(self.world.device, self.state.window, turns=self.components.turns, own_weights=self.steps_alone)
 
     def _is_over(self) -> bool:
         """Tell whether there is no step left to take."""
@@ -301,7 +310,10 @@ class Trainer:
         """
         components, window = self.components, self.window
         window.begin_step()
-        total_weight, micro_batches = _start_total_weight(components.objective, micro_batches, self.world, global_batch_size)
+        sum_over_ranks = _keep if self.steps_alone else self.world.start_sum
+        total_weight, micro_batches = _start_total_weight(
+            components.objective, micro_batches, global_batch_size, device=self.world.device, start_sum=sum_over_ranks
+        )
         if components.turns:
             turns = components.turns_at(self.state.step)
             taken = [turn.name for turn in turns]
@@ -386,7 +398,8 @@ class Trainer:
             loss_sum = loss_sum * 0.0
         weight = total_weight()  # not needed before
         divisor = torch.where(weight == 0, 1.0, weight) if isinstance(weight, Tensor) else weight  # 0: nothing counts
-        scale = world.size / divisor  # DDP takes the mean over the ranks; the sum is wanted
+        ranks = 1 if self.steps_alone and isinstance(weight, Tensor) else world.size  # whose weight it is
+        scale = ranks / divisor  # DDP takes the mean over the ranks; the sum is wanted
         # Backward begins with the scale: the gradients are those of a loss times the scale, without that product and its own backward.
         seed = scale.to(loss_sum.dtype) if isinstance(scale, Tensor) else torch.full_like(loss_sum, scale)
         loss_sum.backward(components.scaler.scale(self.guard.mark(seed, loss_sum)))
@@ -431,7 +444,7 @@ class Trainer:
         components, state = self.components, self.state
         if not components.eval_loaders:
             return True
-        with evaluation_mode(components.optimizer):
+        with evaluation_mode(components.optimizer), evaluation.joined(components):
             metrics = evaluation.evaluate(
                 components,
                 self.world,
@@ -460,7 +473,12 @@ class Trainer:
 
 
 def _start_total_weight(
-    objective: Objective, micro_batches: Iterable[MicroBatch], world: World, global_batch_size: int
+    objective: Objective,
+    micro_batches: Iterable[MicroBatch],
+    global_batch_size: int,
+    *,
+    device: torch.device,
+    start_sum: Callable[[Tensor], Callable[[], Tensor]],
 ) -> tuple[Callable[[], float | Tensor], Iterable[MicroBatch]]:
     """Return what gives the weight of the whole global batch, and the micro-batches.
 
@@ -474,9 +492,13 @@ def _start_total_weight(
         return lambda: known, _one_by_one([first], rest)
     every = [first, *rest]
     weights = [torch.as_tensor(objective.weight(each.batch), dtype=torch.float64) * each.counts for each in every]
-    wait = world.start_sum(torch.stack(weights).sum())  # reduced where the data is, mostly on the CPU: no wait for the device
+    wait = start_sum(torch.stack(weights).sum())  # reduced where the data is, mostly on the CPU: no wait for the device
+    return cache(lambda: wait().to(device, non_blocking=True)), every
 
-    return cache(lambda: wait().to(world.device, non_blocking=True)), every
+
+def _keep(weight: Tensor) -> Callable[[], Tensor]:
+    """Return a rank's weight as its own: it asks nobody for the others', and takes the mean over its own units."""
+    return lambda: weight
 
 
 def _one_by_one(first: list[MicroBatch], rest: Iterator[MicroBatch]) -> Iterator[MicroBatch]:

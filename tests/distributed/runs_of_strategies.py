@@ -26,6 +26,7 @@ from ddp_train.interfaces import is_cut
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build import build
 from ddp_train.training.components import Components
+from ddp_train.training.evaluation import joined
 from ddp_train.training.memory import parts_of
 from ddp_train.training.saved_state import content, load
 from ddp_train.training.state import TrainState, WindowSums
@@ -56,7 +57,8 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     def save(window: WindowSums) -> None:
         assert estimate(parts, num_ranks=world.size) > 0
         if to is not None:
-            saver.save(content(parts, state, window, world))
+            with joined(parts) as kept:
+                saver.save(content(parts, state, window, world, kept=kept))
 
     Trainer(
         components=parts,

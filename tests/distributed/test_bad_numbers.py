@@ -99,6 +99,23 @@ def test_a_run_goes_back_and_on_past_the_bad_batch(project: Project) -> None:
 
 
 @pytest.mark.long
+def test_ranks_that_step_apart_skip_each_its_own_step_or_go_back_together(project: Project) -> None:
+    """A rank that skips is behind in its momentum alone: the others' step counts for the weights of all."""
+    apart = ["+data.spoiled=[17]", "strategy=local_sgd", "strategy.every_steps=4", "health.check_replicas_every_steps=5"]
+    skipped = start(project, "skipped", *apart, "health.on_nonfinite=skip")
+    assert skipped.returncode == 0, skipped.output
+    assert skipped.stdout.count(" skipped: loss nan, gradient norm nan; its samples: ") == 3
+    rewound = start(project, "rewound", *apart, "health.on_nonfinite=rewind", "checkpoint.every_steps=2")
+    assert rewound.returncode == 0, rewound.output
+    kinds = [event["kind"] for event in events(project.folder / "outputs" / "rewound")]
+    assert kinds[:2] == ["nonfinite", "rewound"]
+    for name in ("skipped", "rewound"):
+        records = metrics(project.folder / "outputs" / name, "train")
+        assert [record["step"] for record in records] == list(range(3, 31, 3))
+        assert all(record["loss"] is not None for record in records)
+
+
+@pytest.mark.long
 def test_a_weight_that_drifts_on_one_rank_ends_the_run_and_is_named(project: Project) -> None:
     done = start(
         project,

@@ -125,11 +125,15 @@ def test_a_gan_that_is_killed_and_resumed_is_bitwise_the_one_that_never_stopped(
 
 
 @pytest.mark.long
-def test_a_gan_that_is_stopped_and_resumed_is_bitwise_the_one_that_never_stopped(project: Project) -> None:
-    """Stopped within a step that takes the discriminator alone, between two records, and again in one that takes both."""
+@pytest.mark.parametrize("strategy", [["strategy=ddp"], ["strategy=local_sgd", "strategy.every_steps=5", "strategy.outer_momentum=0.5"]])
+def test_a_gan_that_is_stopped_and_resumed_is_bitwise_the_one_that_never_stopped(project: Project, strategy: list[str]) -> None:
+    """Stopped within a step that takes the discriminator alone, between two records, and again in one that takes both.
+
+    Each time between two synchronisations, where there are some.
+    """
     project.write("gan.py", GAN + RARELY)
     command = [*COMMON, "model._target_=gan.Pair", "objective._target_=gan.Rarely", "cluster.processes_per_node=3", "trainer.max_steps=14"]
-    command += ["checkpoint.every_steps=100", "evaluation.every_steps=7", "trainer.log_every_steps=5"]
+    command += ["checkpoint.every_steps=100", "evaluation.every_steps=7", "trainer.log_every_steps=5", "callbacks=ema", *strategy]
     command += ["optimizer=several", f"optimizer.parts={{generator: {ADAM}, discriminator: {SGD}}}"]
     whole = project.run(*command, "hydra.run.dir=outputs/whole", timeout=400)
     assert whole.returncode == 0, whole.output

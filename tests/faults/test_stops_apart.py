@@ -1,7 +1,7 @@
 """Stops and saves by time of ranks that run ahead of each other, as they do where collectives do not block the host: each time one step
 on all ranks, saved, and bitwise the run that was never stopped.
 
-The strategy communicates in every 20th step only (as local SGD does), and rank 0 is the slowest. The arithmetic is exact: a step's
+Local SGD communicates in every 20th step only, and rank 0 is the slowest. The arithmetic is exact: a step's
 gradient is the weights themselves, times powers of two on the way, so that the result must not depend on the number of ranks either.
 """
 
@@ -30,17 +30,17 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
 TIMES = 20
 MODULE = """
 import os, random, time
-from contextlib import nullcontext
 import torch
-import torch.distributed as dist
 from torch import nn
-from ddp_train.strategy.ddp import DDP
 
 class Weights(nn.Module):
     def __init__(self):
         super().__init__()
         self.weights = nn.Parameter(torch.randn(1000))
+        self.draw = random.Random(os.getpid())
+        self.longest_s = float(os.environ.get("LONGEST_S", 0)) * (4 if os.environ.get("RANK") == "0" else 1)
     def forward(self, images):
+        time.sleep(self.longest_s * self.draw.random())
         return len(images) * (self.weights @ self.weights) / 2
 
 class Decay:
@@ -53,34 +53,14 @@ class Decay:
         return {"loss": model(batch[0]).double(), "samples": torch.tensor(len(batch[0]))}
     def metrics(self, totals):
         return {"loss": totals["loss"] / totals["samples"]}
-
-class Apart(DDP):
-    has_buckets = False
-    def prepare(self, model, device, world_size):
-        return Meeting(model, world_size)
-    def no_sync(self, module):
-        return nullcontext()
-
-class Meeting(nn.Module):
-    def __init__(self, model, world_size):
-        super().__init__()
-        self.model, self.world_size, self.calls = model, world_size, 0
-        self.draw = random.Random(os.getpid())
-        self.longest_s = float(os.environ.get("LONGEST_S", 0)) * (4 if os.environ["RANK"] == "0" else 1)
-    def forward(self, images):
-        self.calls += 1
-        if self.calls % 20 == 0 and self.world_size > 1:
-            for parameter in self.model.parameters():
-                dist.all_reduce(parameter.data, op=dist.ReduceOp.MAX)  # they are equal
-        time.sleep(self.longest_s * self.draw.random())
-        return self.model(images)
 """
-NODES = {"model/weights": "apart.Weights", "objective/decay": "apart.Decay", "strategy/apart": "apart.Apart"}
+NODES = {"model/weights": "apart.Weights", "objective/decay": "apart.Decay"}
 RUN = [
     "--config-dir=conf",
     "model=weights",
     "objective=decay",
-    "strategy=apart",
+    "strategy=local_sgd",
+    "strategy.every_steps=20",
     "optimizer=sgd",
     "scheduler=constant",
     "optimizer.lr=1e-4",

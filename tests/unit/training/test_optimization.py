@@ -77,6 +77,7 @@ def test_groups_change_nothing_where_they_say_the_same() -> None:
 
 
 PLATEAU = ["scheduler=plateau", "evaluation.every_steps=1", "scheduler.patience=0", "scheduler.threshold=10.0", "trainer.max_steps=4"]
+APART = ["strategy=local_sgd", "cluster.processes_per_node=2"]
 
 
 def evaluated(*overrides: str) -> list[float]:
@@ -168,6 +169,12 @@ def test_batches_that_grow_train_as_their_samples_say() -> None:
         (["strategy=fsdp", "optimizer=muon", "cluster.processes_per_node=2"], r"optimizer: is muon, which needs whole matrices"),
         (["strategy=zero1", "optimizer=muon", "cluster.processes_per_node=2"], r"optimizer: is muon, which needs whole matrices"),
         (["strategy=fsdp", "strategy.replicas=2", "cluster.processes_per_node=3"], r"strategy\.replicas: is 2, on 3 ranks"),
+        ([*APART, "strategy.every_steps=0"], r"strategy\.every_steps: is 0"),
+        ([*APART, "strategy.outer_lr=0.0"], r"strategy\.outer_lr: is 0\.0"),
+        ([*APART, "strategy.outer_momentum=1.0"], r"strategy\.outer_momentum: is 1\.0"),
+        ([*APART, "strategy.every_steps=1", "optimizer=adamw"], r"strategy\.every_steps: is 1, and the optimizer is AdamW"),
+        ([*APART, "strategy.every_steps=1", "optimizer=sgd", "trainer.clip_grad_norm=1.0"], "and trainer.clip_grad_norm is given"),
+        ([*APART, "amp=fp16"], r"amp\.dtype: is float16, and with strategy=local_sgd"),
     ],
 )
 def test_sizes_and_strategies_that_cannot_be_are_refused(overrides: list[str], says: str) -> None:

@@ -173,3 +173,33 @@ def test_averages_that_each_rank_has_of_its_own_are_left_out() -> None:
     for rank, model in enumerate(world.models):
         model[1](torch.full((2, 300), float(rank)))
     check.after_step(1)
+
+
+def test_ranks_that_step_apart_are_compared_when_they_have_met_with_what_that_needs() -> None:
+    class Apart:
+        are_alike = False
+
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def state_dict(self) -> dict[str, dict[str, Tensor]]:
+            return {"last": {"weight": torch.full((2,), self.value)}}
+
+    ranks = fleet(3, every_steps=4)
+    strategies = [Apart(1.0), Apart(1.0), Apart(2.0)]
+    for check, strategy in zip(ranks.checks, strategies, strict=True):
+        check.synchronising = strategy  # type: ignore[assignment]
+    for step in (1, 4, 5):  # due at the fourth
+        ranks.after_step(step)
+    ranks.before_save(5)
+    for strategy in strategies:
+        strategy.are_alike = True
+    with pytest.raises(ReplicaError, match=r"after step 6: rank 2 on .* differs from the others in last of weight"):
+        ranks.after_step(6)
+    strategies[2].value = 1.0
+    ranks.before_save(6)  # has been done
+    ranks.after_step(7)  # is not due
+    strategies[2].value = 2.0
+    ranks.after_step(7)
+    with pytest.raises(ReplicaError, match="found after step 8"):
+        ranks.after_step(8)

@@ -1,0 +1,223 @@
+"""Ranks that take steps of their own, and put their weights together after every so many."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Place, Shards, place_of, plain_name
+
+_BUCKET = 25 << 20  # bytes that travel together
+_K = TypeVar("_K", bound=Hashable)
+
+
+class LocalSGD:
+    """Let each rank step its own copy of the model by its share of each global batch, and put the copies together now and then.
+
+    A synchronisation takes the mean of the ways that the ranks' weights have come since the last one. The weights go it from where they all
+    were: as it is, or as an outer optimizer goes on from it, SGD with Nesterov's momentum (DiLoCo). Buffers go the mean way; those of whole
+    numbers become rank 0's. What each rank's own optimizer keeps stays with it. One rank alone has nothing to take the mean of.
+
+    Args:
+        every_steps: steps from one synchronisation to the next; in those between, the ranks exchange nothing.
+        outer_lr: how far the weights go, as a part of the mean way: 1 ends at the mean of the ranks' weights.
+        outer_momentum: of the outer optimizer, at least 0 and below 1.
+
+    Source: Stich 2018, arXiv:1805.09767; with an outer optimizer Douillard et al. 2023, arXiv:2311.08105.
+    """
+
+    has_buckets = False
+    computes_together = False
+
+    def __init__(self, *, every_steps: int = 20, outer_lr: float = 1.0, outer_momentum: float = 0.0) -> None:
+        for key, value, is_good, expected in (
+            ("every_steps", every_steps, every_steps >= 1, "at least 1"),
+            ("outer_lr", outer_lr, outer_lr > 0, "above 0"),
+            ("outer_momentum", outer_momentum, 0 <= outer_momentum < 1, "at least 0 and below 1"),
+        ):
+            if not is_good:
+                raise ConfigError(key=f"strategy.{key}", happened=f"is {value}", expected=expected)
+        self._every_steps, self._lr, self._momentum = every_steps, outer_lr, outer_momentum
+        self.steps_alone = every_steps > 1
+        self.are_alike = True
+        self._size, self._trained = 0, nn.Module()
+        self._last: dict[str, Tensor] = {}  # values at the last synchronisation, by name; in float32 at least
+        self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
+        self._is_joined = False
+
+    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
+        """Move the model to `device` and give all ranks rank 0's weights, once: later each has its own. Collective."""
+        model = model.to(device)
+        if world_size > 1 and not self._size:
+            for tensor in chain(model.parameters(), model.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+        self._size = world_size
+        return model
+
+    def begin(self, trained: nn.Module) -> None:
+        """Take the weights as they are now for those of the last synchronisation, unless these were loaded."""
+        self._trained = trained
+        if not self._synchronises:
+            return
+        self._last = {name: _at(self._last.get(name, _wide(held)), held) for name, held in _held(trained).items()}
+        if self._momentum:
+            names = [plain_name(name) for name, _ in trained.named_parameters()]
+            self._velocity = {name: _at(self._velocity.get(name, torch.zeros_like(self._last[name])), self._last[name]) for name in names}
+
+    def after_step(self, step: int) -> None:
+        """Put the ranks' weights together where it is time. Collective then."""
+        is_time = step % self._every_steps == 0
+        self.are_alike = is_time or self._size == 1
+        if is_time and self._synchronises:
+            self._synchronise()
+
+    @contextmanager
+    def joined(self, trained: nn.Module, averages: Iterable[Tensor]) -> Iterator[Mapping[Place, Tensor]]:
+        """Let weights, buffers, and averages of them be the mean over the ranks; then each rank's own again. Collective."""
+        if self._size == 1 or self._is_joined:
+            yield {}
+            return
+        averages = list(averages)
+        changed = averages if self.are_alike else [*trained.parameters(), *trained.buffers(), *averages]
+        with torch.no_grad():
+            kept = [(tensor.detach(), tensor.detach().clone()) for tensor in changed]
+            if not self.are_alike:
+                held = _held(trained)
+                for name, way in _means(held, self._last):
+                    held[name].copy_(self._last[name] + way)
+                _take_main(trained.buffers())
+            found = {number: average for number, average in enumerate(averages) if average.is_floating_point()}
+            for number, mean in _means(found):
+                found[number].copy_(mean)
+            _take_main(averages)
+        self._is_joined = True
+        yield {place_of(tensor): copy for tensor, copy in kept}
+        self._is_joined = False
+        for tensor, copy in kept:
+            tensor.copy_(copy)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": dict(self._last), "velocity": dict(self._velocity)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._last, self._velocity = dict(state.get("last", {})), dict(state.get("velocity", {}))
+
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Return a context that does nothing: no backward exchanges anything."""
+        return nullcontext()
+
+    def keeps_gradients(self, module: nn.Module) -> bool:
+        """Tell that gradients are given back."""
+        return False
+
+    def share(self, optimizer: Optimizer) -> None:
+        """Share nothing: each rank takes steps of its own.
+
+        Raises:
+            ConfigError: the optimizer evaluates other weights than it trains, by what it keeps, which no synchronisation puts together.
+        """
+        if all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval")):
+            raise ConfigError(
+                key="optimizer",
+                happened=f"is {type(optimizer).__name__}, whose weights to evaluate would differ between the ranks",
+                expected="an optimizer that trains the weights that are evaluated, with strategy=local_sgd",
+                fix="optimizer=adamw, or strategy=ddp",
+            )
+
+    def state_like(self, parameter: nn.Parameter) -> Tensor:
+        """Return the parameter: every rank has all of its own state."""
+        return parameter
+
+    def rest(self, module: nn.Module) -> None:
+        """Nothing is left."""
+
+    def shards(self, world_size: int) -> Shards:
+        """Every rank has all."""
+        return Shards()
+
+    def num_copies(self, world_size: int) -> int:
+        """The weights of the last synchronisation, and the outer momentum."""
+        return 1 + bool(self._momentum) if self._is_outer or world_size > 1 else 0
+
+    @property
+    def _synchronises(self) -> bool:
+        return self._size > 1 or self._is_outer
+
+    @property
+    def _is_outer(self) -> bool:
+        return self._lr != 1 or self._momentum > 0
+
+    @torch.no_grad()
+    def _synchronise(self) -> None:
+        held = _held(self._trained)
+        stepped = {plain_name(name) for name, parameter in self._trained.named_parameters() if parameter.requires_grad}
+        for name, way in _means(held, self._last):
+            last = self._last[name]
+            last.add_(self._outer_way(name, way) if name in stepped else way)  # what is frozen has no way, and shall have no momentum
+            held[name].copy_(last)
+        _take_main(self._trained.buffers())
+
+    def _outer_way(self, name: str, way: Tensor) -> Tensor:
+        """Return the way that the outer optimizer takes; minus `way` is its gradient."""
+        if self._momentum:
+            velocity = self._velocity[name].mul_(self._momentum).add_(way)
+            way = way.add(velocity, alpha=self._momentum)
+        return way.mul_(self._lr) if self._lr != 1 else way
+
+
+def _held(trained: nn.Module) -> dict[str, Tensor]:
+    """Return what a mean can be taken of, by name, sharing its memory: parameters, and buffers of fractions."""
+    every = chain(trained.named_parameters(), trained.named_buffers())
+    real = {plain_name(name): torch.view_as_real(each.detach()) if each.is_complex() else each.detach() for name, each in every}
+    return {name: each for name, each in real.items() if each.is_floating_point()}
+
+
+def _take_main(tensors: Iterable[Tensor]) -> None:
+    """Take rank 0's tensors of whole numbers. Collective."""
+    if dist.is_initialized():
+        for tensor in tensors:
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                dist.broadcast(tensor, src=0)
+
+
+def _means(tensors: Mapping[_K, Tensor], since: Mapping[_K, Tensor] = MappingProxyType({})) -> Iterator[tuple[_K, Tensor]]:
+    """Yield the mean over the ranks of each tensor, or of how far it has come: 0 to the bit where it has not moved. Collective."""
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    by_type: dict[torch.dtype, list[_K]] = {}
+    for key, tensor in tensors.items():
+        by_type.setdefault(_wide_type(tensor), []).append(key)
+    for dtype, keys in by_type.items():
+        while keys:
+            bucket, room = list[_K](), _BUCKET
+            while keys and (not bucket or tensors[keys[0]].numel() * dtype.itemsize <= room):
+                room -= tensors[keys[0]].numel() * dtype.itemsize
+                bucket.append(keys.pop(0))
+            values = [_wide(tensors[key]) - since[key] if key in since else _wide(tensors[key]) for key in bucket]
+            flat = torch.cat([value.reshape(-1) for value in values])
+            if size > 1:
+                dist.all_reduce(flat)
+                flat /= size
+            for key, value, mean in zip(bucket, values, flat.split([value.numel() for value in values]), strict=True):
+                yield key, mean.view(value.shape)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(_wide_type(tensor))
+
+
+def _wide_type(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _at(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a copy of a tensor, or itself where it is no other's, on the device of another."""
+    return tensor.to(like.device).clone() if tensor.data_ptr() == like.data_ptr() else tensor.to(like.device)
