@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from threading import Event, Thread
-from typing import Any
-
-from rich.console import Console as RichConsole
-from rich.file_proxy import FileProxy
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any
 
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.system.terminal import Terminal
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _HIDDEN = (
     *("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms"),
@@ -30,6 +29,7 @@ class Console:
 
     On a terminal a thread looks at what the rank is at, twice a second at most, and redraws the line; the loop only leaves its numbers. It
     draws right after the rank has moved, and never while it stands still: what another rank's failure has put on the terminal stays.
+    It makes the line, too: what draws takes 40 ms to import, which no first step waits for.
 
     Args:
         total_steps: optimizer steps of the whole run.
@@ -57,35 +57,48 @@ class Console:
         self._file = Terminal(sys.stdout.fileno(), owns=False) if isinstance(sys.stdout, Terminal) else sys.stdout
         self._progress: Progress | None = None
         self._covered: list[Terminal] = []  # streams whose text has to stand above the line
-        self._is_closed = Event()
+        self._is_closed, self._making = Event(), Lock()
+        self._thread: Thread | None = None
         if self._file.isatty():
-            self._show_line()
+            self._thread = Thread(target=self._follow, name="progress-line", daemon=True)
+            self._thread.start()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Show one record."""
         if not self._is_told:
             self._tracker.enter(Phase.STEP, record["step"])
-        if self._progress is None:
+        if self._thread is None:
             print(f"{self._where(record)}  {_text(record)}  {self._left(record)}".rstrip(), file=self._file, flush=True)
         elif record["split"] == "train":
             self._numbers = _text(record)
         else:
-            self._progress.console.print(f"{self._where(record)}  {_text(record)}", highlight=False)
+            self._line().console.print(f"{self._where(record)}  {_text(record)}", highlight=False)
 
     def close(self) -> None:
         """Leave the line as it is."""
-        if self._progress is None or self._is_closed.is_set():
+        if self._thread is None or self._is_closed.is_set():
             return
         self._is_closed.set()
         self._thread.join()
         self._draw()
         for stream in self._covered:
             stream.screen = None
-        self._progress.stop()
+        self._line().stop()
 
-    def _show_line(self) -> None:
+    def _line(self) -> Progress:
+        """Return the line, which is there from then on."""
+        with self._making:
+            if self._progress is None:
+                self._progress = self._show_line()
+            return self._progress
+
+    def _show_line(self) -> Progress:
+        from rich.console import Console as RichConsole
+        from rich.file_proxy import FileProxy
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         console = RichConsole(file=self._file)
-        self._progress = Progress(
+        progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
             TextColumn("{task.fields[epoch]}"),
@@ -97,19 +110,20 @@ class Console:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._progress.add_task(
+        self._task = progress.add_task(
             "", total=self._total_steps, completed=self._first_step, epoch=self._epoch(self._first_step), numbers=""
         )
-        self._progress.start()
-        self._progress.console.show_cursor(True)  # rich hides it, and a rank that is killed could not bring it back
+        progress.start()
+        progress.console.show_cursor(True)  # rich hides it, and a rank that is killed could not bring it back
         self._covered = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, Terminal) and stream.isatty()]
         for stream in self._covered:
             stream.screen = FileProxy(console, stream)  # type: ignore[assignment]
-        self._thread = Thread(target=self._follow, name="progress-line", daemon=True)
-        self._thread.start()
+        return progress
 
     def _follow(self) -> None:
-        """Redraw the line as the rank moves (a thread)."""
+        """Draw the line, and again as the rank moves (a thread)."""
+        if not self._is_closed.wait(_REDRAW_S):
+            self._line()
         while not self._is_closed.wait(_REDRAW_S):
             seen = self._tracker.count
             while self._tracker.count == seen:
@@ -118,12 +132,12 @@ class Console:
             self._draw()
 
     def _draw(self) -> None:
-        assert self._progress is not None
+        line = self._line()
         phase, step = at = self._tracker.phase, self._tracker.step
         if at != self._at:
             self._at, self._since = at, time.monotonic()
         doing = f"{_DOING[phase]} {_clock(time.monotonic() - self._since)}  " if phase in _DOING else ""
-        self._progress.update(self._task, completed=step, epoch=self._epoch(step), numbers=doing + self._numbers, refresh=True)
+        line.update(self._task, completed=step, epoch=self._epoch(step), numbers=doing + self._numbers, refresh=True)
 
     def _epoch(self, step: int) -> str:
         if self._first_epoch is None or self._steps_per_epoch is None:

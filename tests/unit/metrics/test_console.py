@@ -55,7 +55,7 @@ def test_the_line_on_a_terminal_moves_with_the_rank_shows_the_epoch_and_that_it_
     monkeypatch.setattr(console_module, "_REDRAW_S", 0.01)
     tracker = PhaseTracker()
     console = Console(total_steps=40, step=0, tracker=tracker, epoch=0.0, steps_per_epoch=20)
-    assert shows("0/40 epoch 0.00/2")
+    wait_for(lambda: shows("0/40 epoch 0.00/2"))
 
     def goes_on(phase: Phase, step: int, text: str) -> bool:
         tracker.enter(phase, step)
