@@ -15,7 +15,7 @@ from ddp_train.data.hashing import Keys
 from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Indices
+from ddp_train.interfaces import Indices, Pixels
 
 _HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation
 _SHOWN = 10
@@ -84,12 +84,16 @@ class ImageFolder(ImageArray):
 
     def batch(self, indices: Indices) -> Any:
         """Return normalised images [B, C, H, W] float32 and, where there are classes, labels [B] int64."""
-        images_BCHW, labels_B = super().batch(indices)
-        return (images_BCHW, labels_B) if self._is_labelled else images_BCHW
+        found = super().batch(indices)
+        if self._is_labelled:
+            return found
+        return found._replace(labels=None) if isinstance(found, Pixels) else found[0]
 
     def augment(self, batch: Any, keys: Keys) -> Any:
         """Crop and flip a batch, each image as its key says."""
-        return super().augment(batch, keys) if self._is_labelled else super().augment((batch, torch.empty(0)), keys)[0]
+        if self._is_labelled or isinstance(batch, Pixels):
+            return super().augment(batch, keys)
+        return super().augment((batch, torch.empty(0)), keys)[0]
 
     def where(self, index: int) -> str:
         """Return the file of a sample."""

@@ -3,6 +3,7 @@
 component  what data, objective, strategy, scheduler and mixed precision must offer
 run        metric writers, callbacks, and the run as callbacks see it
 batch      a look into batches
+pixels     images on their way to a device
 blocks     the parts of a model that repeat
 shard      tensors of which each rank has some rows
 trained    the module in which an objective with weights joins its model, and the names of parameters
@@ -20,6 +21,7 @@ from ddp_train.interfaces.component import (
     Comparing,
     Counting,
     DataSource,
+    GivingPixels,
     Goal,
     Indices,
     Inferring,
@@ -39,6 +41,7 @@ from ddp_train.interfaces.component import (
     TakingTurns,
     place_of,
 )
+from ddp_train.interfaces.pixels import Mix, Pixels, as_pair, finished, own_weights
 from ddp_train.interfaces.run import Averaging, Callback, ImageWriter, MetricWriter, Run, TextWriter
 from ddp_train.interfaces.shard import as_cut, cut, is_cut, num_replicas, num_shards, own_range, own_rows, range_of
 from ddp_train.interfaces.trained import Joint, matching, named_parameters, plain_name, whole_loss
@@ -54,6 +57,7 @@ __all__ = [
     "Comparing",
     "Counting",
     "DataSource",
+    "GivingPixels",
     "Goal",
     "ImageWriter",
     "Indices",
@@ -64,7 +68,9 @@ __all__ = [
     "Measured",
     "Meeting",
     "MetricWriter",
+    "Mix",
     "Objective",
+    "Pixels",
     "Place",
     "Predicting",
     "Resident",
@@ -77,11 +83,13 @@ __all__ = [
     "TakingTurns",
     "TextWriter",
     "as_cut",
+    "as_pair",
     "batch_size",
     "blocks_of",
     "cut",
     "describe",
     "few",
+    "finished",
     "is_cut",
     "map_tensors",
     "matching",
@@ -90,6 +98,7 @@ __all__ = [
     "num_shards",
     "own_range",
     "own_rows",
+    "own_weights",
     "place_of",
     "plain_name",
     "range_of",

@@ -79,6 +79,14 @@ class Resident(Protocol):
 
 
 @runtime_checkable
+class GivingPixels(Protocol):
+    """A data source whose images can travel as bytes."""
+
+    def give_pixels(self) -> None:
+        """Let batches be `Pixels` from now on, which are normalised on the device."""
+
+
+@runtime_checkable
 class Labelled(Protocol):
     """A data source that tells the class of each sample, as `loader.sampling=balanced` needs it."""
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ddp_train.data.hashing import Keys, random_bits
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Batch, describe
+from ddp_train.interfaces import Batch, Mix, Pixels, as_pair, describe, own_weights
 
 _KIND, _SHARE, _TOP, _LEFT = range(1 << 20, (1 << 20) + 4)  # which independent draw of a key decides what; augmentation has the small ones
 _GRID = 4097  # points of a distribution
@@ -37,8 +37,8 @@ class Blend:
         self._num_classes = num_classes
         self._alphas = mixup_alpha, cutmix_alpha
 
-    def __call__(self, batch: Batch, others: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
-        """Return blended inputs, and shares of the classes [B, K].
+    def __call__(self, batch: Batch, others: Batch, keys: Keys) -> Batch:
+        """Return blended inputs, and shares of the classes [B, K]; of `Pixels` what says how they are blended on the device.
 
         Args:
             others: the sample that goes with each one, of a batch of the same shapes.
@@ -47,32 +47,37 @@ class Blend:
             DataError: the batch is no inputs and labels.
         """
         (inputs, labels), (other_inputs, other_labels) = self._parts(batch), self._parts(others)
-        shares, weights = self._drawn(keys, inputs)
+        shares, mix = self._drawn(keys, inputs, other_inputs)
         targets = torch.lerp(self._one_hot(other_labels), self._one_hot(labels), shares[:, None])
-        return torch.lerp(other_inputs, inputs, weights.to(inputs.dtype)), targets
+        if isinstance(batch, Pixels):
+            return batch._replace(labels=targets, mix=mix)
+        return torch.lerp(other_inputs, inputs, own_weights(mix, inputs).to(inputs.dtype)), targets
 
-    def _drawn(self, keys: Keys, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how much of each target is the sample's own, [B], and of each input, of as many dimensions as the inputs."""
+    def _drawn(self, keys: Keys, inputs: Tensor, others: Tensor) -> tuple[Tensor, Mix]:
+        """Return how much of each target is the sample's own, [B], and which parts of the inputs are."""
         mixup_alpha, cutmix_alpha = self._alphas
         uniform = _uniform(keys, _SHARE)
         if cutmix_alpha is None:
             assert mixup_alpha is not None
             mixed_shares = _on(inputs, beta(uniform, mixup_alpha))
-            return mixed_shares, mixed_shares.view(-1, *[1] * (inputs.ndim - 1))
+            return mixed_shares, Mix(others, mixed_shares)
         if inputs.ndim != 4:
             raise _refused("loader.cutmix_alpha", describe(inputs), "images [B, C, H, W]")
         is_cut = _uniform(keys, _KIND) < 0.5 if mixup_alpha is not None else np.ones(len(keys), bool)
         mixed = beta(uniform, mixup_alpha) if mixup_alpha is not None else uniform
-        own = _outside_box(keys, beta(uniform, cutmix_alpha), inputs.shape[2], inputs.shape[3])
-        shares = np.where(is_cut, own.mean(axis=(1, 2)), mixed)
-        weights = np.where(is_cut[:, None, None], own, mixed[:, None, None])[:, None]
-        return _on(inputs, shares), _on(inputs, weights)
+        height, width = inputs.shape[2:]
+        boxes = _boxes(keys, beta(uniform, cutmix_alpha), height, width)
+        outside = height * width - (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
+        shares = np.where(is_cut, outside / (height * width), mixed)
+        places, kinds = (torch.from_numpy(each).to(inputs.device, non_blocking=True) for each in (boxes, is_cut))
+        return _on(inputs, shares), Mix(others, _on(inputs, mixed), places, kinds)
 
     def _parts(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        inputs, labels = batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (None, None)
+        pair = as_pair(batch)
+        inputs, labels = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (None, None)
         if isinstance(inputs, Tensor) and isinstance(labels, Tensor) and labels.shape == inputs.shape[:1]:
             types = inputs.is_floating_point(), labels.is_floating_point()
-            if types == (True, False):
+            if types == (True, False) or isinstance(batch, Pixels):
                 return inputs, labels
         raise _refused(
             "loader.mixup_alpha, loader.cutmix_alpha", describe(batch), "float inputs [B, ...] and whole numbers [B], their classes"
@@ -95,16 +100,13 @@ def beta(uniform: NDArray[Any], alpha: float) -> NDArray[Any]:
     return quantiles
 
 
-def _outside_box(keys: Keys, shares: NDArray[Any], height: int, width: int) -> NDArray[Any]:
-    """Return where each image stays itself, [B, H, W]: outside a box of the area `1 - share`, cut off at the image's sides."""
-    side = np.sqrt(1 - shares)
-    is_inside = []
+def _boxes(keys: Keys, shares: NDArray[Any], height: int, width: int) -> NDArray[np.int64]:
+    """Return the rows and columns where each image is another one, [B, 4]: a box of the area `1 - share`, cut off at the image's sides."""
+    side, bounds = np.sqrt(1 - shares), []
     for draw, size in ((_TOP, height), (_LEFT, width)):
         middle, half = np.floor(_uniform(keys, draw) * size), np.floor(side * size) / 2
-        places = np.arange(size)
-        is_inside.append((places >= np.floor(middle - half)[:, None]) & (places < np.floor(middle + half)[:, None]))
-    is_outside: NDArray[Any] = ~(is_inside[0][:, :, None] & is_inside[1][:, None, :])
-    return is_outside
+        bounds += [np.clip(np.floor(edge), 0, size) for edge in (middle - half, middle + half)]
+    return np.stack(bounds, axis=1).astype(np.int64)
 
 
 def _on(inputs: Tensor, numbers: NDArray[Any]) -> Tensor:

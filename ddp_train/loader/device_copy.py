@@ -8,15 +8,15 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ddp_train.interfaces import Batch, map_tensors, tensors_of
+from ddp_train.interfaces import Batch, finished, map_tensors, tensors_of
 from ddp_train.loader.reader import MicroBatch
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Move every tensor of a batch, without waiting for the copy."""
+    """Move every tensor of a batch, without waiting for the copy; images that travel as bytes are finished there."""
     if device.type == "cpu" and not isinstance(batch, Tensor):
-        return batch
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+        return finished(batch)
+    return finished(map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch))
 
 
 def copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:

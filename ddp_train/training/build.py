@@ -30,7 +30,14 @@ from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training import callbacks, initial_weights
 from ddp_train.training.activation_checkpointing import checkpoint_activations
-from ddp_train.training.build_data import make_eval_loaders, make_eval_sources, make_source, make_train_loader, place, require_same_facts
+from ddp_train.training.build_data import (
+    make_eval_loaders,
+    make_eval_sources,
+    make_source,
+    make_train_loader,
+    place_data,
+    require_same_facts,
+)
 from ddp_train.training.compiled import compile_model, note
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.early_step import EarlyStep
@@ -63,9 +70,7 @@ def build(config: RunConfig, world: World) -> Components:
     for key, source in eval_sources.items():
         require_same_facts(facts, source.facts, key=key)
     answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)
-    if config.loader.on_device:
-        for source in (train_source, *eval_sources.values()):
-            place(source, world)
+    place_data((train_source, *eval_sources.values()), config.loader, world)
     train_loader = _train_loader(train_source, config, world)
     eval_loaders = make_eval_loaders(eval_sources, config, world)
     total_steps = _total_steps(config.trainer, train_loader.order)
@@ -151,8 +156,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
         sources = make_eval_sources(config)
     for source in sources.values():
         auto.require_kind(answers, source.facts)
-        if config.loader.on_device:
-            place(source, world)
+    place_data(sources.values(), config.loader, world)
     facts = next(iter(sources.values())).facts
     added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)  # with what was typed: another metric
     model, objective, trained = _model_and_objective(config, world, added)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from ddp_train.config.target import AUTO, accepts, given_in, locate
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import DataSource, Resident
+from ddp_train.interfaces import DataSource, GivingPixels, Resident
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.dataset_adapter import DatasetSource, as_source
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
@@ -227,7 +227,16 @@ def _require_one_size(trainer: TrainerConfig, stream: Stream) -> None:
         )
 
 
-def place(source: DataSource | Stream, world: World) -> None:
+def place_data(sources: Iterable[DataSource | Stream], loader: LoaderConfig, world: World) -> None:
+    """Move data sets to the rank's device, if that is wanted; let images travel to a GPU as bytes, where they can."""
+    for source in sources:
+        if loader.on_device:
+            _place(source, world)
+        elif world.device.type == "cuda" and isinstance(source, GivingPixels):
+            source.give_pixels()
+
+
+def _place(source: DataSource | Stream, world: World) -> None:
     """Move a data set to the rank's device."""
     if not isinstance(source, Resident):
         raise ConfigError(

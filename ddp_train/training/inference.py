@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Inferring, Located, Objective, batch_size, describe
-from ddp_train.loader.device_copy import copied_ahead
+from ddp_train.loader.device_copy import copied_ahead, to_device
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.model_call import TARGETS, give
 from ddp_train.training.components import Evaluated
@@ -43,7 +43,7 @@ def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: 
     with as_evaluated(components):
         begins_batch()
         for micro_batch in copied_ahead(iter(loader), world.device):
-            batch = micro_batch.batch if micro_batch.placed is None else micro_batch.placed
+            batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
             with components.amp.autocast(world.device):
                 rows = infer(components.objective, model, inputs_of(batch))
             skips = [bad.sample for bad in micro_batch.skipped]

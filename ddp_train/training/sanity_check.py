@@ -26,7 +26,7 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.interfaces import Batch, Indices, Labelled, Objective, batch_size, describe, map_tensors, tensors_of, whole_loss
+from ddp_train.interfaces import Batch, Indices, Labelled, Objective, batch_size, describe, finished, map_tensors, tensors_of, whole_loss
 from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
@@ -51,6 +51,11 @@ class NamedBatch:
     micro_batch: MicroBatch
     ids: Indices | None  # of the samples that it was asked for; None: they have none
     name: str
+
+    @property
+    def batch(self) -> Batch:
+        """As a model gets it."""
+        return finished(self.micro_batch.batch)
 
     def true_ids(self) -> Indices | None:
         """Return the samples, if all that were asked for are in the batch."""
@@ -107,7 +112,7 @@ def explain(error: Exception, components: Evaluated, named: NamedBatch) -> None:
         return
     seen = _Seen(components.model)
     with contextlib.suppress(Exception), torch.no_grad(), without_compiling(), seen.forward():
-        whole_loss(components.objective, components.model, named.micro_batch.batch)
+        whole_loss(components.objective, components.model, named.batch)
     _refuse_labels(seen, named, error)
 
 
@@ -127,7 +132,7 @@ def _try(components: Components, named: NamedBatch, world: World, *, loader: Loa
         batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
         with components.amp.autocast(world.device), seen.forward():
             if trains:
-                weight = float(objective.weight(micro_batch.batch))
+                weight = float(objective.weight(named.batch))
                 loss = whole_loss(objective, model, batch)
                 _require_number(loss, "loss")
                 if not loss.requires_grad:
@@ -150,7 +155,7 @@ def _try(components: Components, named: NamedBatch, world: World, *, loader: Loa
     device = next((tensor.device for tensor in tensors_of(batch)), world.device)
     gives = f", the model gives {seen.gives}" if seen.gives else ""  # an objective may call parts of the model alone
     what = named.name.removeprefix("the first ").removeprefix("batch of ")
-    return f"{what} {describe(micro_batch.batch)} on {device}{gives}{shown}"
+    return f"{what} {describe(named.batch)} on {device}{gives}{shown}"
 
 
 def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:
@@ -187,7 +192,7 @@ def _is_of_the_machine(error: Exception) -> bool:
 
 def _mismatch(error: Exception, components: Components, named: NamedBatch, seen: _Seen) -> ConfigError:
     """Say what came from the data, through the model and into the objective, with the error's own words and line."""
-    model, objective, batch = components.model, components.objective, named.micro_batch.batch
+    model, objective, batch = components.model, components.objective, named.batch
     key = "data, objective" if not seen.takes else "model" if not seen.gives else "objective"
     types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
     name = objective.loss_fn if isinstance(objective, LossObjective) else objective
@@ -227,7 +232,7 @@ def _tells_classes(objective: Objective) -> bool:
 
 def _refuse_known_labels(objective: Objective, seen: _Seen, named: NamedBatch, source: object) -> None:
     """Refuse labels out of range before the loss meets them, which on a GPU ends all: those of the batch, and all that the data tells."""
-    batch = named.micro_batch.batch
+    batch = named.batch
     shape = seen.scores[0] if seen.is_tensor and seen.scores else ()
     if len(shape) != 2 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
@@ -250,7 +255,7 @@ def _refuse_labels(seen: _Seen, named: NamedBatch, error: Exception) -> None:
     if match is None:
         return
     ignored = None if match[1] == "-100" else -100
-    ids, tensors = named.true_ids(), tensors_of(named.micro_batch.batch)
+    ids, tensors = named.true_ids(), tensors_of(named.batch)
     integers = [tensor for tensor in tensors if not tensor.is_floating_point() and tensor.device.type == "cpu"]
     for shape in seen.scores:
         for labels in integers:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Objective, Synchronising, batch_size
+from ddp_train.interfaces import Objective, Synchronising, as_pair, batch_size, finished
 from ddp_train.loader.device_copy import copied_ahead, to_device
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
@@ -156,7 +156,7 @@ class Trainer:
             return stream
         first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
         if components.throughput.wants_batch and first:
-            components.throughput.see(first[0].batch)
+            components.throughput.see(finished(first[0].batch))
         if self.sanity_check:
             check(components, first, world, samples=state.samples, predicts=self.predictions_of is not None)
         if not is_settled and first:
@@ -486,12 +486,12 @@ def _start_total_weight(
     """
     rest = iter(micro_batches)
     first = next(rest)
-    weight = objective.weight(first.batch)
+    weight = objective.weight(as_pair(first.batch))
     if isinstance(weight, int):
         known = weight / batch_size(first.batch) * global_batch_size
         return lambda: known, _one_by_one([first], rest)
     every = [first, *rest]
-    weights = [torch.as_tensor(objective.weight(each.batch), dtype=torch.float64) * each.counts for each in every]
+    weights = [torch.as_tensor(objective.weight(as_pair(each.batch)), dtype=torch.float64) * each.counts for each in every]
     wait = start_sum(torch.stack(weights).sum())  # reduced where the data is, mostly on the CPU: no wait for the device
     return cache(lambda: wait().to(device, non_blocking=True)), every
 

@@ -1,4 +1,4 @@
-"""Images held as uint8, normalised a batch at a time: the base of MNIST, CIFAR-10 and image folders.
+"""Images held as uint8, normalised a batch at a time, here or on the device: the base of MNIST, CIFAR-10 and image folders.
 
 Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
 """
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ddp_train.data.hashing import Keys
 from ddp_train.data.images.augment import random_crop, random_crop_on_device, random_flip, random_flip_on_device
 from ddp_train.data.images.encoded_images import EncodedImages
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Indices
+from ddp_train.interfaces import Batch, Indices, Pixels
 
 
 class ImageArray:
@@ -54,6 +54,7 @@ class ImageArray:
         self._labels, self._image_shape = labels.astype(np.int64, copy=False), (C, H, W)
         self._device_images: torch.Tensor | None = None
         self._num_classes, self._crop_padding, self._flip = num_classes, crop_padding, flip
+        self._gives_pixels = False
         # (pixel / 255 - mean) / std as one multiplication and one addition
         means, stds = np.asarray(mean, np.float64), np.asarray(std, np.float64)
         self._scale_C11 = torch.from_numpy((1 / (255 * stds)).astype(np.float32)).reshape(C, 1, 1)
@@ -83,8 +84,12 @@ class ImageArray:
         self._device_images, self._device_labels = self._images.to(device), torch.tensor(self._labels, device=device)
         self._scale_C11, self._black_C11 = self._scale_C11.to(device), self._black_C11.to(device)
 
-    def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return normalised images [B, C, H, W] float32 and labels [B] int64."""
+    def give_pixels(self) -> None:
+        """Let batches be bytes from now on, which are normalised on the device: to the same values, by the same two operations."""
+        self._gives_pixels = True
+
+    def batch(self, indices: Indices) -> Batch:
+        """Return normalised images [B, C, H, W] float32 and labels [B] int64; or both as `Pixels`."""
         if self._device_images is not None:
             chosen = torch.from_numpy(indices).to(self._device_images.device, non_blocking=True)
             return self._normalised(self._device_images.index_select(0, chosen)), self._device_labels.index_select(0, chosen)
@@ -92,21 +97,30 @@ class ImageArray:
             images_BCHW = self._images.index_select(0, torch.from_numpy(indices))
         else:
             images_BCHW = torch.from_numpy(self._images[indices])
-        return self._normalised(images_BCHW), torch.from_numpy(self._labels[indices])
+        labels_B = torch.from_numpy(self._labels[indices])
+        if self._gives_pixels:
+            scale, black = (tuple(values.flatten().tolist()) for values in (self._scale_C11, self._black_C11))
+            return Pixels(images_BCHW, labels_B, scale, black)
+        return self._normalised(images_BCHW), labels_B
 
-    def augment(self, batch: tuple[torch.Tensor, torch.Tensor], keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
+    def augment(self, batch: Batch, keys: Keys) -> Batch:
         """Crop and flip a batch of `batch()`, each image as its key says."""
+        if isinstance(batch, Pixels):  # not normalised, so black is 0
+            return batch._replace(images=self._augmented(batch.images, keys, np.zeros(self._image_shape[0])))
         images_BCHW, labels_B = batch
         if self._device_images is not None:
             if self._crop_padding:
                 images_BCHW = random_crop_on_device(images_BCHW, keys, padding=self._crop_padding, fill_C11=self._black_C11)
             return (random_flip_on_device(images_BCHW, keys) if self._flip else images_BCHW), labels_B
+        return self._augmented(images_BCHW, keys, self._black_C11.flatten().numpy()), labels_B
+
+    def _augmented(self, images_BCHW: torch.Tensor, keys: Keys, black_C: ArrayLike) -> torch.Tensor:
         changed_BCHW = images_BCHW.numpy()
-        if self._crop_padding:  # the batch is normalised, so black is not 0
-            changed_BCHW = random_crop(changed_BCHW, keys, padding=self._crop_padding, fill=self._black_C11.flatten().numpy())
+        if self._crop_padding:
+            changed_BCHW = random_crop(changed_BCHW, keys, padding=self._crop_padding, fill=black_C)
         if self._flip:
             changed_BCHW = random_flip(changed_BCHW, keys)
-        return torch.from_numpy(changed_BCHW), labels_B
+        return torch.from_numpy(changed_BCHW)
 
     def _normalised(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         return images_BCHW.to(torch.float32).mul_(self._scale_C11).add_(self._black_C11)
