@@ -186,8 +186,8 @@ def _check_early_step(sections: Mapping[str, Any], tree: Mapping[str, Any], micr
     if world_size > 1 and strategy_name not in _REDUCES_IN_BACKWARD:
         yield ConfigError(
             key="strategy",
-            happened=f"is {strategy_name.rpartition('.')[2]}, which keeps all gradients until it has exchanged them, {with_it}",
-            expected="strategy=fsdp, or one process",
+            happened=f"is {strategy_name.rpartition('.')[2]}, {with_it}",
+            expected="strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back",
             fix="strategy=fsdp",
         )
     for name in (name for name, value in strategy.items() if "offload" in name and value):
