@@ -166,7 +166,8 @@ def sizes(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
     kept = {part: size for part, size in found["rank_bytes"].items() if size}
     spelled = ", ".join(f"{part} {in_units(size)}" for part, size in kept.items())
     cut = [] if found["shards"] == 1 else [f"{found['shards']} shards of the weights: a block's own come on top while it computes, too"]
-    screen.fact("memory", f"{in_units(sum(kept.values()))} on each rank: {spelled}; activations come on top", *cut)
+    where = "in the host's memory for each rank" if found["on_host"] else "on each rank"
+    screen.fact("memory", f"{in_units(sum(kept.values()))} {where}: {spelled}; activations come on top", *cut)
     per_epoch = f"{found['steps_per_epoch']} per epoch" if found["steps_per_epoch"] else "epochs"
     epoch = f"{per_epoch} of {found['epoch_size']:,} samples" if found["epoch_size"] else "the data has no epochs"
     screen.fact("steps", f"{found['steps']:,} ({epoch})")

@@ -78,7 +78,7 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
     if checkpoint and evaluation:
         errors += _check_checkpoints(checkpoint, evaluation, is_evaluated=is_evaluated)
     if cluster:
-        errors += _check_device(cluster, tree.get("amp"))
+        errors += _check_device(cluster, tree.get("amp"), tree.get("strategy"))
         errors += _check_machines(cluster)
     if precision := sections.get("precision"):
         errors += _check_precision(precision, tree.get("strategy"), is_deterministic=tree.get("deterministic") is True)
@@ -415,7 +415,7 @@ def _check_checkpoints(checkpoint: CheckpointConfig, evaluation: EvaluationConfi
         )
 
 
-def _check_device(cluster: ClusterConfig, amp: Any) -> Iterator[ConfigError]:
+def _check_device(cluster: ClusterConfig, amp: Any, strategy: Any) -> Iterator[ConfigError]:
     device = devices.resolve_device(cluster.device)
     is_here = cluster.launcher in ("local", "torchrun")
     if device == "cuda" and is_here and not is_torchrun_worker() and most_nodes(cluster) == 1:
@@ -433,6 +433,13 @@ def _check_device(cluster: ClusterConfig, amp: Any) -> Iterator[ConfigError]:
             happened="fp16 was chosen for a run on CPU, where it is slower than fp32 and overflows",
             expected="amp=off or amp=bf16 on CPU",
             fix="amp=bf16",
+        )
+    if device == "cpu" and isinstance(strategy, dict) and strategy.get("cpu_offload") is True:
+        yield ConfigError(
+            key="strategy.cpu_offload",
+            happened="is true for a run on CPU, where all lies in the host's memory",
+            expected="GPUs, whose memory it spares",
+            fix="strategy.cpu_offload=false",
         )
 
 

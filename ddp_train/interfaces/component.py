@@ -235,6 +235,7 @@ class Shards:
     parameters: int = 1
     gradients: int = 1
     optimizer: int = 1
+    on_host: bool = False  # all three lie in the host's memory, whatever the device is
 
 
 @runtime_checkable

@@ -38,6 +38,9 @@ class FSDP:
             divides the number of ranks; ranks of one group follow each other.
         param_dtype: bfloat16 or float16: in which type weights travel and compute; shards stay as they are. null: in their own.
         reduce_dtype: in which type gradients are added; null: that of the weights as they compute.
+        cpu_offload: shards, their gradients and the optimizer's state lie in the host's memory, pinned, and the optimizer steps there.
+        prefetch: so many blocks' weights are asked for before they are needed, forward and backward; each takes its memory. null: torch's
+            own way, one block ahead in backward.
 
     Source: Zhao et al. 2023, arXiv:2304.11277; per-parameter shards as in torch's `fully_shard`.
     """
@@ -53,13 +56,18 @@ class FSDP:
         replicas: int = 1,
         param_dtype: str | None = None,
         reduce_dtype: str | None = None,
+        cpu_offload: bool = False,
+        prefetch: int | None = None,
     ) -> None:
         for key, value in {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype}.items():
             if value is not None and value not in _DTYPES:
                 raise ConfigError(key=f"strategy.{key}", happened=f"is {value!r}", expected=f"{', '.join(_DTYPES)} or null")
         if isinstance(blocks, str) and blocks != "auto":
             raise ConfigError(key="strategy.blocks", happened=f"is {blocks!r}", expected="auto, or a list of class names, as [Block]")
+        if prefetch is not None and prefetch < 1:
+            raise ConfigError(key="strategy.prefetch", happened=f"is {prefetch}", expected="a number of blocks, or null")
         self._blocks = blocks
+        self._offloads, self._prefetch = cpu_offload, prefetch
         self._reshards, self._replicas = reshard_after_forward, replicas
         self._param_dtype = None if param_dtype is None else _DTYPES[param_dtype]
         self._reduce_dtype = None if reduce_dtype is None else _DTYPES[reduce_dtype]
@@ -70,7 +78,7 @@ class FSDP:
         if world_size == 1:
             return model.to(device)
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
         _refuse_objective(model)
         whole = _without_objective(model)
@@ -88,18 +96,23 @@ class FSDP:
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
         _take_main(model, device)
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._reshards}
+        if self._offloads:  # without a GPU there is nothing to pin pages for
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         kinds: dict[str, Any] = {"param_dtype": self._param_dtype, "reduce_dtype": self._reduce_dtype}
         blocks = self._find_blocks(whole)
         for block in reversed(blocks):  # those within others come first
             fully_shard(block, **options, mp_policy=MixedPrecisionPolicy(**kinds))
         output_dtype = None if self._param_dtype is None else torch.float32
         fully_shard(whole, **options, mp_policy=MixedPrecisionPolicy(**kinds, output_dtype=output_dtype))
+        self._look_ahead(whole, blocks)
         for each in (*blocks, whole):
             _give_name(type(each))
         logger.info("fsdp: %d blocks of %s", len(blocks), dict(Counter(type(block).__name__ for block in blocks)))
         if any(True for _ in whole.buffers()):
             whole.register_forward_pre_hook(self._take_buffers)
-        return model.to(device)
+        if isinstance(model, Joint) and isinstance(model.objective, nn.Module):  # the model is where it is to be, shards perhaps not there
+            model.objective.to(device)
+        return model
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which gradients' shards stay within a group of replicas; into shards they are cut in every backward.
@@ -130,7 +143,7 @@ class FSDP:
     def shards(self, world_size: int) -> Shards:
         """Cut all among the ranks of a group."""
         count = world_size // self._replicas
-        return Shards(parameters=count, gradients=count, optimizer=count)
+        return Shards(parameters=count, gradients=count, optimizer=count, on_host=self._offloads and world_size > 1)
 
     def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the modules whose weights come together at a time, each before those within it.
@@ -154,6 +167,23 @@ class FSDP:
         return [
             block for block, own in zip(found, within, strict=True) if own and all(count == owners[each] for each, count in own.items())
         ]
+
+    def _look_ahead(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
+        """Let each block ask for the weights of those that come after it, in forward and in backward, in the order in which they lie."""
+        if self._prefetch is None:
+            return
+        if len(blocks) < 2:
+            raise ConfigError(
+                key="strategy.prefetch",
+                happened=f"is {self._prefetch}, and the weights of {len(blocks)} blocks come together by themselves",
+                expected="two at least, of which one can come while the other computes",
+                fix="strategy.blocks=[CLASS], or strategy.prefetch=null",
+            )
+        ahead, cut = self._prefetch, cast(list[Any], blocks)
+        cast(Any, whole).set_modules_to_forward_prefetch(cut[:ahead])
+        for place, block in enumerate(cut):
+            block.set_modules_to_forward_prefetch(cut[place + 1 : place + 1 + ahead])
+            block.set_modules_to_backward_prefetch(cut[max(0, place - ahead) : place][::-1])
 
     @contextmanager
     def _accumulating(self, module: nn.Module) -> Iterator[None]:

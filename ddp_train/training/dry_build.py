@@ -27,6 +27,7 @@ class Sizes:
     epoch_size: int | None  # samples
     rank_bytes: dict[str, int]  # what each rank keeps, by part (`kept_on_a_rank`)
     shards: int  # of the weights; 1: each rank has all
+    on_host: bool  # what each rank keeps is not on its device
     checkpoint_bytes: int
 
 
@@ -42,6 +43,7 @@ def measure(config: RunConfig) -> Sizes:
     components = build(config, alone("meta"))
     parameters = list(components.model.parameters())
     ranks = config.batch.world_size
+    shards = components.strategy.shards(ranks)
     order = components.train_loader.order
     return Sizes(
         model=type(components.model).__name__,
@@ -52,6 +54,7 @@ def measure(config: RunConfig) -> Sizes:
         steps_per_epoch=order.steps_per_epoch,
         epoch_size=order.epoch_size,
         rank_bytes=kept_on_a_rank(components, num_ranks=ranks),
-        shards=components.strategy.shards(ranks).parameters,
+        shards=shards.parameters,
+        on_host=shards.on_host,
         checkpoint_bytes=estimate(components, num_ranks=ranks),
     )

@@ -13,7 +13,7 @@ from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Averaging, Synchronising, own_rows, range_of
+from ddp_train.interfaces import Averaging, Synchronising, is_cut, own_rows, range_of
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation_mode import has_modes
 
@@ -83,6 +83,8 @@ def still_to_come(components: Components) -> int:
     These are the optimizer's state, as the strategy cuts it, and the averages of a callback that are made when training begins.
     """
     optimizer, strategy = components.optimizer, components.strategy
+    if strategy.shards(2).on_host and any(is_cut(parameter) for parameter in components.model.parameters()):
+        return 0
     state = sum(
         own_rows(strategy.state_like(parameter)).numel() * _bytes_per_number(parameter, group, optimizer)
         for group in optimizer.param_groups

@@ -165,6 +165,7 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["trainer.global_batch_size=1", "cluster=cpu"], "trainer.global_batch_size", "smaller than the world size 2"),
         (["trainer.max_steps=10", "scheduler.warmup_steps=20"], "scheduler.warmup_steps", "more than the run's 10 steps"),
         (["amp=fp16", "cluster=cpu"], "amp", "amp=bf16"),
+        (["strategy=fsdp", "strategy.cpu_offload=true", "cluster=cpu"], "strategy.cpu_offload", "strategy.cpu_offload=false"),
         (["activation_checkpointing.every=2"], "activation_checkpointing.every", "activation_checkpointing.blocks=auto"),
         (["activation_checkpointing.blocks=Block"], "activation_checkpointing.blocks", "[Block]"),
         (["compile=max_autotune", "compile.backend=eager"], "compile.mode", "compile=default"),

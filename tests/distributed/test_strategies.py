@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Project
+from tests.conftest import Project, metrics
 from tests.distributed.test_token_exactness import GLOBAL_BATCH, SMALL_GPT, write_data
 
 pytestmark = pytest.mark.distributed
@@ -65,3 +66,36 @@ def test_strategies_give_the_curve_of_one_process_and_read_each_others_checkpoin
                 assert each["records"] == own["records"][-len(each["records"]) :], name  # to the bit
                 assert each["weights"] == own["weights"], name
         assert {record["split"] for record in alone["ddp"]["records"]} == {"train", "eval"}
+
+
+BESIDE = {
+    "activation_checkpointing": ["activation_checkpointing=full"],
+    "compile": ["compile=default", "compile.backend=aot_eager"],
+    "both": ["compile=default", "compile.backend=aot_eager", "activation_checkpointing=selective"],
+    "prefetch": ["strategy.prefetch=2"],
+    "profile": ["profile=trace", "profile.start_step=2", "profile.steps=1"],
+}
+
+
+@pytest.mark.long
+def test_fsdp_gives_the_same_curve_with_all_that_changes_how_a_step_is_computed(project: Project) -> None:
+    root = write_data(project.folder / "tokens", num_empty=7)
+    settings = [*SMALL_GPT, "data=padded_tokens", f"data.root={root}", f"trainer.global_batch_size={GLOBAL_BATCH}", "model.vocab_size=31"]
+    settings += [
+        "model.num_layers=3",
+        "loader.micro_batch_size=2",
+        "trainer.max_steps=5",
+        "trainer.max_epochs=null",
+        "~metrics.tensorboard",
+    ]
+    settings += ["strategy=fsdp", "cluster=cpu", "cluster.processes_per_node=2", "trainer.log_every_steps=1"]
+    curves = {}
+    for name, beside in {"alone": [], **BESIDE}.items():
+        done = project.run(*settings, *beside, f"hydra.run.dir=outputs/{name}", timeout=300)
+        assert done.returncode == 0, done.output
+        curves[name] = [record["loss"] for record in metrics(project.folder / f"outputs/{name}")]
+    for name, curve in curves.items():
+        assert curve == (pytest.approx(curves["alone"], rel=1e-5) if name in ("compile", "both") else curves["alone"]), name
+    assert "1 graph" in (project.folder / "outputs/compile/logs/rank_00000.log").read_text()
+    (trace,) = (project.folder / "outputs/profile/profile").glob("rank_00000*.json.gz")
+    assert "FSDP::all_gather" in gzip.decompress(trace.read_bytes()).decode()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint
@@ -86,3 +86,45 @@ def test_classes_keep_the_names_that_people_call_them_by() -> None:
     assert [type(each).__name__ for each in model.children() if isinstance(each, nn.ModuleList)] == ["ModuleList"]
     assert "FSDP" not in repr(model)
     assert isinstance(model, FSDPModule)
+
+
+@pytest.mark.parametrize(("ahead", "in_forward", "in_backward"), [(None, [], [2]), (1, [1], [2]), (2, [1, 2], [1, 2])])
+def test_the_weights_of_the_next_blocks_are_asked_for_ahead(ahead: int | None, in_forward: list[int], in_backward: list[int]) -> None:
+    """In the forward of the first of four blocks, and when the backward of the third one begins."""
+    seen: dict[str, list[int]] = {}
+
+    def asked_for(when: str) -> None:
+        if when not in seen:
+            groups = [block._get_fsdp_state()._fsdp_param_group for block in blocks]
+            seen[when] = [place for place, group in enumerate(groups) if group._all_gather_result is not None]
+
+    class Tells(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = super().forward(inputs)
+            asked_for(f"forward {blocks.index(self)}")
+            outputs.register_hook(lambda gradient: asked_for(f"backward {blocks.index(self)}"))
+            return outputs
+
+    with rank_of(0, 2):
+        model = FSDP(prefetch=ahead).prepare(nn.Sequential(*(Tells(4, 4) for _ in range(4))), torch.device("cpu"), 2)
+        blocks: list[Any] = list(model.children())
+        model(torch.ones(1, 4)).sum().backward()
+    assert seen["forward 0"] == in_forward
+    assert seen["backward 2"] == in_backward
+
+
+def test_to_ask_ahead_needs_blocks() -> None:
+    with rank_of(0, 2), pytest.raises(ConfigError, match="the weights of 0 blocks"):
+        FSDP(prefetch=1).prepare(nn.Sequential(nn.Linear(2, 2)), torch.device("cpu"), 2)
+    with pytest.raises(ConfigError, match="is 0"):
+        FSDP(prefetch=0)
+
+
+def test_shards_lie_in_the_hosts_memory_where_they_are_to() -> None:
+    """Pinned for a GPU alone; on a CPU they do anyway, and a config that asks for it is refused."""
+    for offloads in (False, True):
+        with rank_of(0, 2):
+            model: Any = FSDP(cpu_offload=offloads).prepare(gpt(), torch.device("cpu"), 2)
+        policies = {type(module._get_fsdp_state()._fsdp_param_group.offload_policy) for module in (model, *model.blocks)}
+        assert policies == {CPUOffloadPolicy if offloads else OffloadPolicy}
+    assert FSDP(cpu_offload=True).shards(4).on_host and not FSDP(cpu_offload=True).shards(1).on_host

@@ -42,6 +42,7 @@ def test_they_are_those_of_the_run_itself(overrides: tuple[str, ...]) -> None:
         epoch_size=parts.train_loader.order.epoch_size,
         rank_bytes=kept_on_a_rank(parts, num_ranks=1),
         shards=1,
+        on_host=False,
         checkpoint_bytes=estimate(parts, num_ranks=1),
     )
 
