@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Synchronising, own_rows, tensors_of
+from ddp_train.interfaces import Synchronising, tensors_of
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.components import Components
 
@@ -27,7 +27,7 @@ def tell(components: Components, world: World) -> None:
     spelled = [f"{name} {shown(size)}" for name, size in parts.items()]
     if world.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(world.device)
-        on_device = sum(parts.values()) if own_rows(next(components.trained.parameters())).is_cuda else 0  # not with strategy.cpu_offload
+        on_device = 0 if components.strategy.shards(world.size).on_host else sum(parts.values())
         spelled.append(f"activations and all else {shown(max(0, peak - on_device))}, at most {shown(peak)} at a time")
     else:
         spelled.append(f"the process has {shown(resident_bytes())}")
