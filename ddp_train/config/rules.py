@@ -34,6 +34,7 @@ from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 _OF_ROWS = ("ddp_train.strategy.fsdp.FSDP", "ddp_train.strategy.zero1.Zero1")
+_OF_DDP = ("ddp_train.strategy.ddp.", "ddp_train.strategy.zero1.")
 _REDUCES_IN_BACKWARD = ("ddp_train.strategy.fsdp.FSDP",)
 _LOCAL_SGD = "ddp_train.strategy.local_sgd.LocalSGD"
 _OF_MATRICES = ("muon", "Muon", "Adafactor", "LBFGS")
@@ -79,6 +80,8 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
         errors += _check_checkpoints(checkpoint, evaluation, is_evaluated=is_evaluated)
     if cluster:
         errors += _check_device(cluster, tree.get("amp"), tree.get("strategy"))
+        if batch and batch.world_size > 1:
+            errors += _check_of_gpus(cluster, tree.get("strategy"))
         errors += _check_machines(cluster)
     if precision := sections.get("precision"):
         errors += _check_precision(precision, tree.get("strategy"), is_deterministic=tree.get("deterministic") is True)
@@ -440,6 +443,26 @@ def _check_device(cluster: ClusterConfig, amp: Any, strategy: Any) -> Iterator[C
             happened="is true for a run on CPU, where all lies in the host's memory",
             expected="GPUs, whose memory it spares",
             fix="strategy.cpu_offload=false",
+        )
+
+
+def _check_of_gpus(cluster: ClusterConfig, strategy: Any) -> Iterator[ConfigError]:
+    """Refuse on a CPU what torch's DDP does on GPUs alone."""
+    if not isinstance(strategy, dict) or devices.resolve_device(cluster.device) != "cpu":
+        return
+    if strategy.get("sync_batchnorm") is True:
+        yield ConfigError(
+            key="strategy.sync_batchnorm",
+            happened="is true, and torch's SyncBatchNorm computes on GPUs alone",
+            expected="false on a CPU",
+            fix="strategy.sync_batchnorm=false",
+        )
+    if str(strategy.get("_target_")).startswith(_OF_DDP) and strategy.get("reduce_dtype") == "bfloat16":
+        yield ConfigError(
+            key="strategy.reduce_dtype",
+            happened="is bfloat16, in which torch's DDP reduces on GPUs alone",
+            expected="null or float16 on a CPU",
+            fix="strategy.reduce_dtype=null",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ class DDP:
             gradient accumulation: see `no_sync`.
         find_unused_parameters: search the graph after each forward for parameters without gradient; costs time in every step.
         bucket_cap_mb: size of a bucket in MiB; smaller ones start earlier, larger ones use the network better.
+        reduce_dtype: in which type gradients travel and are added; None: in their own.
+        sync_batchnorm: batch norms take the mean and variance of all ranks' samples in training; on GPUs.
 
     Source: Li et al. 2020, arXiv:2006.15704.
     """
@@ -38,11 +40,15 @@ class DDP:
         static_graph: bool = False,
         find_unused_parameters: bool = False,
         bucket_cap_mb: float = 25,
+        reduce_dtype: Literal["bfloat16", "float16"] | None = None,
+        sync_batchnorm: bool = False,
     ) -> None:
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
         self.find_unused_parameters = find_unused_parameters
         self.bucket_cap_mb = bucket_cap_mb
+        self.reduce_dtype = reduce_dtype
+        self.sync_batchnorm = sync_batchnorm
         self._nothing_to_skip: AbstractContextManager[None] = nullcontext()
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
@@ -50,7 +56,9 @@ class DDP:
         model = model.to(device)
         if world_size == 1:
             return model
-        return _Naming(
+        if self.sync_batchnorm:
+            model = _synchronised(model)
+        module = _Naming(
             model,
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
@@ -58,6 +66,12 @@ class DDP:
             find_unused_parameters=self.find_unused_parameters,
             bucket_cap_mb=self.bucket_cap_mb,
         )
+        if self.reduce_dtype is not None:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # which takes its time
+
+            hooks = {"bfloat16": default_hooks.bf16_compress_hook, "float16": default_hooks.fp16_compress_hook}
+            module.register_comm_hook(None, hooks[self.reduce_dtype])
+        return module
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which backward keeps gradients local. Forward must be inside, too.
@@ -102,6 +116,26 @@ class DDP:
 
 
 _SHOWN = 6  # names of parameters
+
+
+def _synchronised(model: nn.Module) -> nn.Module:
+    """Let each batch norm of the model, in its place, be one of the samples of all ranks, with the same parameters and buffers.
+
+    Raises:
+        ConfigError: the model has none.
+    """
+    norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        raise ConfigError(
+            key="strategy.sync_batchnorm",
+            happened="is true, and the model has no batch norm",
+            expected="a model with nn.BatchNorm1d, 2d or 3d",
+            fix="strategy.sync_batchnorm=false",
+        )
+    if all(isinstance(each, nn.SyncBatchNorm) for each in norms):  # others are trained than before
+        return model
+    synchronised: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return synchronised
 
 
 class _Naming(DistributedDataParallel):

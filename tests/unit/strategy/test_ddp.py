@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, Literal
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
+from ddp_train.strategy import ddp
 from ddp_train.strategy.ddp import DDP
+from ddp_train.strategy.zero1 import Zero1
 
 
 class Idle(nn.Module):
@@ -22,6 +27,58 @@ class Idle(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.body(self.frozen(x)))
         return out
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", [DDP, Zero1])
+@pytest.mark.parametrize("dtype", ["float16", None])
+def test_gradients_travel_in_the_type_that_is_asked_for(group: None, kind: type[DDP], dtype: Literal["float16"] | None) -> None:
+    torch.manual_seed(0)
+    x, gradients = torch.randn(8, 5), []
+    for given in (None, dtype):
+        module = kind(reduce_dtype=given).prepare(nn.Linear(5, 3), torch.device("cpu"), 2)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.fill_(0.5)
+        for _ in range(2):  # the buckets are rebuilt after the first
+            module.zero_grad()
+            module(x).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None])
+    for exact, found in zip(*gradients, strict=True):
+        assert torch.equal(found, exact if dtype is None else exact.to(getattr(torch, dtype)).float())
+        assert torch.equal(found, exact) == (dtype is None)
+
+
+@pytest.mark.parametrize(("dtype", "hook"), [("float16", "fp16_compress_hook"), ("bfloat16", "bf16_compress_hook")])
+def test_each_type_has_torchs_own_hook(group: None, monkeypatch: pytest.MonkeyPatch, dtype: Any, hook: str) -> None:
+    registered = []
+    monkeypatch.setattr(ddp.DistributedDataParallel, "register_comm_hook", lambda module, state, hook: registered.append(hook.__name__))
+    DDP(reduce_dtype=dtype).prepare(nn.Linear(2, 2), torch.device("cpu"), 2)
+    assert registered == [hook]
+
+
+def test_batch_norms_are_synchronised_in_their_places_with_their_own_parameters(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddp, "_Naming", lambda model, **settings: model)  # torch refuses them on a CPU
+    strategy, model = DDP(sync_batchnorm=True), nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4, eps=0.1), nn.ReLU()))
+    before = dict(model.named_parameters()) | dict(model.named_buffers())
+    strategy.prepare(model, torch.device("cpu"), 2)
+    norm = model[1][0]
+    strategy.prepare(model, torch.device("cpu"), 2)  # again, when others are trained
+    assert model[1][0] is norm
+    assert type(norm) is nn.SyncBatchNorm and norm.eps == 0.1
+    after = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert after.keys() == before.keys() and all(after[name] is each for name, each in before.items())
+    plain = nn.Sequential(nn.BatchNorm1d(4))
+    DDP().prepare(plain, torch.device("cpu"), 2)
+    assert type(plain[0]) is nn.BatchNorm1d
+    with pytest.raises(ConfigError, match="the model has no batch norm"):
+        strategy.prepare(nn.Linear(2, 2), torch.device("cpu"), 2)
 
 
 def test_parameters_without_a_gradient_are_named_with_the_key_that_allows_them() -> None:
