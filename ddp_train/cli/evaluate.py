@@ -81,6 +81,9 @@ _WITHOUT_EFFECT = (
 )
 """What an evaluation does not read: sections, groups and keys."""
 
+_OF_TRAINING = ("global_batch_size", "grad_accum_steps", "batch_size_schedule", "length_schedule")
+"""Keys of `trainer` that would be checked against an evaluation's own data and ranks."""
+
 _LOOK_EVERY_S = 2.0
 
 
@@ -149,7 +152,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, part: s
         "debug": {**dict.fromkeys(saved["debug"]), "faults": [], "overfit": False},  # a cut of the training: all is evaluated
         "cluster": {**saved["cluster"], **of_another_start},
         # However many ranks: nothing of a global batch is left to be kept.
-        "trainer": {**saved["trainer"], "global_batch_size": None, "grad_accum_steps": None, "batch_size_schedule": None},
+        "trainer": {**saved["trainer"], **dict.fromkeys(_OF_TRAINING)},
     }
     changed = [_of_data(text) for text in overrides]
     _refuse_without_effect(changed)

@@ -26,6 +26,7 @@ from ddp_train.config.schema import (
     TrainerConfig,
     batch_changes,
     host_and_processes,
+    length_changes,
     node_range,
     seconds_of,
 )
@@ -71,6 +72,8 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
         errors += _check_strategy(tree.get("strategy"), tree.get("optimizer"), most, world_size=batch.world_size)
         if trainer.optimizer_in_backward:
             errors += _check_early_step(sections, tree, 2 if batch.is_open else most, world_size=batch.world_size)
+        if trainer.length_schedule:
+            errors += _check_lengths(trainer, tree.get("data"))
         if batch.is_open:
             errors += _check_open_micro_batch(tree, world_size=batch.world_size)
         errors += _check_local_sgd(tree, trainer, world_size=batch.world_size)
@@ -146,6 +149,25 @@ def _check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, wor
             expected="an optimizer that steps each number by itself (AdamW, SGD)",
             fix="optimizer=adamw, or strategy=ddp",
         )
+
+
+def _check_lengths(trainer: TrainerConfig, data: Any) -> Iterator[ConfigError]:
+    """Refuse pieces into which a window cannot be cut evenly, where the config says how long it is."""
+    whole = data.get("context_length") if isinstance(data, dict) else None
+    if not isinstance(whole, int):
+        return  # the data says it itself, to a rank
+    if uneven := [length for _, length in length_changes(trainer.length_schedule) if whole % length]:
+        yield uneven_length(uneven[0], whole)
+
+
+def uneven_length(length: int, whole: int) -> ConfigError:
+    """Return what is wrong with a length that does not divide that of the windows."""
+    near = max(each for each in range(1, min(length, whole) + 1) if whole % each == 0)
+    return ConfigError(
+        key="trainer.length_schedule",
+        happened=f"has a length of {length}, and windows have {whole} tokens (data.context_length)",
+        expected=f"lengths that divide it, as {near}",
+    )
 
 
 def _check_early_step(sections: Mapping[str, Any], tree: Mapping[str, Any], micro_steps: int, *, world_size: int) -> Iterator[ConfigError]:

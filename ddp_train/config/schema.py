@@ -85,6 +85,21 @@ def batch_changes(given: Any) -> list[tuple[int, int]]:
     return sorted(changes)
 
 
+def length_changes(given: Any) -> list[tuple[int, int]]:
+    """Return from which step on windows are cut into pieces of which length, ascending.
+
+    Raises:
+        ValueError: it is no such table; the text says what was expected.
+    """
+    expected = "the first step, counted from 0, and the tokens of a piece from there on: {0: 256, 2000: 512, 5000: 1024}"
+    if not isinstance(given, Mapping) or not given:
+        raise ValueError(expected)
+    changes = [(int(str(step)) if str(step).isdecimal() else -1, length) for step, length in given.items()]
+    if not all(step >= 0 and type(length) is int and length > 0 for step, length in changes):
+        raise ValueError(f"{expected}; lengths of at least 1")
+    return sorted(changes)
+
+
 def micro_batch(given: Any) -> Any:
     """Return how many samples a rank takes at a time: a number, or `auto`.
 
@@ -158,6 +173,7 @@ class TrainerConfig:
     global_batch_size: int | None = field(metadata={"min": 1})
     grad_accum_steps: int | None = field(metadata={"min": 1})
     batch_size_schedule: Any = field(metadata={"parse": batch_changes})  # a step and a size, each
+    length_schedule: Any = field(metadata={"parse": length_changes})  # a step and a length, each
     clip_grad_norm: float | None = field(metadata={"above": 0})
     optimizer_in_backward: bool
     log_every_steps: int = field(metadata={"min": 1})

@@ -37,6 +37,7 @@ class MicroBatch(NamedTuple):
     counts: bool
     skipped: tuple[BadSample, ...] = ()
     placed: Batch | None = None  # the batch on the device, where it was copied ahead
+    pieces: int = 1  # rows of the batch that are one sample: windows of tokens may be cut (`length_plan.py`)
 
     def pin_memory(self) -> MicroBatch:
         """Return a copy in page-locked memory."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ddp_train.config.schema import batch_changes
+from ddp_train.config.schema import batch_changes, length_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
 from ddp_train.job import Job
@@ -64,6 +64,9 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     if changes := job.config.trainer.batch_size_schedule:
         later = ", ".join(f"{size} from step {step} on" for step, size in batch_changes(changes))
         lines.append(f"batch    {wanted} samples, then {later}")
+    if components.lengths is not None and (cuts := job.config.trainer.length_schedule):
+        later = ", ".join(f"{length} from step {step} on" for step, length in length_changes(cuts))
+        lines.append(f"lengths  windows of {components.lengths.whole} tokens, in pieces of {later}")
     lines += _groups(components.optimizer)
     if order.epoch_size and order.epoch_size < wanted:
         lines.append(

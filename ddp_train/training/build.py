@@ -33,6 +33,7 @@ from ddp_train.training.activation_checkpointing import checkpoint_activations
 from ddp_train.training.build_data import (
     make_eval_loaders,
     make_eval_sources,
+    make_lengths,
     make_source,
     make_train_loader,
     place_data,
@@ -122,6 +123,7 @@ def build(config: RunConfig, world: World) -> Components:
         computes_together=strategy.computes_together and world.size > 1,
         notes=[each for each in notes if each],
         compiled=compiled,
+        lengths=make_lengths(train_source, config.trainer),
         early_step=EarlyStep(optimizer) if config.trainer.optimizer_in_backward else None,
     )
     if at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":

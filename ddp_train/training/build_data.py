@@ -8,15 +8,17 @@ from typing import Any
 
 from ddp_train.config.batch_sizes import accumulation_of
 from ddp_train.config.evaluation_split import evaluation_sets, set_name, split_at
+from ddp_train.config.rules import uneven_length
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import LoaderConfig, TrainerConfig, batch_changes
+from ddp_train.config.schema import LoaderConfig, TrainerConfig, batch_changes, length_changes
 from ddp_train.config.target import AUTO, accepts, given_in, locate
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import DataSource, GivingPixels, Resident
 from ddp_train.loader.blend import Blend
-from ddp_train.loader.dataset_adapter import DatasetSource, as_source
+from ddp_train.loader.dataset_adapter import DatasetSource, as_source, lengths_of
+from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.loader.mixture_source import MixtureSource, mixture_source
 from ddp_train.loader.order import SampleOrder
@@ -157,6 +159,28 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
     sizes = (batch.global_batch_size, *(size for _, size in changes))
     reading["grad_accum_steps"] = max(by_size(min(size, sampler.length)) for size in sizes)
     return TrainLoader(source, order, **reading, skips=skips, by_size=by_size)
+
+
+def make_lengths(source: DataSource | Stream, trainer: TrainerConfig) -> LengthPlan | None:
+    """Return how long windows of tokens are at each step; None: always as long as they are.
+
+    Raises:
+        ConfigError: the data is not made of windows of one length, or they cannot be cut so.
+    """
+    if not trainer.length_schedule:
+        return None
+    changes, whole = length_changes(trainer.length_schedule), source.facts.get("context_length")
+    differ = not isinstance(source, Stream) and lengths_of(source) is not None  # as those of documents do
+    if not isinstance(whole, int) or differ:
+        raise ConfigError(
+            key="trainer.length_schedule",
+            happened="is given, and the data is not made of windows of one length",
+            expected="data=char_text, token_files, packed_tokens, or a source of windows with the fact `context_length`; or null",
+            fix="trainer.length_schedule=null",
+        )
+    if uneven := [length for _, length in changes if whole % length]:
+        raise uneven_length(uneven[0], whole)
+    return LengthPlan(whole, changes)
 
 
 def make_eval_loaders(sources: Mapping[str, DataSource | Stream], config: RunConfig, world: World) -> dict[str, Evaluation]:

@@ -15,6 +15,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Amp, Batch, ChoosingTurns, Comparing, Goal, Joint, Objective, Predicting, Scheduler, Strategy
 from ddp_train.loader.device_copy import to_device
+from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.compiled import Compiled
@@ -80,6 +81,7 @@ class Components(Evaluated):
     fresh: Mapping[str, Any] = field(default_factory=dict)  # the states of the callbacks as they were made (`callbacks.fresh_states`)
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
     compiled: Compiled = field(default_factory=Compiled)
+    lengths: LengthPlan | None = None  # of windows of tokens, by the step; None: they are not cut
     early_step: EarlyStep | None = None  # what lets the optimizer step in backward; None: it steps after it
     notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
 

@@ -131,7 +131,7 @@ class _Search:
         self.peaks: dict[int, int] = {}  # of the sizes that were tried, on this rank
         self._lasting = 0  # what the first of them took whatever its size: weights, gradients, the state to come
         self.short = -1  # the first rank that had too little of the size that was tried last
-        lasting = still_to_come(components) - _gradients_that_are_there(components)
+        lasting = still_to_come(components, num_ranks=world.size) - _gradients_that_are_there(components)
         self._held: Tensor | None = torch.empty(max(0, lasting), dtype=torch.uint8, device=world.device)
 
     def fits(self, size: int) -> bool:

@@ -77,10 +77,11 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def still_to_come(components: Components) -> int:
+def still_to_come(components: Components, *, num_ranks: int = 1) -> int:
     """Return how many bytes of its device a rank will have, from its first step on, beside those that it has.
 
-    These are the optimizer's state, as the strategy cuts it, and the averages of a callback that are made when training begins.
+    These are the optimizer's state, as the strategy cuts it, the averages of a callback that are made when training begins, and what a
+    strategy keeps from one synchronisation of its ranks to the next.
     """
     optimizer, strategy = components.optimizer, components.strategy
     if strategy.shards(2).on_host and any(is_cut(parameter) for parameter in components.model.parameters()):
@@ -93,7 +94,7 @@ def still_to_come(components: Components) -> int:
     )
     begun = [callback for callback in components.callbacks.values() if isinstance(callback, Averaging)]
     averages = sum(max(4, each.element_size()) * own_rows(each).numel() for each in components.model.parameters()) if begun else 0
-    return int(state) + averages
+    return int(state) + averages + _for_synchronisation(components, num_ranks)
 
 
 def _bytes_per_number(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> float:

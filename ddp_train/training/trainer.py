@@ -151,8 +151,9 @@ class Trainer:
         stream = copied_ahead(components.train_loader.micro_batches(state.samples), world.device)
         if state.step >= components.total_steps:
             return stream
-        is_settled = state.step > 0 or world.size == 1 or not components.settles()
-        if is_settled and not self.sanity_check and not components.throughput.wants_batch and not components.compiled:
+        is_settled, lengths = state.step > 0 or world.size == 1 or not components.settles(), components.lengths
+        wants_batch = self.sanity_check or components.throughput.wants_batch or bool(components.compiled) or lengths is not None
+        if is_settled and not wants_batch:
             return stream
         first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
         if components.throughput.wants_batch and first:
@@ -162,8 +163,9 @@ class Trainer:
         if not is_settled and first:
             with untouched(components, world.device):
                 components.rebuild_buckets(world, first[0])
+        as_taken = first if lengths is None else [lengths.cut(each, state.step) for each in first]  # refuses what cannot be cut
         if components.compiled and first:
-            self._compile(first[0])
+            self._compile(as_taken[0])
         return _one_by_one(first, stream)
 
     def _compile(self, first: MicroBatch) -> None:
@@ -274,7 +276,7 @@ class Trainer:
 
     def _micro_batches(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
-        step, window, tracker = self.state.step, self.window, self.tracker
+        step, window, tracker, lengths = self.state.step, self.window, self.tracker, self.components.lengths
         parts = self.components.train_loader.micro_steps(self.state.samples)
         for number in range(parts):
             started = time.perf_counter()
@@ -292,7 +294,7 @@ class Trainer:
             if micro_batch.skipped:
                 window.skipped += len(micro_batch.skipped)
             tracker.enter(Phase.STEP, step)
-            yield micro_batch
+            yield micro_batch if lengths is None else lengths.cut(micro_batch, step)
 
     def train_step(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
         """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
@@ -423,6 +425,8 @@ class Trainer:
         }
         taken = reading.weights[-window.steps :]  # by this process, whose clock it is
         values |= components.throughput.values(samples=window.samples, weights=taken, seconds=elapsed, memory=memory)
+        if components.lengths is not None and components.lengths.at(self.state.step - 1) < components.lengths.whole:
+            values.pop("mfu", None)  # its operations are those of whole windows
         values |= {f"samples/{name}": count for name, count in components.train_loader.used(self.state.samples).items()}
         values |= components.compiled.values()
         if components.train_loader.skips:
@@ -488,7 +492,7 @@ def _start_total_weight(
     first = next(rest)
     weight = objective.weight(as_pair(first.batch))
     if isinstance(weight, int):
-        known = weight / batch_size(first.batch) * global_batch_size
+        known = weight * first.pieces / batch_size(first.batch) * global_batch_size
         return lambda: known, _one_by_one([first], rest)
     every = [first, *rest]
     weights = [torch.as_tensor(objective.weight(as_pair(each.batch)), dtype=torch.float64) * each.counts for each in every]
