@@ -100,8 +100,9 @@ def test_the_run_has_the_largest_that_fits_and_is_the_run_that_was_given_the_num
         assert all(parameter.grad is None for parameter in parts.model.parameters())
         batches = list(steps._micro_batches(parts.train_loader.micro_batches(0)))
         assert [batch_size(each.batch) for each in batches] == [15] * 4
-        steps.train_step(batches, global_batch_size=60)
-        losses.append((drawn, steps.window.loss_sum.item(), *(each.sum().item() for each in parts.model.parameters())))
+        norm = steps.train_step(batches, global_batch_size=60, measures_norm=True)
+        assert norm is not None
+        losses.append((drawn, norm.item(), *(each.sum().item() for each in parts.model.parameters())))
     assert losses[0] == losses[1]  # weights, random streams and data are where they would have been
 
 
