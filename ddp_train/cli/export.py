@@ -17,15 +17,16 @@ USAGE = """ddp-train export RUN [--format=FORMAT] [to=PATH]
   RUN            the folder of a run: its newest good checkpoint; or one of its checkpoints, RUN/checkpoints/best
   --format       safetensors   one plain file of the model's weights (the default); nothing of the run is instantiated
                  pt            a state_dict for torch.load(FILE, weights_only=True); likewise
+                 dcp           a folder for torch.distributed.checkpoint: dcp.load({"model": model.state_dict()}, checkpoint_id=FOLDER)
                  hf            a folder for from_pretrained, where the model has save_pretrained
                  torch_export  a program for torch.export.load(FILE); traced with two samples of the evaluation data, for any number of them
                  onnx          a graph for other run times, traced likewise
-  to=PATH        a file, or a folder for hf, that is not there yet; RUN/export/model.safetensors and the like without it
+  to=PATH        a file, or a folder for dcp and hf, that is not there yet; RUN/export/model.safetensors and the like without it
 
 Without code of ours: model.load_state_dict(safetensors.torch.load_file(FILE)).
 """
 
-_SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "hf": "", "torch_export": ".pt2", "onnx": ".onnx"}
+_SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "dcp": "", "hf": "", "torch_export": ".pt2", "onnx": ".onnx"}
 _FORMAT, _TO = "--format=", "to="
 
 

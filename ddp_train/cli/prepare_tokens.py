@@ -16,6 +16,7 @@ from math import ceil
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from ddp_train.cli import prepare_weights
 from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
 from ddp_train.data.tokens.token_writer import TokenWriter
 from ddp_train.data.tokens.tokenizer import Tokenizer, make_tokenizer
@@ -32,7 +33,9 @@ USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
   tokenizer      byte (256 byte values, nothing to install) | tiktoken:NAME, as tiktoken:gpt2      default: byte
   val_fraction   of the documents, evenly spread, go to the split val; of a single text file its end; 0: none      default: 0.01
   shard_tokens   a file of tokens ends with the document in which it gets this many      default: 268435456
+
 """
+USAGE += prepare_weights.USAGE
 
 _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _NO_TEXT = {
@@ -57,9 +60,14 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return WRONG_INPUT
     try:
+        if arguments[0] == "weights":
+            prepare_weights.prepare_weights(arguments[1:])
+            return DONE
         if arguments[0] != "tokens":
             raise ConfigError(
-                happened=f"prepare knows no {arguments[0]!r}", expected="tokens", fix="ddp-train prepare tokens FILE... to=FOLDER"
+                happened=f"prepare knows no {arguments[0]!r}",
+                expected="tokens or weights",
+                fix="ddp-train prepare tokens FILE... to=FOLDER",
             )
         _prepare_tokens(_Request.parse(arguments[1:]))
     except UserError as error:

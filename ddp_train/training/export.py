@@ -2,6 +2,7 @@
 
 safetensors    one file; one tensor at a time is in memory          hf              a folder as the model's own save_pretrained writes it
 pt             a state_dict, read with weights_only=True            torch_export    the traced program (.pt2)      onnx    the graph
+dcp            a folder of torch.distributed.checkpoint; one tensor at a time is in memory, here and on the way back (`from_dcp`)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils._pytree import tree_map
 
-from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint import dcp, tensor_file
 from ddp_train.checkpoint.read import SavedPart
 from ddp_train.checkpoint.verify import read_manifest
 from ddp_train.config.saved import answered_config
@@ -42,7 +44,7 @@ def export(run: Path, *, format: str, to: Path) -> list[str]:
 
     Args:
         run: a run folder or one of its checkpoints.
-        format: safetensors, pt, hf, torch_export or onnx.
+        format: safetensors, pt, dcp, hf, torch_export or onnx.
         to: a file or a folder that is not there yet; it appears whole.
 
     Raises:
@@ -71,8 +73,7 @@ def _safetensors(checkpoint: Path, path: Path) -> list[str]:
         "config_sha256": manifest["config_sha256"],
     }  # transformers asks for the first
     with ExitStack() as stack:
-        part, averages = SavedPart(checkpoint, "model", stack), SavedPart(checkpoint, AVERAGES, stack)
-        averaged = {part.tensors[name].name: name for name in averages.tensors}  # a tied one has other names, too
+        part, read = _weights(checkpoint, stack)
         unknown = [name for name, leaf in part.tensors.items() if leaf.dtype not in tensor_file.TORCH_DTYPES.values()]
         if part.others or unknown:
             raise UserError(
@@ -86,15 +87,59 @@ def _safetensors(checkpoint: Path, path: Path) -> list[str]:
         def contents() -> Iterator[memoryview]:
             yield memoryview(header)
             for name in part.tensors:
-                leaf = part.tensors[name]
-                value = averages.read(averaged[leaf.name]).to(leaf.dtype) if leaf.name in averaged else part.read(name)
-                yield value.view(-1).view(torch.uint8).numpy().data
+                yield read(name).view(-1).view(torch.uint8).numpy().data
 
         tensor_file.write_each(path, contents())
         return [
             f"{len(part.tensors)} tensors, {path.stat().st_size / 1e6:,.1f} MB",
             'load it with: model.load_state_dict(safetensors.torch.load_file("FILE"))',
         ]
+
+
+def _weights(checkpoint: Path, stack: ExitStack) -> tuple[SavedPart, Callable[[str], Tensor]]:
+    """Return the model's part of a checkpoint, and what reads one of its tensors: the averaged one, where there are averages."""
+    part, averages = SavedPart(checkpoint, "model", stack), SavedPart(checkpoint, AVERAGES, stack)
+    averaged = {part.tensors[name].name: name for name in averages.tensors}  # a tied one has other names, too
+
+    def read(name: str) -> Tensor:
+        leaf = part.tensors[name]
+        return averages.read(averaged[leaf.name]).to(leaf.dtype) if leaf.name in averaged else part.read(name)
+
+    return part, read
+
+
+def _dcp(checkpoint: Path, path: Path) -> list[str]:
+    with ExitStack() as stack:
+        part, read = _weights(checkpoint, stack)
+        if part.others:
+            raise UserError(
+                key="--format", happened=f"is dcp, and the model has more than tensors: {', '.join(part.others[:8])}", fix="--format=pt"
+            )
+        size = dcp.write(path, part.tensors.items(), read)
+        return [
+            f"{len(part.tensors)} tensors, {size / 1e6:,.1f} MB",
+            'load it with: torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id="FILE")',
+        ]
+
+
+def from_dcp(folder: Path, to: Path) -> list[str]:
+    """Write the weights of a folder of DCP into a new safetensors file, and return lines for the screen. Unpickles: see `DcpFolder`.
+
+    Raises:
+        UserError: it cannot be read, or has types that the file cannot.
+    """
+    source = dcp.DcpFolder(folder)
+    header = tensor_file.make_header([(name, dtype, shape) for name, (dtype, shape) in source.tensors.items()], {"format": "pt"})
+    partial = to.with_name(f".partial_{to.name}")
+    partial.unlink(missing_ok=True)
+    values = (source.read(name).view(-1).view(torch.uint8).numpy().data for name in source.tensors)
+    try:
+        tensor_file.write_each(partial, chain([memoryview(header)], values))
+        os.rename(partial, to)
+    finally:
+        partial.unlink(missing_ok=True)
+    left = f"; {source.num_others} other entries are left where they are" if source.num_others else ""
+    return [f"weights  {len(source.tensors)} tensors of {folder}{left}"]
 
 
 def _pt(checkpoint: Path, path: Path) -> list[str]:
@@ -180,6 +225,7 @@ def _outputs(outputs: Any) -> list[Tensor]:
 _WRITE: Mapping[str, Callable[[Path, Path], list[str]]] = {
     "safetensors": _safetensors,
     "pt": _pt,
+    "dcp": _dcp,
     "hf": _hf,
     "torch_export": _torch_export,
     "onnx": _onnx,

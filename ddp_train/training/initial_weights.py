@@ -99,7 +99,10 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     if path.exists():
         problem = "is no kind of file that can be read safely"
     if (path / ".metadata").exists():
-        problem = "is a folder of torch.distributed.checkpoint, whose pickles run code; save its weights as safetensors where you trust it"
+        problem = (
+            "is a folder of torch.distributed.checkpoint, whose pickles run code; where you trust it,"
+            f" `ddp-train prepare weights {path} to=FILE.safetensors --unpickle` makes a file of its weights"
+        )
     raise UserError(
         key="init_from",
         happened=f"{path}: {problem}",

@@ -1,17 +1,20 @@
-"""What each rank keeps of weights, gradients and optimizer state under each strategy, by part, after a step of a GPT of 95 M parameters.
+"""What each rank keeps of weights, gradients and optimizer state under each strategy, by part, and the most that a step takes.
 
-    torchrun --standalone --nproc-per-node=4 -m tests.benchmark.strategy_memory ddp zero1 fsdp
+    MALLOC_MMAP_THRESHOLD_=65536 torchrun --standalone --nproc-per-node=4 -m tests.benchmark.strategy_memory ddp zero1 fsdp
+    ... -m tests.benchmark.strategy_memory --layers=32 --width=512 --vocab=256 ddp fsdp
 
-Counts the bytes of the rows that a rank has when the optimizer has stepped, the most of any rank. What a block's weights take while it
-computes comes on top: those of one block, or of the embeddings.
+Counts the bytes of the rows that a rank has when the optimizer has stepped, the most of any rank. The peak is the most that the process had
+in its second step, as the kernel counts it, less what it had before the model was made: with what travels, and activations of 16 tokens.
+Small pieces of memory are given back at once, by the variable, so that the peak is no memory of before.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
-import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -28,22 +31,32 @@ from ddp_train.system.process import exit_at_once
 STRATEGIES: dict[str, type[Strategy]] = {"ddp": DDP, "zero1": Zero1, "fsdp": FSDP}
 
 
-def parts(strategy: Strategy, world: World) -> dict[str, int]:
-    """Take a step, and return the bytes of each part on this rank."""
+def parts(strategy: Strategy, world: World, shape: argparse.Namespace) -> dict[str, int]:
+    """Take two steps, and return the bytes of each part on this rank, and the peak of the second one."""
     torch.manual_seed(0)
-    model = GPT(vocab_size=50257, context_length=16, num_layers=8, num_heads=12, width=768)
+    before = _in_memory("VmRSS")
+    model = GPT(vocab_size=shape.vocab, context_length=16, num_layers=shape.layers, num_heads=8, width=shape.width)
     module = strategy.prepare(model, world.device, world.size)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     strategy.share(optimizer)
-    tokens = torch.randint(0, 50257, (1, 16))
-    nn.functional.cross_entropy(module(tokens).flatten(0, 1), tokens.flatten()).backward()
-    optimizer.step()
+    tokens = torch.randint(0, shape.vocab, (1, 16))
+    for _ in range(2):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
     parameters = list(model.parameters())
     return {
+        "peak": _in_memory("VmHWM") - before,
         "weights": _bytes(parameters),
         "gradients": _bytes(parameter.grad for parameter in parameters if parameter.grad is not None),
         "optimizer": _bytes(value for state in optimizer.state.values() for value in state.values()),
     }
+
+
+def _in_memory(name: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -52,16 +65,23 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 def main() -> None:
     """Print a line for each strategy, and what it comes to beside the first one."""
+    parser = argparse.ArgumentParser()
+    for name, default in (("layers", 8), ("width", 768), ("vocab", 50257)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("strategies", nargs="+", choices=STRATEGIES)
+    shape = parser.parse_args()
     world = open_world(join_store(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device="cpu")
-    first = 0
-    for name in sys.argv[1:]:
-        every = world.gather(parts(STRATEGIES[name](), world))
+    first: dict[str, int] = {}
+    for name in shape.strategies:
+        every = world.gather(parts(STRATEGIES[name](), world, shape))
         gc.collect()
-        most = max(every, key=lambda each: sum(each.values()))
-        first = first or sum(most.values())
+        most = {part: max(each[part] for each in every) for part in every[0]}
+        most = {"together": sum(size for part, size in most.items() if part != "peak"), **most}
+        first = first or most
         if world.is_main:
             shown = "  ".join(f"{part} {size / 1e6:,.0f} MB" for part, size in most.items())
-            print(f"{name:6} {shown}  together {sum(most.values()) / first:.3f} of the first", flush=True)
+            beside = ", ".join(f"{part} {most[part] / first[part]:.3f}" for part in ("together", "peak"))
+            print(f"{name:6} {shown}  of the first: {beside}", flush=True)
     world.barrier()
     exit_at_once(0)
 

@@ -27,6 +27,7 @@ SHOWN_BY = {
     "cli/plan_commands.py": "tests/unit/cli/test_plan.py",
     "cli/plan_text.py": "tests/unit/cli/test_plan.py",
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",
+    "cli/prepare_weights.py": "tests/unit/checkpoint/test_dcp.py",
     "cli/resume.py": "tests/config/test_config.py",
     "cli/runs.py": "tests/distributed/test_sweep.py",
     "config/check.py": "tests/config/test_config.py",
