@@ -1,4 +1,4 @@
-"""Train only a part of a model, for the whole run or until a step."""
+"""Train only a part of a model, for the whole run, until a step or from a step on."""
 
 from __future__ import annotations
 
@@ -9,33 +9,46 @@ from ddp_train.interfaces import Run, matching, named_parameters
 
 
 class Freeze:
-    """Keeps parameters as they are, and lets them be trained from a step on. They take no backward, no gradient and no optimizer's step.
+    """Keeps parameters as they are from a step on, until another one. They take no backward, no gradient and no optimizer's step.
 
     Batch norms in a frozen part still average what they see. A rate that follows a schedule is at that step where the schedule is.
 
     Args:
         patterns: names of parameters or of modules that hold them, with `*` for any text: `[backbone]`, `[layers.0, '*.bias']`.
-        until_step: steps taken before they are trained; None: they never are.
+        until_step: steps taken before they are trained again; None: they never are.
+        from_step: steps taken before they are frozen.
     """
 
-    def __init__(self, patterns: Sequence[str], *, until_step: int | None = None) -> None:
+    def __init__(self, patterns: Sequence[str], *, until_step: int | None = None, from_step: int = 0) -> None:
         if isinstance(patterns, str) or not patterns:
             raise ConfigError(key="callbacks.freeze.patterns", happened=f"is {patterns!r}", expected="a list of names, as [backbone]")
-        self._patterns, self._until_step = list(patterns), until_step
+        if from_step < 0 or (until_step is not None and from_step >= until_step > 0):
+            expected = "at least 0" + ("" if until_step is None else f", and below until_step={until_step}")
+            raise ConfigError(key="callbacks.freeze.from_step", happened=f"is {from_step}", expected=expected)
+        self._patterns, self._until_step, self._from_step = list(patterns), until_step, from_step
 
     def start(self, run: Run) -> None:
-        """Freeze them, unless the run is past that step already; also where it has gone back before it."""
+        """Freeze them, if the run is at a step at which they are; also where it has gone back."""
         parameters = named_parameters(run.model)
         names = matching(parameters, self._patterns, key="callbacks.freeze.patterns")
-        is_trained = self._until_step is not None and run.step >= self._until_step
-        run.set_trained(names, is_trained)
-        if run.rank == 0 and not is_trained:
+        is_over = self._until_step is not None and run.step >= self._until_step
+        is_frozen = run.step >= self._from_step and not is_over
+        run.set_trained(names, not is_frozen)
+        if run.rank == 0 and not is_over:
+            begin = "" if is_frozen else f" from step {self._from_step} on"
             until = "" if self._until_step is None else f" until step {self._until_step}"
-            print(f"frozen   {sum(parameters[name].numel() for name in names):,} parameters in {len(names)} tensors{until}", flush=True)
+            print(
+                f"frozen   {sum(parameters[name].numel() for name in names):,} parameters in {len(names)} tensors{begin}{until}", flush=True
+            )
 
     def step(self, run: Run) -> None:
-        """Let them be trained when it is time."""
-        if run.step == self._until_step:
-            run.set_trained(matching(named_parameters(run.model), self._patterns, key="callbacks.freeze.patterns"), True)
-            if run.rank == 0:
-                print(f"all parameters that were frozen are trained after step {run.step}", flush=True)
+        """Freeze them, or let them be trained, when it is time."""
+        if run.step not in (self._from_step, self._until_step):
+            return
+        is_trained = run.step == self._until_step
+        run.set_trained(matching(named_parameters(run.model), self._patterns, key="callbacks.freeze.patterns"), is_trained)
+        if run.rank == 0:
+            print(
+                f"all parameters that were frozen are trained after step {run.step}" if is_trained else f"frozen after step {run.step}",
+                flush=True,
+            )

@@ -33,7 +33,7 @@ class CIFAR10(ImageArray):
     Args:
         root: folder with the official files, or with cifar-10-batches-bin or cifar-10-batches-py in it.
         split: "train" or "test".
-        crop_padding, flip: as for `ImageArray`.
+        crop_padding, crop_fill, flip: as for `ImageArray`.
     """
 
     downloads: ClassVar[bool] = True  # what is missing; `ddp-train doctor` then does not miss it
@@ -42,7 +42,15 @@ class CIFAR10(ImageArray):
         sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     )
 
-    def __init__(self, root: str, split: Literal["train", "test"] = "train", *, crop_padding: int = 0, flip: bool = False) -> None:
+    def __init__(
+        self,
+        root: str,
+        split: Literal["train", "test"] = "train",
+        *,
+        crop_padding: int = 0,
+        crop_fill: Literal["black", "reflect"] = "black",
+        flip: bool | Literal["alternating"] = False,
+    ) -> None:
         if split not in _BATCHES:
             raise ConfigError(key="data.split", happened=f"there is no split {split!r}", expected="train or test")
         names = _BATCHES[split]
@@ -59,6 +67,7 @@ class CIFAR10(ImageArray):
             mean=(0.4914, 0.4822, 0.4465),
             std=(0.2470, 0.2435, 0.2616),
             crop_padding=crop_padding,
+            crop_fill=crop_fill,
             flip=flip,
         )
 

@@ -14,6 +14,7 @@ Components import what is here and not each other.
 from ddp_train.interfaces.batch import Batch, batch_size, describe, few, map_tensors, tensors_of
 from ddp_train.interfaces.blocks import blocks_of, repeated_blocks
 from ddp_train.interfaces.component import (
+    Alternating,
     Amp,
     Augmenting,
     Borrowing,
@@ -36,6 +37,7 @@ from ddp_train.interfaces.component import (
     Sampler,
     Scheduler,
     Shards,
+    StartingFromData,
     Strategy,
     Synchronising,
     TakingTurns,
@@ -47,6 +49,7 @@ from ddp_train.interfaces.shard import as_cut, cut, is_cut, num_replicas, num_sh
 from ddp_train.interfaces.trained import Joint, matching, named_parameters, plain_name, whole_loss
 
 __all__ = [
+    "Alternating",
     "Amp",
     "Augmenting",
     "Averaging",
@@ -78,6 +81,7 @@ __all__ = [
     "Sampler",
     "Scheduler",
     "Shards",
+    "StartingFromData",
     "Strategy",
     "Synchronising",
     "TakingTurns",

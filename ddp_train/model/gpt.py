@@ -6,6 +6,7 @@ Shapes: B samples, T tokens, V vocabulary, D width, N attention heads, E width o
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ class GPT(nn.Module):
         width: D, the size of the residual stream.
         dropout: probability in [0, 1), after the embeddings, in the attention and at the end of each branch.
         bias: whether linear layers and normalisations have a bias, as in GPT-2.
+        gelu: "tanh", GPT-2's approximation, or "none": GELU itself.
 
     Raises:
         ConfigError: `num_heads` does not divide `width`.
@@ -43,8 +45,11 @@ class GPT(nn.Module):
         width: int = 768,
         dropout: float = 0.0,
         bias: bool = True,
+        gelu: Literal["tanh", "none"] = "tanh",
     ) -> None:
         super().__init__()
+        if gelu not in ("tanh", "none"):
+            raise ConfigError(key="model.gelu", happened=f"is {gelu!r}", expected="tanh or none")
         if width % num_heads != 0:
             raise ConfigError(
                 key="model.num_heads",
@@ -56,7 +61,7 @@ class GPT(nn.Module):
         self.token_embedding = nn.Embedding(vocab_size, width)
         self.position_embedding = nn.Embedding(context_length, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, num_heads, dropout=dropout, bias=bias) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(Block(width, num_heads, dropout=dropout, bias=bias, gelu=gelu) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width, bias=bias)
         self.head = nn.Linear(width, vocab_size, bias=False)
         self.head.weight = self.token_embedding.weight
@@ -97,12 +102,12 @@ class GPT(nn.Module):
 class Block(nn.Module):
     """Attention, then a two-layer perceptron, each on the normalised stream and added to it."""
 
-    def __init__(self, width: int, num_heads: int, *, dropout: float, bias: bool) -> None:
+    def __init__(self, width: int, num_heads: int, *, dropout: float, bias: bool, gelu: str) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width, bias=bias)
         self.attention = CausalSelfAttention(width, num_heads, dropout=dropout, bias=bias)
         self.mlp_norm = nn.LayerNorm(width, bias=bias)
-        self.mlp = FeedForward(width, dropout=dropout, bias=bias)
+        self.mlp = FeedForward(width, dropout=dropout, bias=bias, gelu=gelu)
 
     def forward(self, stream_BTD: Tensor) -> Tensor:
         """Return the stream after both branches, shape [B, T, D]."""
@@ -132,15 +137,15 @@ class CausalSelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Widen each token four times, apply GELU in GPT-2's tanh approximation, and narrow it again."""
+    """Widen each token four times, apply GELU, and narrow it again."""
 
-    def __init__(self, width: int, *, dropout: float, bias: bool) -> None:
+    def __init__(self, width: int, *, dropout: float, bias: bool, gelu: str) -> None:
         super().__init__()
-        self.dropout = dropout
+        self.dropout, self.gelu = dropout, gelu
         self.widen = nn.Linear(width, 4 * width, bias=bias)
         self.project = nn.Linear(4 * width, width, bias=bias)
 
     def forward(self, stream_BTD: Tensor) -> Tensor:
         """Return what the branch adds to the stream, shape [B, T, D]."""
-        output_BTD: Tensor = self.project(F.gelu(self.widen(stream_BTD), approximate="tanh"))
+        output_BTD: Tensor = self.project(F.gelu(self.widen(stream_BTD), approximate=self.gelu))
         return F.dropout(output_BTD, self.dropout, self.training)

@@ -21,7 +21,7 @@ from ddp_train.config.target import AUTO
 from ddp_train.config.tree import at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Amp, Averaging, Borrowing, DataSource, Joint, Meeting, Objective, Predicting, Strategy
+from ddp_train.interfaces import Amp, Averaging, Borrowing, DataSource, Joint, Meeting, Objective, Predicting, StartingFromData, Strategy
 from ddp_train.loader.loader import Loader
 from ddp_train.loader.one_batch import OneBatch
 from ddp_train.loader.order import BatchOrder
@@ -79,6 +79,8 @@ def build(config: RunConfig, world: World) -> Components:
     answers |= auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
     model, objective, trained = _model_and_objective(config, world, answers)
+    if isinstance(model, StartingFromData) and world.device.type != "meta":
+        _start_from_data(model, train_source)
     freeze(trained, groups_of(config.optimizer))
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
@@ -198,6 +200,17 @@ def _model_and_objective(config: RunConfig, world: World, answers: Mapping[str, 
     if isinstance(objective, Borrowing):
         _borrow(objective, world)
     return model, objective, Joint(model, objective) if has_state(objective) else model
+
+
+def _start_from_data(model: StartingFromData, source: DataSource | Stream) -> None:
+    if isinstance(source, Stream):
+        raise ConfigError(
+            key="model",
+            happened=f"a {type(model).__name__} begins with weights that it finds from training data, and the data is a stream",
+            expected="data with positions, whose first samples can be read twice",
+            fix="another model, or data with positions (docs/data.md)",
+        )
+    model.start_from(source)
 
 
 def _require_predictions(objective: Objective, sources: Iterable[DataSource | Stream]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -42,7 +44,24 @@ def test_a_run_that_goes_on_is_where_it_was() -> None:
     assert all(parameter.requires_grad for parameter in parts.model.parameters())
 
 
+def test_parameters_are_trained_until_they_are_frozen_from_a_step_on() -> None:
+    chosen = ["callbacks.freeze.patterns=['hidden.0.weight']", "callbacks.freeze.from_step=2", "callbacks.freeze.until_step=4"]
+    parts = components("callbacks=freeze", *chosen, "trainer.max_steps=6", "optimizer.weight_decay=0.5")
+    weight, steps = parts.model.get_parameter("hidden.0.weight"), list[torch.Tensor]()
+    parts.callbacks = {"before": Noting(weight, steps), **parts.callbacks}
+    assert trainer(parts).train()
+    assert [torch.equal(one, other) for one, other in pairwise(steps)] == [False, True, True, False, False]
+    freeze = Freeze(["0"], from_step=5)
+    for step, is_trained in ((0, True), (4, True), (5, False), (9, False)):
+        run = FakeRun(step=step)
+        freeze.start(run)
+        assert run.trained == [(["0.bias", "0.weight"], is_trained)]
+
+
 def test_what_cannot_be_is_refused() -> None:
+    for wrong in ({"from_step": -1}, {"from_step": 5, "until_step": 5}):
+        with pytest.raises(ConfigError, match=r"callbacks\.freeze\.from_step"):
+            Freeze(["0"], **wrong)
     with pytest.raises(ConfigError, match="matches no parameter"):
         Freeze(["nothing"]).start(FakeRun())
     with pytest.raises(ConfigError, match="a list of names"):

@@ -76,6 +76,16 @@ def test_gpt_without_bias_has_none() -> None:
     assert not any("bias" in name for name, _ in small_gpt(bias=False).named_parameters())
 
 
+def test_gpt_has_gpt2s_gelu_or_gelu_itself() -> None:
+    tokens_BT, hidden = torch.randint(97, (2, 16)), torch.randn(4, 64)
+    tanh, exact = small_gpt(), small_gpt(gelu="none")
+    assert 0 < (tanh(tokens_BT) - exact(tokens_BT)).abs().max() < 1e-3
+    part = exact.blocks[0].mlp
+    torch.testing.assert_close(part(hidden), part.project(F.gelu(part.widen(hidden))))
+    with pytest.raises(ConfigError, match="tanh or none"):
+        small_gpt(gelu="erf")
+
+
 def test_gpt_dropout_is_off_in_evaluation() -> None:
     model = small_gpt(dropout=0.5)
     tokens_BT = torch.randint(97, (2, 16))

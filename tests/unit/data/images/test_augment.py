@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ddp_train.data.images.augment import random_crop, random_flip, random_integers
+from ddp_train.data.images.augment import alternating_flip, random_crop, random_flip, random_integers
 
 
 def keys_of(count, seed=0):
@@ -20,6 +20,18 @@ def test_every_crop_is_a_window_of_the_padded_image(dtype):
         assert any(np.array_equal(crop, window) for window in windows)
 
 
+def test_a_crop_without_a_fill_shows_the_image_mirrored_at_its_border():
+    images = np.random.default_rng(0).random((50, 3, 6, 5), np.float32)
+    cropped = random_crop(images, keys_of(50), padding=2, fill=None)
+    black = random_crop(images, keys_of(50), padding=2, fill=[0, 0, 0])
+    assert np.array_equal(cropped[black != 0], black[black != 0])  # the same windows
+    rows = [abs(row) if row < 6 else 10 - row for row in range(-2, 8)]
+    columns = [abs(column) if column < 5 else 8 - column for column in range(-2, 7)]
+    for image, crop in zip(images, cropped, strict=True):
+        padded = image[:, rows][:, :, columns]
+        assert any(np.array_equal(crop, padded[:, top : top + 6, left : left + 5]) for top in range(5) for left in range(5))
+
+
 def test_crops_reach_every_offset_about_equally_often():
     image = np.arange(1, 10, dtype=np.uint8).reshape(1, 1, 3, 3)
     cropped = random_crop(np.repeat(image, 9000, axis=0), keys_of(9000), padding=1, fill=[0])
@@ -36,6 +48,17 @@ def test_a_flip_mirrors_half_of_the_images():
     is_same = (flipped == images).all(axis=(1, 2, 3))
     assert (is_mirrored ^ is_same).all()
     assert 900 < is_mirrored.sum() < 1100
+
+
+def test_an_alternating_flip_shows_each_side_of_an_image_in_every_other_epoch():
+    images = np.random.default_rng(0).random((2000, 1, 2, 3), np.float32)
+    epochs = [alternating_flip(images, keys_of(2000), epoch) for epoch in range(4)]
+    is_mirrored = (epochs[0] == images[..., ::-1]).all(axis=(1, 2, 3))
+    assert 900 < is_mirrored.sum() < 1100
+    assert np.array_equal(epochs[1], epochs[0][..., ::-1])
+    assert np.array_equal(epochs[2], epochs[0])
+    assert np.array_equal(epochs[3], epochs[1])
+    assert np.array_equal(alternating_flip(images[7:9], keys_of(2000)[7:9], 3), epochs[3][7:9])
 
 
 def test_a_flip_and_a_crop_are_independent():

@@ -4,7 +4,7 @@ import torch
 
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Augmenting, DataSource, Labelled
+from ddp_train.interfaces import Augmenting, DataSource, Labelled, finished
 from tests.unit.data_files import random_images
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
@@ -68,13 +68,27 @@ def test_augmenting_a_normalised_batch_equals_normalising_an_augmented_one():
     torch.testing.assert_close(images.double(), expected, atol=1e-5, rtol=0)
 
 
-def test_on_a_device_the_batches_are_the_same():
-    here, there = source(crop_padding=2, flip=True), source(crop_padding=2, flip=True)
+@pytest.mark.parametrize("changes", [{"flip": True}, {"flip": "alternating", "crop_fill": "reflect"}])
+def test_on_a_device_the_batches_are_the_same(changes):
+    here, there = source(crop_padding=2, **changes), source(crop_padding=2, **changes)
     there.to(torch.device("cpu"))  # all the same operations as on a GPU
     indices = np.asarray([3, 1, 1, 19, 0])
     expected, found = (each.augment(each.batch(indices), keys_of(5)) for each in (here, there))
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
+    for epoch in (0, 1):
+        assert torch.equal(*[each.alternate(each.batch(indices), keys_of(5), epoch)[0] for each in (here, there)])
+
+
+def test_a_flip_that_alternates_is_not_drawn_as_well():
+    data = source(flip="alternating")
+    assert (data.augments, data.alternates) == (False, True)
+    assert (source(flip=True).augments, source(flip=True).alternates) == (True, False)
+    batch = data.batch(np.arange(20))
+    assert torch.equal(data.augment(batch, keys_of(20))[0], batch[0])
+    sides = [data.alternate(batch, keys_of(20), epoch)[0] for epoch in (0, 1)]
+    assert torch.equal(sides[1], sides[0].flip(3))
+    assert not torch.equal(sides[0], batch[0])
 
 
 def test_without_crop_and_flip_a_batch_is_left_alone():
@@ -82,7 +96,17 @@ def test_without_crop_and_flip_a_batch_is_left_alone():
     assert torch.equal(source().augment(batch, keys_of(4))[0], batch[0])
 
 
-@pytest.mark.parametrize("changes", [{"crop_padding": -1}, {"mean": [0.5]}, {"std": [1.0, 0.0, 1.0]}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"crop_padding": -1},
+        {"mean": [0.5]},
+        {"std": [1.0, 0.0, 1.0]},
+        {"crop_fill": "white"},
+        {"flip": "often"},
+        {"crop_padding": 8, "crop_fill": "reflect"},
+    ],
+)
 def test_a_senseless_argument_is_named(changes):
     with pytest.raises(ConfigError, match=f"data.{next(iter(changes))}"):
         source(**changes)
@@ -92,3 +116,11 @@ def test_images_tell_their_labels() -> None:
     source = ImageArray(np.zeros((3, 1, 2, 2), np.uint8), np.asarray([2, 0, 2], np.uint8), num_classes=3, mean=[0.0], std=[1.0])
     assert isinstance(source, Labelled)
     assert source.labels.tolist() == [2, 0, 2]
+
+
+def test_of_bytes_the_same_is_mirrored_at_the_border_and_flipped_in_turn() -> None:
+    here, there = (source(crop_padding=2, crop_fill="reflect", flip="alternating") for _ in range(2))
+    there.give_pixels()
+    indices = np.asarray([3, 1, 1, 19, 0])
+    found = [each.alternate(each.augment(each.batch(indices), keys_of(5)), keys_of(5), 1) for each in (here, there)]
+    assert torch.equal(finished(found[1])[0], found[0][0])
