@@ -24,12 +24,12 @@ class LocalSGD:
     """Let each rank step its own copy of the model by its share of each global batch, and put the copies together now and then.
 
     A synchronisation takes the mean of the ways that the ranks' weights have come since the last one. The weights go it from where they all
-    were: as it is, or as an outer optimizer goes on from it, SGD with Nesterov's momentum (DiLoCo). Buffers go the mean way; those of whole
-    numbers become rank 0's. What each rank's own optimizer keeps stays with it. One rank alone has nothing to take the mean of.
+    were as an outer optimizer says, SGD with Nesterov's momentum (DiLoCo), or as it is. Buffers go the mean way; those of whole numbers
+    become rank 0's. What each rank's own optimizer keeps stays with it. One rank alone takes its own way for the mean.
 
     Args:
         every_steps: steps from one synchronisation to the next; in those between, the ranks exchange nothing.
-        outer_lr: how far the weights go, as a part of the mean way: 1 ends at the mean of the ranks' weights.
+        outer_lr: how far the weights go, as a part of the mean way; 1 without momentum: to the mean of the ranks' weights.
         outer_momentum: of the outer optimizer, at least 0 and below 1.
 
     Source: Stich 2018, arXiv:1805.09767; with an outer optimizer Douillard et al. 2023, arXiv:2311.08105.
@@ -38,7 +38,7 @@ class LocalSGD:
     has_buckets = False
     computes_together = False
 
-    def __init__(self, *, every_steps: int = 20, outer_lr: float = 1.0, outer_momentum: float = 0.0) -> None:
+    def __init__(self, *, every_steps: int = 20, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
         for key, value, is_good, expected in (
             ("every_steps", every_steps, every_steps >= 1, "at least 1"),
             ("outer_lr", outer_lr, outer_lr > 0, "above 0"),

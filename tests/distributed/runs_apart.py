@@ -36,12 +36,13 @@ from ddp_train.training.state_size import estimate
 from ddp_train.training.trainer import Trainer
 from tests.distributed.runs_of_strategies import weights
 
-LINEAR = ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.weight_decay=0.01", "optimizer.lr=0.05", "strategy.every_steps=1"]
+LINEAR = ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.weight_decay=0.01", "optimizer.lr=0.05"]
+EACH = ["strategy.every_steps=1", "strategy.outer_lr=1.0", "strategy.outer_momentum=0.0"]
 APART = ["strategy=local_sgd", "strategy.every_steps=4", "strategy.outer_lr=0.7", "strategy.outer_momentum=0.9", "callbacks=[ema,freeze]"]
 APART += ["callbacks.freeze.patterns=[blocks.0]", "callbacks.freeze.until_step=2", "callbacks.ema.decay=0.5", "trainer.clip_grad_norm=0.5"]
 RUNS = {
-    "ddp": ["strategy=ddp", *LINEAR[:-1]],
-    "every step": ["strategy=local_sgd", *LINEAR],
+    "ddp": ["strategy=ddp", *LINEAR],
+    "every step": ["strategy=local_sgd", *EACH, *LINEAR],
     "apart": APART,
 }
 TEXT = [

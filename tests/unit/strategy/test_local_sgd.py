@@ -17,6 +17,7 @@ from ddp_train.strategy.local_sgd import LocalSGD
 from tests.unit.training.threads import on_all
 
 SIZE = 3
+MEAN = {"outer_lr": 1.0, "outer_momentum": 0.0}
 
 
 class ThreadDist:
@@ -84,7 +85,7 @@ def moved(net: Net, rank: int, by: float = 1.0) -> None:
 
 
 def make(**settings: Any) -> tuple[Net, LocalSGD]:
-    net, strategy = Net(), LocalSGD(**settings)
+    net, strategy = Net(), LocalSGD(**(MEAN | settings))
     strategy.prepare(net, torch.device("cpu"), SIZE)
     strategy.begin(net)
     return net, strategy
@@ -206,7 +207,7 @@ def test_weights_that_each_rank_has_are_not_given_away_when_others_are_trained(r
 
 def test_one_rank_alone_trains_the_plain_model_unless_there_is_an_outer_optimizer() -> None:
     for settings, way in (({}, 1.0), ({"outer_lr": 0.5}, 0.5)):
-        net, strategy = Net(), LocalSGD(every_steps=1, **settings)
+        net, strategy = Net(), LocalSGD(every_steps=1, **(MEAN | settings))
         strategy.prepare(net, torch.device("cpu"), 1)
         strategy.begin(net)
         assert bool(strategy.state_dict()["last"]) == bool(settings)
