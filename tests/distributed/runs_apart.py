@@ -81,7 +81,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
             saver.save(content(parts, state, window, world, kept=kept))
         assert saver.finish() == ""
         size = sum(file.stat().st_size for file in (to / f"step_{state.step:08d}").glob("*.safetensors"))
-        assert size <= estimate(parts, num_ranks=world.size)
+        assert size <= estimate(parts, num_ranks=world.size) + (1 << 17)  # the names of a tiny model take more than its numbers
 
     synchronising: Any = parts.strategy if run.strategy["_target_"].endswith("LocalSGD") else None
     others = lambda: hashes(parts, state)  # noqa: E731
