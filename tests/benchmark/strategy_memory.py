@@ -34,7 +34,7 @@ STRATEGIES: dict[str, type[Strategy]] = {"ddp": DDP, "zero1": Zero1, "fsdp": FSD
 def parts(strategy: Strategy, world: World, shape: argparse.Namespace) -> dict[str, int]:
     """Take two steps, and return the bytes of each part on this rank, and the peak of the second one."""
     torch.manual_seed(0)
-    before = _in_memory("VmRSS")
+    before = in_memory("VmRSS")
     model = GPT(vocab_size=shape.vocab, context_length=16, num_layers=shape.layers, num_heads=8, width=shape.width)
     module = strategy.prepare(model, world.device, world.size)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -47,14 +47,15 @@ def parts(strategy: Strategy, world: World, shape: argparse.Namespace) -> dict[s
         optimizer.step()
     parameters = list(model.parameters())
     return {
-        "peak": _in_memory("VmHWM") - before,
+        "peak": in_memory("VmHWM") - before,
         "weights": _bytes(parameters),
         "gradients": _bytes(parameter.grad for parameter in parameters if parameter.grad is not None),
         "optimizer": _bytes(value for state in optimizer.state.values() for value in state.values()),
     }
 
 
-def _in_memory(name: str) -> int:
+def in_memory(name: str) -> int:
+    """Return one of the sizes that the kernel tells of this process, in bytes: VmRSS now, VmHWM at most."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
