@@ -81,8 +81,11 @@ _WITHOUT_EFFECT = (
 )
 """What an evaluation does not read: sections, groups and keys."""
 
-_OF_TRAINING = ("global_batch_size", "grad_accum_steps", "batch_size_schedule", "length_schedule")
-"""Keys of `trainer` that would be checked against an evaluation's own data and ranks."""
+_WITHOUT_TRAINING = {
+    **dict.fromkeys(("global_batch_size", "grad_accum_steps", "batch_size_schedule", "length_schedule")),
+    "optimizer_in_backward": False,
+}
+"""What would be checked against an evaluation's own data and ranks, in the section `trainer`."""
 
 _LOOK_EVERY_S = 2.0
 
@@ -152,7 +155,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, part: s
         "debug": {**dict.fromkeys(saved["debug"]), "faults": [], "overfit": False},  # a cut of the training: all is evaluated
         "cluster": {**saved["cluster"], **of_another_start},
         # However many ranks: nothing of a global batch is left to be kept.
-        "trainer": {**saved["trainer"], **dict.fromkeys(_OF_TRAINING)},
+        "trainer": {**saved["trainer"], **_WITHOUT_TRAINING},
     }
     changed = [_of_data(text) for text in overrides]
     _refuse_without_effect(changed)

@@ -29,7 +29,7 @@ class EarlyStep:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._order = {parameter: number for number, parameter in enumerate(_parameters(optimizer))}
-        self._num_sorted = 0  # of the parameters that have state
+        self._num_known = 0  # parameters that have had state before
         self._is_on = self._measures = False
         self._parts: dict[int, Part] = {}  # of the norm, by the parameters' numbers
         for place, group in enumerate(optimizer.param_groups):
@@ -38,7 +38,7 @@ class EarlyStep:
 
     def begin(self, *, measures_norm: bool) -> None:
         """Let the next backward step the optimizer."""
-        self._is_on, self._measures = True, measures_norm
+        self._is_on, self._measures, self._num_known = True, measures_norm, len(self._optimizer.state)
 
     def end(self, world: World) -> Tensor | None:
         """Return the norm of the gradients that there were, if it was to be measured. Collective where some are cut."""
@@ -63,14 +63,14 @@ class EarlyStep:
         parameter.grad = None
 
     def _sort_state(self) -> None:
-        """Let the optimizer's state have the order of its parameters, as after any other first step, and not that of backward."""
+        """Let what was added to the optimizer's state have the order of its parameters, as after any other step, not that of backward."""
         state = self._optimizer.state
-        if len(state) == self._num_sorted:
+        if len(state) == self._num_known:
             return
-        self._num_sorted = len(state)
-        found = sorted(state.items(), key=lambda item: self._order[item[0]])
+        known = list(state.items())
+        added = sorted(known[self._num_known :], key=lambda item: self._order[item[0]])
         state.clear()
-        state.update(found)
+        state.update(known[: self._num_known] + added)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -94,6 +94,12 @@ def test_other_data_another_checkpoint_and_another_number_of_ranks_are_taken(tmp
     assert len(np.load(job.run_folder.predictions_of(7) / "prediction.npy")) == 33
 
 
+def test_what_only_training_could_do_on_one_rank_is_no_matter(tmp_path: Path) -> None:
+    finished(tmp_path, "trainer.optimizer_in_backward=true")
+    job = begun(evaluate, str(tmp_path), "cluster.processes_per_node=2")
+    assert job.config.batch.world_size == 2
+
+
 SETS = ["+data.eval.noise=0.1", "+evaluation.sets.few={num_samples: 3}", "+evaluation.sets.noisy={split: eval, noise: 2.0}"]
 
 

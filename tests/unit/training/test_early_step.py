@@ -56,6 +56,12 @@ def test_tied_weights_blocks_that_are_computed_again_and_chunked_logits_are_the_
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights(early[0]), weights(late[0]), strict=True))
 
 
+def test_a_part_that_is_frozen_at_first_is_stepped_once_it_is_trained() -> None:
+    freeze = ["callbacks=freeze", "callbacks.freeze.patterns=[hidden.0]", "callbacks.freeze.until_step=2"]
+    early, late = trained(EARLY, *freeze), trained(*freeze)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights(early[0]), weights(late[0]), strict=True))
+
+
 def test_a_few_gradients_are_there_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def most(*overrides: str) -> int:
         parts, found = components("model.depth=6", *overrides), [0]
