@@ -214,6 +214,26 @@ def test_a_run_goes_on_with_half_the_ranks_and_with_all_of_them_again(rig: Rig) 
     assert [record["loss"] for record in changing] == pytest.approx([record["loss"] for record in whole], **near)
 
 
+def test_strategies_train_as_ddp_does(rig: Rig) -> None:
+    """20 steps in float32 under ddp, zero1 and fsdp, fsdp with two blocks asked for ahead, and with its shards in the host's memory: but
+    for rounding the same losses. Killed with -9 and resumed under fsdp it is, bit for bit, the run that nothing happened to."""
+    rig.needs(2, "they cut among the ranks")
+    ways = {"ddp": ["strategy=ddp"], "zero1": ["strategy=zero1"], "fsdp": ["strategy=fsdp"]}
+    ways |= {"ahead": [*ways["fsdp"], "strategy.prefetch=2"]}
+    ways |= {"host": [*ways["fsdp"], "strategy.cpu_offload=true"]} if rig.is_cuda else {}
+    command = [*rig.gpt, "amp=off", "deterministic=true", "trainer.max_steps=20", "trainer.log_every_steps=1", "trainer.clip_grad_norm=1.0"]
+    losses = {}
+    for name, overrides in ways.items():
+        rig.train(*command, *overrides, f"hydra.run.dir={name}")
+        losses[name] = [record["loss"] for record in metrics(rig.folder(name), "train")]
+        assert losses[name] == pytest.approx(losses["ddp"], rel=1e-3 if rig.is_cuda else 1e-5), name
+    again = [*command, *ways["fsdp"], "checkpoint.every_steps=5", "cluster.max_restarts=1", *faults("{kind:kill,rank:1,step:12}")]
+    done = rig.train(*again, "hydra.run.dir=killed")
+    assert "rank 1 failed (SIGKILL); restart 1 of 1" in done.output
+    assert [record["loss"] for record in metrics(rig.folder("killed"), "train")] == losses["fsdp"]
+    same_bits(rig.folder("killed"), rig.folder("fsdp"))
+
+
 def test_packed_and_warm_sweeps_compute_what_single_runs_compute(rig: Rig) -> None:
     """Four jobs one after another in the same processes, two at a time on half the devices each, and as runs of their own: the same losses,
     bit for bit, and every job with its own devices."""

@@ -94,7 +94,7 @@ def test_a_rank_asks_for_too_much_in_the_step_that_it_was_told(monkeypatch: pyte
 
 def test_every_item_says_what_it_must_show_and_none_runs_by_default() -> None:
     items = [value for name, value in vars(test_acceptance).items() if name.startswith("test_")]
-    assert len(items) == 15
+    assert len(items) == 17
     assert all(item.__doc__ for item in items)
     assert test_acceptance.pytestmark.name == "gpu"
     options = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
