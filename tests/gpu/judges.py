@@ -45,3 +45,14 @@ def not_obeyed(wanted: Mapping[str, str], log: str) -> list[str]:
     """Return the variables that NCCL was to have and does not say, or says otherwise."""
     said = nccl_environment(log)
     return [f"{name}: {said.get(name, 'not read')}, not {value}" for name, value in wanted.items() if said.get(name) != value]
+
+
+_UNITS = {"MiB": 2**20, "GiB": 2**30}
+_SIZE = r"([\d.]+) (MiB|GiB)"
+
+
+def memory_line(output: str) -> dict[str, int]:
+    """Return what a run says after its first step of the memory of a GPU: bytes by part, and `at most`."""
+    line = next(line for line in output.splitlines() if line.startswith("memory "))
+    parts = re.findall(rf"(?:^memory +|, )(\D+?) {_SIZE}", line)
+    return {name.strip(): round(float(size) * _UNITS[unit]) for name, size, unit in parts}

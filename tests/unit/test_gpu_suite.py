@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.benchmark import loop_overhead
-from tests.gpu import parts, test_acceptance
-from tests.gpu.judges import SYNCED, Sync, growth, nccl_environment, not_obeyed, stray
+from tests.gpu import parts, test_acceptance, test_compute, test_published
+from tests.gpu.judges import SYNCED, Sync, growth, memory_line, nccl_environment, not_obeyed, stray
 
 LOG = """
 node7:4711:4711 [3] NCCL INFO Bootstrap: Using lo:127.0.0.1<0>
@@ -49,6 +49,14 @@ def test_what_nccl_says_it_was_given_is_compared_with_the_config() -> None:
         "NCCL_ALGO: ^NVLS, not Ring",
         "NCCL_PROTO: not read, not Simple",
     ]
+
+
+def test_what_a_run_says_of_its_memory_is_read_by_part() -> None:
+    lasts = "parameters 474.7 MiB, gradients 474.7 MiB, optimizer 949.4 MiB"
+    said = f"memory   {lasts}, activations and all else 11.20 GiB, at most 13.05 GiB at a time"
+    found = memory_line(f"run      somewhere\n{said}\nstep 1\n")
+    assert found["activations and all else"] == round(11.2 * 2**30)
+    assert (found["parameters"], found["at most"]) == (round(474.7 * 2**20), round(13.05 * 2**30))
 
 
 class _OnGpu:
@@ -93,10 +101,11 @@ def test_a_rank_asks_for_too_much_in_the_step_that_it_was_told(monkeypatch: pyte
 
 
 def test_every_item_says_what_it_must_show_and_none_runs_by_default() -> None:
-    items = [value for name, value in vars(test_acceptance).items() if name.startswith("test_")]
-    assert len(items) == 17
-    assert all(item.__doc__ for item in items)
-    assert test_acceptance.pytestmark.name == "gpu"
+    modules = (test_acceptance, test_compute, test_published)
+    items = [[value for name, value in vars(module).items() if name.startswith("test_")] for module in modules]
+    assert [len(each) for each in items] == [17, 4, 3]
+    assert all(item.__doc__ for each in items for item in each)
+    assert {module.pytestmark.name for module in modules} == {"gpu"}
     options = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert "not gpu" in options["addopts"]
 

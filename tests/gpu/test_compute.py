@@ -1,0 +1,111 @@
+"""How a step is computed, on GPUs: compiled, in less precision, in less memory, cut among ranks. Each against the plain run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.conftest import metrics
+from tests.gpu.conftest import Rig
+from tests.gpu.judges import memory_line
+
+pytestmark = pytest.mark.gpu
+
+_STEPS = ["trainer.max_steps=30", "trainer.log_every_steps=5", "amp=off"]
+
+
+def losses(run: Path) -> list[float]:
+    return [record["loss"] for record in metrics(run, "train")]
+
+
+def config_of(run: Path) -> Any:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def beyond(rig: Rig, name: str, *arguments: str) -> int:
+    """Run some steps, and return what came on top of what lasts, at most, in bytes of rank 0's device."""
+    done = rig.train(*arguments, f"hydra.run.dir={name}")
+    parts = memory_line(done.stdout)
+    rig.note(f"{name}: {parts['activations and all else'] / 2**20:.0f} MiB beside what lasts, at most {parts['at most'] / 2**20:.0f}")
+    return parts["activations and all else"]
+
+
+def test_strategies_compute_what_ddp_computes(rig: Rig) -> None:
+    """`strategy=fsdp` and `zero1` over NCCL, and one that goes on with what another has saved: the losses of ddp, and less memory. On
+    one GPU nothing is cut: there they must be ddp's to the bit."""
+    rig.train(*rig.gpt, *_STEPS, "hydra.run.dir=ddp")
+    expected = losses(rig.folder("ddp"))
+    for name in ("fsdp", "zero1"):
+        rig.train(*rig.gpt, *_STEPS, f"strategy={name}", "hydra.run.dir=" + name)
+        assert losses(rig.folder(name)) == (expected if rig.ranks == 1 else pytest.approx(expected, rel=1e-4)), name
+    rig.train(*rig.gpt, *_STEPS, "trainer.max_steps=15", "hydra.run.dir=changing", "scheduler=constant")
+    done = rig.train("resume", "changing", "trainer.max_steps=30", "strategy=fsdp")
+    assert "resumed  after step 15" in done.stdout, done.output
+    assert losses(rig.folder("changing")) == pytest.approx(expected, rel=1e-4)
+    if rig.is_cuda:
+        rig.note(f"peak of the last record: {', '.join(f'{name} {_peak(rig, name):.2f} GiB' for name in ('ddp', 'zero1', 'fsdp'))}")
+        assert rig.ranks == 1 or _peak(rig, "fsdp") < _peak(rig, "zero1") < _peak(rig, "ddp")
+
+
+def _peak(rig: Rig, name: str) -> float:
+    return float(metrics(rig.folder(name), "train")[-1]["device/memory_gib"])
+
+
+def test_compiled_runs_follow_the_run_as_it_is_written(rig: Rig) -> None:
+    """`compile=default`, `reduce_overhead` and `max_autotune`, with a ragged last batch: the losses must be those of the plain run within
+    rounding, graphs must be counted, and recompiles stay few. The time of a step is in the table. (A rehearsal has the first alone.)"""
+    if not rig.is_cuda and shutil.which("g++") is None:
+        pytest.skip("compiling for a CPU needs g++")
+    modes = ["default", "reduce_overhead", "max_autotune"] if rig.is_cuda else ["default"]
+    arguments = [*rig.gpt, *_STEPS, "evaluation.every_steps=15", "cluster.step_timeout_s=900", "cluster.start_timeout_s=900"]
+    rig.train(*arguments, "hydra.run.dir=off")
+    expected = losses(rig.folder("off"))
+    rig.note(f"off: {metrics(rig.folder('off'), 'train')[-1]['step_ms']:.1f} ms a step")
+    for mode in modes:
+        rig.train(*arguments, f"compile={mode}", f"hydra.run.dir={mode}")
+        last = metrics(rig.folder(mode), "train")[-1]
+        assert losses(rig.folder(mode)) == pytest.approx(expected, rel=1e-2), mode
+        assert last["compile/graphs"] >= 1, mode
+        assert last["compile/recompiles"] <= 3, mode
+        rig.note(f"{mode}: {last['step_ms']:.1f} ms a step, {last['compile/graphs']:.0f} graphs in {last['compile/seconds']:.0f} s")
+
+
+def test_precision_is_what_the_gpu_has_and_the_curve_stays(rig: Rig) -> None:
+    """`amp=auto` must come to bfloat16 exactly where the GPU computes it, and be in config.yaml; with TF32, `channels_last` and
+    `cudnn_benchmark` the losses stay near those of plain float32."""
+    has_it = rig.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    arguments = [*rig.convnet, "trainer.max_steps=30", "trainer.log_every_steps=5", "optimizer.lr=0.0003"]
+    rig.train(*arguments, "amp=off", "hydra.run.dir=plain")
+    rig.train(*arguments, "amp=auto", "hydra.run.dir=auto")
+    fast = ["precision.float32_matmul_precision=high", "precision.channels_last=true", "precision.cudnn_benchmark=true"]
+    rig.train(*arguments, "amp=off", *fast, "hydra.run.dir=fast")
+    assert config_of(rig.folder("auto"))["amp"]["dtype"] == ("bfloat16" if has_it else None)
+    for name in ("auto", "fast"):
+        assert losses(rig.folder(name)) == pytest.approx(losses(rig.folder("plain")), rel=5e-2), name
+    for name in ("plain", "auto", "fast"):
+        rig.note(f"{name}: {metrics(rig.folder(name), 'train')[-1]['step_ms']:.1f} ms a step")
+
+
+def test_what_saves_memory_saves_it(rig: Rig) -> None:
+    """Activation checkpointing, full and selective, logits in chunks, and steps within backward: each must take less beside what lasts than
+    the plain run, full less than selective, with the same losses within rounding."""
+    rig.needs_cuda("torch counts a GPU's memory alone")
+    arguments = [*rig.gpt, *_STEPS, "trainer.max_steps=5", "trainer.log_every_steps=1", "model.vocab_size=50304"]
+    plain = beyond(rig, "plain", *arguments)
+    full, selective, chunks = (
+        beyond(rig, name, *arguments, setting)
+        for name, setting in (
+            ("full", "activation_checkpointing=full"),
+            ("selective", "activation_checkpointing=selective"),
+            ("chunks", "objective.chunk_tokens=512"),
+        )
+    )
+    assert full < selective < plain
+    assert chunks < plain
+    for name in ("full", "selective", "chunks"):
+        assert losses(rig.folder(name)) == pytest.approx(losses(rig.folder("plain")), rel=1e-3), name
