@@ -144,7 +144,7 @@ AIRBENCH = [
 MEAN, STD = (torch.tensor(each).view(3, 1, 1) for each in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)))
 
 
-@pytest.mark.parametrize("on_device", [True, False])
+@pytest.mark.parametrize("on_device", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_airbench94_follows_a_script(tmp_path: Path, on_device: bool) -> None:
     files = write_cifar_binary(tmp_path, per_file=8)  # 40 images: two steps of 16 an epoch, and eight are left out
     raw = {split: pixels_of(files, split) for split in ("data", "test")}
