@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import resource
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
-from tests.benchmark.scale import network, rank_parts, store_parts
+from tests.benchmark.scale import machine_parts, network, rank_parts, store_parts
 
 
-@pytest.mark.parametrize("size", [256, pytest.param(4096, marks=pytest.mark.long)])
-def test_rank_0_asks_the_store_no_more_often_for_many_ranks(size: int) -> None:
+def most_threads() -> float:
+    """Return how many threads this process may have, as far as anybody says."""
+    most = [resource.getrlimit(resource.RLIMIT_NPROC)[0]]
+    for path in ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max", "/proc/sys/kernel/threads-max", "/proc/sys/vm/max_map_count"):
+        with suppress(OSError, ValueError):  # it is not there, or says `max`
+            most.append(int(Path(path).read_text()) // (4 if path.endswith("map_count") else 1))
+    return min(number for number in (*most, 1 << 20) if number >= 0)
+
+
+def test_512_machines_that_come_at_once_are_taken_in_at_once_and_start_again_when_one_is_lost() -> None:
+    found = machine_parts.rounds_of(4096)
+    assert (found.machines, found.code, found.tries) == (512, 0, 511)
+    assert found.said_bytes < 10_000 * found.machines, found
+
+
+def test_rank_0_asks_the_store_no_more_often_for_many_ranks() -> None:
+    size = 4096 if most_threads() > 5000 else 256  # each rank is a thread
     for act, most in ((store_parts.meeting, 16), (store_parts.saving, 20), (store_parts.leaving, 8)):
         found = act(size)
         assert found.requests_of_main <= most + size // 1024, found

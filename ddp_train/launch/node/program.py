@@ -31,6 +31,7 @@ from ddp_train.launch.node.wire import MOST_BYTES, SILENT_S, Line, of_socket
 from ddp_train.launch.node.work import Work
 from ddp_train.launch.signals import is_final_stop
 from ddp_train.run_folder import failure
+from ddp_train.system.network import WAITING
 from ddp_train.system.process import STOP_SIGNALS
 
 _OTHERS_SAY_S = 2.0  # what the first machine has to name a lost one, before one that has lost the first machine does
@@ -99,7 +100,7 @@ class _Program:
             task.add_done_callback(connections.discard)
 
         server = await asyncio.start_server(
-            lambda reader, writer: serve(Line(reader, writer)), sock=self._place.listener, limit=MOST_BYTES, start_serving=True
+            lambda reader, writer: serve(Line(reader, writer)), sock=self._place.listener, limit=MOST_BYTES, backlog=WAITING
         )
         serve(await of_socket(self._theirs), is_first=True)
         self._place.publish()

@@ -1,7 +1,8 @@
 """Print what thousands of ranks cost: `python -m tests.benchmark.scale --ranks 4096 16384`.
 
-Our code runs, and not a model of it: all ranks at once as threads where they talk through the store, single ranks in a group of torch's
-fake backend where each works for itself. The collectives of a step alone are reckoned. docs/scale.md has the results.
+Our code runs, and not a model of it: the node programs of all machines over real sockets, all ranks at once as threads where they talk
+through the store, single ranks in a group of torch's fake backend where each works for itself. The collectives of a step alone are
+reckoned. docs/scale.md has the results.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
-from tests.benchmark.scale import network, rank_parts, store_parts
+from tests.benchmark.scale import machine_parts, network, rank_parts, store_parts
 
-_PARTS = ("store", "ranks", "network")
+_PARTS = ("machines", "store", "ranks", "network")
 _MOST_FAILING = 256  # all ask all where one does not ask for all
 _TOKENS = 8192  # of a GPU in a step
 
@@ -27,12 +28,24 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores")
+    if "machines" in arguments.parts:
+        machines(arguments.ranks)
     if "store" in arguments.parts:
         store(arguments.ranks)
     if "ranks" in arguments.parts:
         ranks(arguments.ranks)
     if "network" in arguments.parts:
         networks(arguments.ranks)
+
+
+def machines(sizes: Sequence[int]) -> None:
+    """What the first machine does for all."""
+    _head("ranks", "machines", "start, s", "restart, s", "end, s", "MB told", "MB said", "tries")
+    for size in sizes:
+        found = machine_parts.rounds_of(size)
+        assert found.code == 0, found
+        seconds = (f"{each:.2f}" for each in (found.start_s, found.restart_s, found.end_s))
+        _row(size, found.machines, *seconds, f"{found.told_bytes / 1e6:.1f}", f"{found.said_bytes / 1e6:.1f}", found.tries)
 
 
 def store(sizes: Sequence[int]) -> None:

@@ -26,6 +26,7 @@ from ddp_train.launch.node.rounds import Rounds
 from ddp_train.launch.node.wire import Line, Message, connect, of_socket, proof
 from ddp_train.launch.node.work import Work
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.network import WAITING
 from tests.unit.launch.node.machines import facts
 from tests.unit.parts import checked
 
@@ -132,18 +133,18 @@ class Bed:
 
 @asynccontextmanager
 async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: int = 0, **changes: Any) -> AsyncIterator[Bed]:
-    """Serve a registry for machines with two processes each.
+    """Serve a registry for machines of as many processes as the first, which has two.
 
     Args:
-        changes: of the first machine's place; `first`, `token`, `examines` and `join_timeout_s` too.
+        changes: of the first machine's place; `first`, `token`, `examines`, `join_timeout_s` and the `overrides` of the job too.
     """
-    config, run_folder = checked("cluster.grace_s=1"), RunFolder(folder)
+    config, run_folder = checked("cluster.grace_s=1", *changes.pop("overrides", [])), RunFolder(folder)
     first, token = changes.pop("first", FIRST), changes.pop("token", "")
     cluster = replace(config.cluster, join_timeout_s=changes.pop("join_timeout_s", 30), grace_s=0)
     job = Job(config=config, run_folder=run_folder, command=[], overrides=[], examines=changes.pop("examines", ""))
     listener = listen("127.0.0.1", 0)
     place = Place(index=None, least=nodes[0], most=nodes[1], launch="", is_first=True, listener=listener, **changes)
-    work = Work(cluster=cluster, processes=2, facts=first, max_restarts=max_restarts, token=token, job=job)
+    work = Work(cluster=cluster, processes=first.processes, facts=first, max_restarts=max_restarts, token=token, job=job)
     registry = Registry(place, first=first, token=token, folder=folder, takes_all=bool(job.examines))
     rounds = Rounds(registry, work, place)
     tasks = set[asyncio.Task[None]]()
@@ -152,7 +153,7 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
         task = asyncio.get_running_loop().create_task(registry.serve(line, is_first=is_first))
         tasks.add(task)
 
-    server = await asyncio.start_server(lambda reader, writer: serve(Line(reader, writer)), sock=listener)
+    server = await asyncio.start_server(lambda reader, writer: serve(Line(reader, writer)), sock=listener, backlog=WAITING)
     ours, theirs = socket.socketpair()
     serve(await of_socket(theirs), is_first=True)
     own = Fake(await of_socket(ours))
