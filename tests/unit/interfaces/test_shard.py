@@ -40,4 +40,4 @@ def test_a_whole_tensor_is_all_its_own() -> None:
 
 def test_columns_are_refused() -> None:
     with rank_of(0, 2) as mesh, pytest.raises(ValueError, match="not cut along its first dimension"):
-        num_shards(DTensor.from_local(example(2, 2), mesh["shards"], [Shard(1)], run_check=False))
+        num_shards(DTensor.from_local(example(2, 2), mesh["shards_of_0"], [Shard(1)], run_check=False))
