@@ -107,7 +107,7 @@ def test_masked_tokens_on_three_ranks_give_the_gradients_and_predictions_of_one(
 @pytest.mark.long
 def test_in_half_precision_all_ranks_skip_the_same_steps(project: Project) -> None:
     """The gradients that the ranks have after the all-reduce are the same, infinities included, so no rank decides otherwise."""
-    alone, three = (run(project, world_size, "amp._target_=parts.Half") for world_size in (1, 3))
+    alone, three = (run(project, world_size, "amp=off", "amp._target_=parts.Half") for world_size in (1, 3))
     expected, found = gradients(project, 1), gradients(project, 3)
     assert 0 < len(expected) < STEPS
     assert len(found) == len(expected)

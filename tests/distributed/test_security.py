@@ -116,7 +116,8 @@ def test_secrets_stay_in_the_environment_and_only_loopback_listens(project: Proj
         assert "loader worker INFO noted ***" in log
         assert "rank *** *** ***" in log
         assert "INFO told ***" in log
-    assert "'***': 1.0" in first
+    assert "'***': 1.0" in second  # the first one's records are in its files
+    assert '"***": 1.0' in (run / "metrics.jsonl").read_text()
     assert "token: ${oc.env:PLANTED_TOKEN}" in (run / "config.yaml").read_text()
     assert (run / "tensorboard").is_dir()
     for secret in ("planted-environment-1", "planted-reference-2", "planted-url-3", *list(SECRETS.values())[3:]):
