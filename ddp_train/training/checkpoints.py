@@ -26,7 +26,7 @@ from ddp_train.training.evaluation import joined
 from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.loss_monitor import Rewind
 from ddp_train.training.records import Records
-from ddp_train.training.saved_state import content, load
+from ddp_train.training.saved_state import SetAside, content, load
 from ddp_train.training.state import Jump, TrainState, WindowSums
 from ddp_train.training.state_size import estimate
 
@@ -81,7 +81,7 @@ class Checkpoints:
         """
         self._saver.finish()  # before the collective: a rank that is lost is told from the store, at once
         with evaluation_mode(self.components.optimizer) as trained, joined(self.components) as kept:
-            saved = content(self.components, self.state, window, self.world, trained=trained, kept=kept)
+            saved = content(self.components, self.state, window, self.world, SetAside(trained=trained, kept=kept))
             self._saver.save(saved, facts=self._schedule.facts(self.state.step))
 
     def finish(self) -> str:

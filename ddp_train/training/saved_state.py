@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -56,23 +55,19 @@ def hashes(components: Components, state: TrainState) -> dict[str, str]:
     return found
 
 
-def content(
-    components: Components,
-    state: TrainState,
-    window: WindowSums,
-    world: World,
-    *,
-    trained: Sequence[Tensor] = (),
-    kept: Mapping[Place, Tensor] = MappingProxyType({}),
-) -> Content:
+@dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """What this rank goes on with, where the model holds something else while a checkpoint is taken."""
+
+    trained: Sequence[Tensor] = ()  # what `evaluation_mode` yields: the parameters to go on with
+    kept: Mapping[Place, Tensor] = field(default_factory=dict)  # what `joined` yields: its own values of what is the same on all ranks now
+
+
+def content(components: Components, state: TrainState, window: WindowSums, world: World, aside: SetAside = SetAside()) -> Content:
     """Return what a checkpoint of this moment holds. Collective.
 
     All ranks take rank 0's buffers first: each has its own BatchNorm averages, of which every rank would write a share. So a rank goes on
     with what the checkpoint holds. Under DDP nothing else would come of it: its next step begins with rank 0's buffers anyway.
-
-    Args:
-        trained: what `evaluation_mode` yields: the parameters to go on with, where those of the model are others.
-        kept: what `joined` yields: this rank's own values of what is the same on all ranks only now.
     """
     world.copy_from_main(components.trained.buffers())
     found = components.modules.items()
@@ -86,7 +81,7 @@ def content(
         "optimizer_parameters": parameter_names(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in parts(components, state).items()},
         "callbacks": callbacks.states(components.callbacks, world),
-        **({"parameters_in_training": list(trained)} if trained else {}),
+        **({"parameters_in_training": list(aside.trained)} if aside.trained else {}),
         # What is evaluated instead of the weights: once in the files, for a callback's state has it, too.
         "averages": dict(averages(components)),
     }
@@ -97,7 +92,7 @@ def content(
         "random": random_state(world.device),
         "window": asdict(window),
         "data": components.train_loader.state_dict(state.samples),
-        **({"replica": _replica(shared, kept, world)} if is_replica else {}),
+        **({"replica": _replica(shared, aside.kept, world)} if is_replica else {}),
     }
     buffers = {f"{part}.{name}" for part, module in found for name, _ in module.named_buffers(remove_duplicate=False)}  # may hold a mask
     return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)

@@ -30,7 +30,7 @@ from ddp_train.system.process import exit_at_once
 from ddp_train.training.build import build
 from ddp_train.training.evaluation import joined
 from ddp_train.training.replica_check import FingerprintCheck
-from ddp_train.training.saved_state import content, hashes, load
+from ddp_train.training.saved_state import SetAside, content, hashes, load
 from ddp_train.training.state import TrainState, WindowSums
 from ddp_train.training.state_size import estimate
 from ddp_train.training.trainer import Trainer
@@ -78,7 +78,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         if to is None:
             return
         with joined(parts) as kept:
-            saver.save(content(parts, state, window, world, kept=kept))
+            saver.save(content(parts, state, window, world, SetAside(kept=kept)))
         assert saver.finish() == ""
         size = sum(file.stat().st_size for file in (to / f"step_{state.step:08d}").glob("*.safetensors"))
         assert size <= estimate(parts, num_ranks=world.size) + (1 << 17)  # the names of a tiny model take more than its numbers

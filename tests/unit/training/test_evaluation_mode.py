@@ -16,7 +16,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.training import saved_state
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation_mode import evaluation_mode, has_modes
-from ddp_train.training.saved_state import content
+from ddp_train.training.saved_state import SetAside, content
 from ddp_train.training.state import TrainState, WindowSums
 from ddp_train.training.state_size import estimate
 from tests.unit.parts import components, trainer
@@ -67,7 +67,7 @@ def save(folder: Path, parts: Components, state: TrainState) -> Path:
     """Save as a run does."""
     saver = Saver(folder, alone(), config_hash="abc")
     with evaluation_mode(parts.optimizer) as trained:
-        saver.save(content(parts, state, WindowSums(), alone(), trained=trained))
+        saver.save(content(parts, state, WindowSums(), alone(), SetAside(trained=trained)))
     assert saver.finish() == ""
     return folder / f"step_{state.step:08d}"
 
