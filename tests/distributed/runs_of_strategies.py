@@ -28,7 +28,7 @@ from ddp_train.training.build import build
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import joined
 from ddp_train.training.memory import parts_of
-from ddp_train.training.saved_state import content, load
+from ddp_train.training.saved_state import SetAside, content, load
 from ddp_train.training.state import TrainState, WindowSums
 from ddp_train.training.state_size import estimate, kept_on_a_rank
 from ddp_train.training.trainer import Trainer
@@ -58,7 +58,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         assert estimate(parts, num_ranks=world.size) > 0
         if to is not None:
             with joined(parts) as kept:
-                saver.save(content(parts, state, window, world, kept=kept))
+                saver.save(content(parts, state, window, world, SetAside(kept=kept)))
 
     Trainer(
         components=parts,
