@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.batch_sizes import MICRO_BATCH, BatchSizes, accumulation_of, derive_batch_sizes
-from ddp_train.config.cluster import check_environment, max_restarts, meeting, most_nodes
+from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
+from ddp_train.config.cluster import most_nodes
 from ddp_train.config.evaluation_split import evaluation_sets
+from ddp_train.config.machine_rules import check_machines
 from ddp_train.config.schema import (
     EVALUATION_METRICS,
     EVALUATION_SETS,
@@ -25,20 +26,12 @@ from ddp_train.config.schema import (
     ProfileConfig,
     TrainerConfig,
     batch_changes,
-    host_and_processes,
     length_changes,
-    node_range,
-    seconds_of,
 )
+from ddp_train.config.strategy_rules import check_early_step, check_local_sgd, check_of_gpus, check_open_micro_batch, check_strategy
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
-
-_OF_ROWS = ("ddp_train.strategy.fsdp.FSDP", "ddp_train.strategy.zero1.Zero1")
-_OF_DDP = ("ddp_train.strategy.ddp.", "ddp_train.strategy.zero1.")
-_REDUCES_IN_BACKWARD = ("ddp_train.strategy.fsdp.FSDP",)
-_LOCAL_SGD = "ddp_train.strategy.local_sgd.LocalSGD"
-_OF_MATRICES = ("muon", "Muon", "Adafactor", "LBFGS")
 
 
 def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[BatchSizes | None, list[ConfigError]]:
@@ -69,14 +62,14 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
             sizes = [size for _, size in batch_changes(trainer.batch_size_schedule)]
             most = max(most, *(accumulation_of(size, loader, batch.world_size) for size in sizes))
             errors += _check_batch_sizes(trainer, loader, debug, sizes=sizes, world_size=batch.world_size)
-        errors += _check_strategy(tree.get("strategy"), tree.get("optimizer"), most, world_size=batch.world_size)
+        errors += check_strategy(tree.get("strategy"), tree.get("optimizer"), most, world_size=batch.world_size)
         if trainer.optimizer_in_backward:
-            errors += _check_early_step(sections, tree, 2 if batch.is_open else most, world_size=batch.world_size)
+            errors += check_early_step(sections, tree, 2 if batch.is_open else most, world_size=batch.world_size)
         if trainer.length_schedule:
             errors += _check_lengths(trainer, tree.get("data"))
         if batch.is_open:
-            errors += _check_open_micro_batch(tree, world_size=batch.world_size)
-        errors += _check_local_sgd(tree, trainer, world_size=batch.world_size)
+            errors += check_open_micro_batch(tree, world_size=batch.world_size)
+        errors += check_local_sgd(tree, trainer, world_size=batch.world_size)
     if evaluation:
         errors += _check_evaluation(evaluation, is_evaluated=is_evaluated)
     if checkpoint and evaluation:
@@ -84,8 +77,8 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
     if cluster:
         errors += _check_device(cluster, tree.get("amp"), tree.get("strategy"))
         if batch and batch.world_size > 1:
-            errors += _check_of_gpus(cluster, tree.get("strategy"))
-        errors += _check_machines(cluster)
+            errors += check_of_gpus(cluster, tree.get("strategy"))
+        errors += check_machines(cluster)
     if precision := sections.get("precision"):
         errors += _check_precision(precision, tree.get("strategy"), is_deterministic=tree.get("deterministic") is True)
     if checkpointing := sections.get("activation_checkpointing"):
@@ -125,32 +118,6 @@ def _check_batch_sizes(
             yield ConfigError(key=name, happened=f"is {value}, and {key} is given", expected="one of the two", fix=f"{name}={without}")
 
 
-def _check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, world_size: int) -> Iterator[ConfigError]:
-    """Refuse what a strategy cannot do: DDP's static graph with accumulation (pytorch issue 143580), whole matrices where rows are kept."""
-    if world_size == 1 or not isinstance(strategy, dict):
-        return
-    if grad_accum_steps > 1 and strategy.get("static_graph"):
-        yield ConfigError(
-            key="strategy.static_graph",
-            happened=f"is true, with {grad_accum_steps} micro-batches a step",
-            expected="one of the two",
-            fix="strategy.static_graph=false",
-        )
-    replicas = strategy.get("replicas", 1)
-    if isinstance(replicas, int) and (replicas < 1 or world_size % replicas):
-        yield ConfigError(
-            key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected="a number that divides that of the ranks"
-        )
-    name = str(optimizer.get("_target_")).rpartition(".")[2] if isinstance(optimizer, dict) else ""
-    if strategy.get("_target_") in _OF_ROWS and name in _OF_MATRICES:
-        yield ConfigError(
-            key="optimizer",
-            happened=f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them",
-            expected="an optimizer that steps each number by itself (AdamW, SGD)",
-            fix="optimizer=adamw, or strategy=ddp",
-        )
-
-
 def _check_lengths(trainer: TrainerConfig, data: Any) -> Iterator[ConfigError]:
     """Refuse pieces into which a window cannot be cut evenly, where the config says how long it is."""
     whole = data.get("context_length") if isinstance(data, dict) else None
@@ -168,112 +135,6 @@ def uneven_length(length: int, whole: int) -> ConfigError:
         happened=f"has a length of {length}, and windows have {whole} tokens (data.context_length)",
         expected=f"lengths that divide it, as {near}",
     )
-
-
-def _check_early_step(sections: Mapping[str, Any], tree: Mapping[str, Any], micro_steps: int, *, world_size: int) -> Iterator[ConfigError]:
-    """Refuse to step in backward with what needs all gradients of a step at a time, or where nothing would be saved."""
-    trainer, health = sections["trainer"], sections.get("health")
-    strategy, optimizer, amp = (each if isinstance(each := tree.get(name), dict) else {} for name in ("strategy", "optimizer", "amp"))
-    target, strategy_name = str(optimizer.get("_target_")), str(strategy.get("_target_"))
-    with_it = "and trainer.optimizer_in_backward is true"
-    if trainer.clip_grad_norm is not None:
-        yield ConfigError(
-            key="trainer.clip_grad_norm",
-            happened=f"is {trainer.clip_grad_norm}, which takes the norm of all gradients before the first step, {with_it}",
-            expected="one of the two",
-            fix="trainer.clip_grad_norm=null",
-        )
-    if micro_steps > 1:
-        yield ConfigError(
-            key="loader.micro_batch_size",
-            happened=f"a step has several micro-batches, whose gradients add up, {with_it}",
-            expected="one micro-batch a step on each rank",
-            fix="a larger loader.micro_batch_size, or a smaller trainer.global_batch_size",
-        )
-    if health is not None and health.on_nonfinite == "skip":
-        yield ConfigError(
-            key="health.on_nonfinite",
-            happened=f"is skip, which looks at all gradients before a step is taken, {with_it}",
-            expected="one of the two",
-            fix="health.on_nonfinite=rewind",
-        )
-    if amp.get("dtype") == "float16":
-        yield ConfigError(
-            key="amp", happened=f"is fp16, which looks at all gradients before a step is taken, {with_it}", fix="amp=bf16 or amp=off"
-        )
-    if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
-        yield ConfigError(
-            key="optimizer",
-            happened=f"is {target}, which may need all parameters in a step, {with_it}",
-            expected="one of torch's, which step each parameter by itself (AdamW, SGD)",
-            fix="optimizer=adamw",
-        )
-    if world_size > 1 and strategy_name not in _REDUCES_IN_BACKWARD:
-        yield ConfigError(
-            key="strategy",
-            happened=f"is {strategy_name.rpartition('.')[2]}, {with_it}",
-            expected="strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back",
-            fix="strategy=fsdp",
-        )
-    for name in (name for name, value in strategy.items() if "offload" in name and value):
-        yield ConfigError(
-            key=f"strategy.{name}",
-            happened=f"is {strategy[name]}: gradients leave the device by themselves, {with_it}",
-            expected="one of the two",
-            fix="trainer.optimizer_in_backward=false",
-        )
-
-
-def _check_open_micro_batch(tree: Mapping[str, Any], *, world_size: int) -> Iterator[ConfigError]:
-    """Refuse to let the device decide on a micro-batch where results depend on it, or where it may need accumulation that cannot be."""
-    objective, strategy = tree.get("objective"), tree.get("strategy")
-    if isinstance(objective, dict) and str(objective.get("_target_")).endswith(".Contrastive"):
-        yield ConfigError(
-            key=MICRO_BATCH,
-            happened="is auto, and the objective compares the samples of a micro-batch: the gradient would depend on the device",
-            expected="a number",
-            fix=f"{MICRO_BATCH}=32",
-        )
-    if world_size > 1 and isinstance(strategy, dict) and strategy.get("static_graph"):
-        yield ConfigError(
-            key="strategy.static_graph",
-            happened=f"is true, and {MICRO_BATCH} is auto, which may come to several micro-batches a step",
-            expected="one of the two",
-            fix="strategy.static_graph=false",
-        )
-
-
-def _check_local_sgd(tree: Mapping[str, Any], trainer: TrainerConfig, *, world_size: int) -> Iterator[ConfigError]:
-    """Refuse ranks that take steps of their own with a loss scale of their own, and where a step is to be what it is not."""
-    strategy = tree.get("strategy")
-    if not isinstance(strategy, dict) or strategy.get("_target_") != _LOCAL_SGD:
-        return
-    every, lr, momentum = strategy.get("every_steps"), strategy.get("outer_lr"), strategy.get("outer_momentum")
-    if isinstance(every, int) and every < 1:
-        yield ConfigError(key="strategy.every_steps", happened=f"is {every}", expected="at least 1")
-    if isinstance(lr, (int, float)) and lr <= 0:
-        yield ConfigError(key="strategy.outer_lr", happened=f"is {lr}", expected="above 0")
-    if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
-        yield ConfigError(key="strategy.outer_momentum", happened=f"is {momentum}", expected="at least 0 and below 1")
-    if world_size == 1:
-        return
-    amp, optimizer = tree.get("amp"), tree.get("optimizer")
-    if isinstance(amp, dict) and amp.get("dtype") == "float16":
-        yield ConfigError(
-            key="amp.dtype",
-            happened="is float16, and with strategy=local_sgd each rank would skip steps by a loss scale of its own",
-            expected="a type that needs no loss scale",
-            fix="amp=bf16",
-        )
-    name = str(optimizer.get("_target_")).rpartition(".")[2] if isinstance(optimizer, dict) else ""
-    if every == 1 and (name != "SGD" or trainer.clip_grad_norm is not None):
-        what = f"the optimizer is {name}" if name != "SGD" else "trainer.clip_grad_norm is given"
-        yield ConfigError(
-            key="strategy.every_steps",
-            happened=f"is 1, and {what}: as much would travel as with ddp, and the mean of the ranks' steps is not the step of the mean",
-            expected="2 or more; 1 is the same as ddp for SGD without clipping",
-            fix="strategy=ddp",
-        )
 
 
 def _check_loader(loader: LoaderConfig) -> Iterator[ConfigError]:
@@ -468,26 +329,6 @@ def _check_device(cluster: ClusterConfig, amp: Any, strategy: Any) -> Iterator[C
         )
 
 
-def _check_of_gpus(cluster: ClusterConfig, strategy: Any) -> Iterator[ConfigError]:
-    """Refuse on a CPU what torch's DDP does on GPUs alone."""
-    if not isinstance(strategy, dict) or devices.resolve_device(cluster.device) != "cpu":
-        return
-    if strategy.get("sync_batchnorm") is True:
-        yield ConfigError(
-            key="strategy.sync_batchnorm",
-            happened="is true, and torch's SyncBatchNorm computes on GPUs alone",
-            expected="false on a CPU",
-            fix="strategy.sync_batchnorm=false",
-        )
-    if str(strategy.get("_target_")).startswith(_OF_DDP) and strategy.get("reduce_dtype") == "bfloat16":
-        yield ConfigError(
-            key="strategy.reduce_dtype",
-            happened="is bfloat16, in which torch's DDP reduces on GPUs alone",
-            expected="null or float16 on a CPU",
-            fix="strategy.reduce_dtype=null",
-        )
-
-
 def _check_precision(precision: PrecisionConfig, strategy: Any, *, is_deterministic: bool) -> Iterator[ConfigError]:
     """Refuse to let cuDNN choose by the clock where each run is to give the same bits, and weights that lie in a way that is not cut."""
     if precision.channels_last and isinstance(strategy, dict) and str(strategy.get("_target_")).endswith(".FSDP"):
@@ -527,73 +368,3 @@ def _check_compile(config: CompileConfig) -> Iterator[ConfigError]:
             expected="default: the other modes are inductor's",
             fix="compile=default, or compile.backend=inductor",
         )
-
-
-def _check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
-    """Check where the machines meet, on each of them, how long they have, and what their processes' environment is to be."""
-    yield from check_environment(cluster)
-    if cluster.walltime is not None and seconds_of(cluster.walltime) <= cluster.grace_s:
-        yield ConfigError(
-            key="cluster.walltime",
-            happened=f"is {cluster.walltime}, and cluster.grace_s is {cluster.grace_s:g} s: the run would stop before it begins",
-            expected="a walltime that is longer than the time to save",
-            fix="a smaller cluster.grace_s",
-        )
-    if cluster.launcher in ("slurm", "ssh") and not is_torchrun_worker():
-        yield from _check_other_machines(cluster)
-    if cluster.hosts is not None or cluster.launcher == "ssh":
-        yield from _check_hosts(cluster)
-    if cluster.launcher == "torchrun" and not is_torchrun_worker():
-        try:
-            found, restarts = meeting(cluster, os.environ), max_restarts(cluster, os.environ)
-        except ConfigError as error:
-            yield error
-            return
-        if found.min_nodes < found.max_nodes and restarts == 0:
-            yield ConfigError(
-                key="cluster.max_restarts",
-                happened=f"is 0 with {found.min_nodes} to {found.max_nodes} machines: the first one that leaves would end the run",
-                expected="at least 1",
-                fix="cluster.max_restarts=10",
-            )
-
-
-def _check_other_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
-    """Check that nothing of their shape is left open: the machines are others than this one, which cannot ask them."""
-    if cluster.device == "auto":
-        yield ConfigError(
-            key="cluster.device",
-            happened="is auto, and the run's machines are not this one",
-            expected="cuda: a GPU for each process; or cpu",
-            fix="cluster.device=cuda",
-        )
-    has_open = not cluster.hosts or None in [host_and_processes(host)[1] for host in cluster.hosts]
-    if cluster.device == "cuda" and cluster.processes_per_node is None and has_open:
-        yield ConfigError(
-            key="cluster.processes_per_node",
-            happened="is not given, and this machine cannot know the GPUs of the others",
-            expected="how many GPUs each machine of the job has for it: one process each",
-            fix="cluster.processes_per_node=4",
-        )
-
-
-def _check_hosts(cluster: ClusterConfig) -> Iterator[ConfigError]:
-    """Check the machines of a run over SSH."""
-    if cluster.launcher != "ssh":
-        yield ConfigError(key="cluster.hosts", happened=f"is given with cluster.launcher={cluster.launcher}", expected="cluster=ssh")
-    elif not cluster.hosts:
-        yield ConfigError(
-            key="cluster.hosts", happened="is not given", expected="the machines, as ssh knows them", fix="'cluster.hosts=[a,b:4,c]'"
-        )
-    else:
-        if cluster.nodes is not None and node_range(cluster.nodes)[1] != len(cluster.hosts):
-            yield ConfigError(
-                key="cluster.nodes",
-                happened=f"is {cluster.nodes}, with {len(cluster.hosts)} in cluster.hosts",
-                expected="null, or the fewest that the run goes on with and all of them",
-                fix="cluster.nodes=null",
-            )
-        if not cluster.wait:
-            yield ConfigError(
-                key="cluster.wait", happened="is false with cluster=ssh", expected="true: the run ends with the command that started it"
-            )

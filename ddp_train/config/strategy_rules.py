@@ -1,0 +1,169 @@
+"""Rules of the strategies: what each cannot do, with the keys of other sections. Each yields the problems that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddp_train.config.batch_sizes import MICRO_BATCH
+from ddp_train.config.schema import ClusterConfig, TrainerConfig
+from ddp_train.errors import ConfigError
+from ddp_train.system import devices
+
+_OF_ROWS = ("ddp_train.strategy.fsdp.FSDP", "ddp_train.strategy.zero1.Zero1")
+_OF_DDP = ("ddp_train.strategy.ddp.", "ddp_train.strategy.zero1.")
+_REDUCES_IN_BACKWARD = ("ddp_train.strategy.fsdp.FSDP",)
+_LOCAL_SGD = "ddp_train.strategy.local_sgd.LocalSGD"
+_OF_MATRICES = ("muon", "Muon", "Adafactor", "LBFGS")
+
+
+def check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, world_size: int) -> Iterator[ConfigError]:
+    """Refuse what a strategy cannot do: DDP's static graph with accumulation (pytorch issue 143580), whole matrices where rows are kept."""
+    if world_size == 1 or not isinstance(strategy, dict):
+        return
+    if grad_accum_steps > 1 and strategy.get("static_graph"):
+        yield ConfigError(
+            key="strategy.static_graph",
+            happened=f"is true, with {grad_accum_steps} micro-batches a step",
+            expected="one of the two",
+            fix="strategy.static_graph=false",
+        )
+    replicas = strategy.get("replicas", 1)
+    if isinstance(replicas, int) and (replicas < 1 or world_size % replicas):
+        yield ConfigError(
+            key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected="a number that divides that of the ranks"
+        )
+    name = str(optimizer.get("_target_")).rpartition(".")[2] if isinstance(optimizer, dict) else ""
+    if strategy.get("_target_") in _OF_ROWS and name in _OF_MATRICES:
+        yield ConfigError(
+            key="optimizer",
+            happened=f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them",
+            expected="an optimizer that steps each number by itself (AdamW, SGD)",
+            fix="optimizer=adamw, or strategy=ddp",
+        )
+
+
+def check_early_step(sections: Mapping[str, Any], tree: Mapping[str, Any], micro_steps: int, *, world_size: int) -> Iterator[ConfigError]:
+    """Refuse to step in backward with what needs all gradients of a step at a time, or where nothing would be saved."""
+    trainer, health = sections["trainer"], sections.get("health")
+    strategy, optimizer, amp = (each if isinstance(each := tree.get(name), dict) else {} for name in ("strategy", "optimizer", "amp"))
+    target, strategy_name = str(optimizer.get("_target_")), str(strategy.get("_target_"))
+    with_it = "and trainer.optimizer_in_backward is true"
+    if trainer.clip_grad_norm is not None:
+        yield ConfigError(
+            key="trainer.clip_grad_norm",
+            happened=f"is {trainer.clip_grad_norm}, which takes the norm of all gradients before the first step, {with_it}",
+            expected="one of the two",
+            fix="trainer.clip_grad_norm=null",
+        )
+    if micro_steps > 1:
+        yield ConfigError(
+            key="loader.micro_batch_size",
+            happened=f"a step has several micro-batches, whose gradients add up, {with_it}",
+            expected="one micro-batch a step on each rank",
+            fix="a larger loader.micro_batch_size, or a smaller trainer.global_batch_size",
+        )
+    if health is not None and health.on_nonfinite == "skip":
+        yield ConfigError(
+            key="health.on_nonfinite",
+            happened=f"is skip, which looks at all gradients before a step is taken, {with_it}",
+            expected="one of the two",
+            fix="health.on_nonfinite=rewind",
+        )
+    if amp.get("dtype") == "float16":
+        yield ConfigError(
+            key="amp", happened=f"is fp16, which looks at all gradients before a step is taken, {with_it}", fix="amp=bf16 or amp=off"
+        )
+    if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
+        yield ConfigError(
+            key="optimizer",
+            happened=f"is {target}, which may need all parameters in a step, {with_it}",
+            expected="one of torch's, which step each parameter by itself (AdamW, SGD)",
+            fix="optimizer=adamw",
+        )
+    if world_size > 1 and strategy_name not in _REDUCES_IN_BACKWARD:
+        yield ConfigError(
+            key="strategy",
+            happened=f"is {strategy_name.rpartition('.')[2]}, {with_it}",
+            expected="strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back",
+            fix="strategy=fsdp",
+        )
+    for name in (name for name, value in strategy.items() if "offload" in name and value):
+        yield ConfigError(
+            key=f"strategy.{name}",
+            happened=f"is {strategy[name]}: gradients leave the device by themselves, {with_it}",
+            expected="one of the two",
+            fix="trainer.optimizer_in_backward=false",
+        )
+
+
+def check_open_micro_batch(tree: Mapping[str, Any], *, world_size: int) -> Iterator[ConfigError]:
+    """Refuse to let the device decide on a micro-batch where results depend on it, or where it may need accumulation that cannot be."""
+    objective, strategy = tree.get("objective"), tree.get("strategy")
+    if isinstance(objective, dict) and str(objective.get("_target_")).endswith(".Contrastive"):
+        yield ConfigError(
+            key=MICRO_BATCH,
+            happened="is auto, and the objective compares the samples of a micro-batch: the gradient would depend on the device",
+            expected="a number",
+            fix=f"{MICRO_BATCH}=32",
+        )
+    if world_size > 1 and isinstance(strategy, dict) and strategy.get("static_graph"):
+        yield ConfigError(
+            key="strategy.static_graph",
+            happened=f"is true, and {MICRO_BATCH} is auto, which may come to several micro-batches a step",
+            expected="one of the two",
+            fix="strategy.static_graph=false",
+        )
+
+
+def check_local_sgd(tree: Mapping[str, Any], trainer: TrainerConfig, *, world_size: int) -> Iterator[ConfigError]:
+    """Refuse ranks that take steps of their own with a loss scale of their own, and where a step is to be what it is not."""
+    strategy = tree.get("strategy")
+    if not isinstance(strategy, dict) or strategy.get("_target_") != _LOCAL_SGD:
+        return
+    every, lr, momentum = strategy.get("every_steps"), strategy.get("outer_lr"), strategy.get("outer_momentum")
+    if isinstance(every, int) and every < 1:
+        yield ConfigError(key="strategy.every_steps", happened=f"is {every}", expected="at least 1")
+    if isinstance(lr, (int, float)) and lr <= 0:
+        yield ConfigError(key="strategy.outer_lr", happened=f"is {lr}", expected="above 0")
+    if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
+        yield ConfigError(key="strategy.outer_momentum", happened=f"is {momentum}", expected="at least 0 and below 1")
+    if world_size == 1:
+        return
+    amp, optimizer = tree.get("amp"), tree.get("optimizer")
+    if isinstance(amp, dict) and amp.get("dtype") == "float16":
+        yield ConfigError(
+            key="amp.dtype",
+            happened="is float16, and with strategy=local_sgd each rank would skip steps by a loss scale of its own",
+            expected="a type that needs no loss scale",
+            fix="amp=bf16",
+        )
+    name = str(optimizer.get("_target_")).rpartition(".")[2] if isinstance(optimizer, dict) else ""
+    if every == 1 and (name != "SGD" or trainer.clip_grad_norm is not None):
+        what = f"the optimizer is {name}" if name != "SGD" else "trainer.clip_grad_norm is given"
+        yield ConfigError(
+            key="strategy.every_steps",
+            happened=f"is 1, and {what}: as much would travel as with ddp, and the mean of the ranks' steps is not the step of the mean",
+            expected="2 or more; 1 is the same as ddp for SGD without clipping",
+            fix="strategy=ddp",
+        )
+
+
+def check_of_gpus(cluster: ClusterConfig, strategy: Any) -> Iterator[ConfigError]:
+    """Refuse on a CPU what torch's DDP does on GPUs alone."""
+    if not isinstance(strategy, dict) or devices.resolve_device(cluster.device) != "cpu":
+        return
+    if strategy.get("sync_batchnorm") is True:
+        yield ConfigError(
+            key="strategy.sync_batchnorm",
+            happened="is true, and torch's SyncBatchNorm computes on GPUs alone",
+            expected="false on a CPU",
+            fix="strategy.sync_batchnorm=false",
+        )
+    if str(strategy.get("_target_")).startswith(_OF_DDP) and strategy.get("reduce_dtype") == "bfloat16":
+        yield ConfigError(
+            key="strategy.reduce_dtype",
+            happened="is bfloat16, in which torch's DDP reduces on GPUs alone",
+            expected="null or float16 on a CPU",
+            fix="strategy.reduce_dtype=null",
+        )
