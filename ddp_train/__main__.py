@@ -8,7 +8,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,9 +32,6 @@ _HERE = ("cluster=local", "cluster=cpu")
 _TELL = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 """What asks for text alone."""
 
-_NEEDED = ("torch", "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked", "torch._dynamo")
-"""What agents and ranks import; torch's first optimizer would import the last."""
-
 _loaded_with: dict[str, str] = {}  # the environment when the imports began
 
 
@@ -45,15 +42,16 @@ def main() -> None:
     be_private()
     if handover.NURSERY in os.environ:
         terminal.outlive()
-        exit_at_once(_tell(lambda: wait_in_nursery(_load, _become)))
+        exit_at_once(_tell(lambda: wait_in_nursery(_load, _become, pauses_at=agent_process.RANKS)))
     if is_torchrun_worker():
         terminal.outlive()
         # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
         die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
         # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        for _ in _load():
-            pass
+        for name in _load():
+            if name == agent_process.RANKS and os.environ.get("WORLD_SIZE") == "1":
+                break  # DDP alone needs what follows
         _be_rank()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then
     atexit.register(gc.freeze)  # Python would look through all that was imported once more: with torch a third of a second
@@ -88,15 +86,17 @@ def starts_ranks(words: list[str]) -> bool:
     return not is_told and not is_elsewhere and (not is_command or words[0] in _TRAIN)
 
 
-def _load() -> Iterator[None]:
-    """Import what agents and ranks need. Between two parts of it a configuration may be checked, which needs the first."""
+def _load() -> Generator[str, None, None]:
+    """Import what agents and ranks need, and yield the name of each part of it."""
     _loaded_with.update(os.environ)
     gc.disable()  # what these imports make stays: to look through it again and again takes a fifth of their time
-    for name in _NEEDED:
-        importlib.import_module(name)
-        yield
-    gc.freeze()
-    gc.enable()
+    try:
+        for name in agent_process.IMPORTED:
+            importlib.import_module(name)
+            yield name
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _become(request: dict[str, Any]) -> int:

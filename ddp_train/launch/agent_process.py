@@ -21,6 +21,12 @@ from ddp_train.system.nursery import Nursery, interpreter, spawn_nursery
 from ddp_train.system.process import Child
 from ddp_train.system.threads import VARIABLE
 
+TORCH, RANKS, COMPILER = "torch", "ddp_train.rank.forked", "torch._dynamo"
+"""What a configuration's check needs; with that an agent and a rank; with that DDP, most of torch's optimizers and who compiles."""
+
+IMPORTED = (TORCH, "ddp_train.launch.agent.main", "ddp_train.rank.main", RANKS, COMPILER)
+"""What a nursery imports, in this order. The last takes half as long as all others together."""
+
 _nursery: Nursery | None = None
 
 
@@ -39,7 +45,7 @@ def ask_early(request: Mapping[str, Any], *, files: Sequence[int]) -> Child | No
     """Let a process do something that has imported torch, before it becomes an agent; None: none is expected."""
     if _nursery is None or not _nursery.is_there():
         return None
-    return _nursery.start(request, files=files, is_early=True)
+    return _nursery.start(request, files=files, needs=TORCH)
 
 
 def expect_none() -> None:
@@ -50,7 +56,7 @@ def expect_none() -> None:
         nursery.end()
 
 
-def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
+def run_agent(arguments: list[str], *, environment: Mapping[str, str], needs: str = COMPILER) -> int:
     """Run an agent to its end and return its exit code; 130 after Ctrl-C, 143 after another stop signal.
 
     A stop signal is passed on; a second Ctrl-C or SIGTERM kills the agent, and with it its ranks.
@@ -58,8 +64,9 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
     Args:
         arguments: as for `agent.main.main`.
         environment: what the ranks' environment has beside this process's own.
+        needs: the last of what is `IMPORTED` for it; what it needs beyond that it imports itself.
     """
-    agent = start_agent(arguments, environment=environment, is_last=True)
+    agent = start_agent(arguments, environment=environment, is_last=True, needs=needs)
     with stop_signals(agent.signal, lambda: agent.signal(signal.SIGKILL)) as received:
         code = agent.wait()
     if received:
@@ -72,7 +79,9 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def start_agent(arguments: list[str], *, environment: Mapping[str, str], files: Sequence[int] = (), is_last: bool = False) -> Child:
+def start_agent(
+    arguments: list[str], *, environment: Mapping[str, str], files: Sequence[int] = (), is_last: bool = False, needs: str = COMPILER
+) -> Child:
     """Start an agent (`agent.main.be_agent`), which has this process's environment and the locks of its folders.
 
     Args:
@@ -80,12 +89,13 @@ def start_agent(arguments: list[str], *, environment: Mapping[str, str], files: 
         environment: what the ranks' environment has beside this process's own.
         files: descriptors that the arguments name.
         is_last: this process starts no other agent.
+        needs: see `run_agent`.
     """
     global _nursery
     expect_agents()
     assert _nursery is not None
     request = {"arguments": arguments, "environment": {**os.environ, **environment, handover.STARTED: str(STARTED)}}
-    agent = _nursery.start(request, files=[*descriptors(), *files], is_last=is_last)
+    agent = _nursery.start(request, files=[*descriptors(), *files], is_last=is_last, needs=needs)
     if is_last:
         _nursery = None
     return agent

@@ -8,10 +8,12 @@ from ddp_train.config.cluster import ALONE, environment_of, max_restarts, proces
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.job import Job
-from ddp_train.launch.agent_process import rank_environment, run_agent
+from ddp_train.launch.agent_process import COMPILER, RANKS, rank_environment, run_agent
 from ddp_train.launch.ending import exit_code
 from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.system import handover
+
+_ADAMW = "ddp_train.optimizer.adamw.AdamW"  # not imported: it imports torch
 
 
 def run(job: Job) -> int:
@@ -42,7 +44,14 @@ def agent_arguments(job: Job) -> list[str]:
 def _run_agent(job: Job) -> int:
     cluster = job.config.cluster
     environment = rank_environment(_processes(cluster), cluster.threads_per_process) | environment_of(cluster.env)
-    return run_agent(agent_arguments(job), environment={**environment, handover.JOB: job.to_json()})
+    needs = RANKS if _does_without_compiler(job) else COMPILER
+    return run_agent(agent_arguments(job), environment={**environment, handover.JOB: job.to_json()}, needs=needs)
+
+
+def _does_without_compiler(job: Job) -> bool:
+    """Tell whether a rank comes to its first step without torch's compiler, which DDP and torch's own optimizers import."""
+    config = job.config
+    return config.batch.world_size == 1 and config.compile.mode is None and config.optimizer["_target_"] == _ADAMW
 
 
 def _processes(cluster: ClusterConfig) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from inspect import unwrap
 from operator import is_
 from typing import Any
 
@@ -29,6 +30,12 @@ class AdamW(torch.optim.AdamW):
 
     saved_as = torch.optim.AdamW
     """Whose state this is: either goes on from the other's checkpoints."""
+
+    # As torch's, without the wrapper that hides them from the compiler: to do so it imports that, half a second before the first step.
+    add_param_group = unwrap(Optimizer.add_param_group)
+    load_state_dict = unwrap(Optimizer.load_state_dict)
+    state_dict = unwrap(Optimizer.state_dict)
+    zero_grad = unwrap(Optimizer.zero_grad)
 
     _looked_at: list[list[nn.Parameter]] | None = None  # the groups that are the kernel's alone; None: not looked at, or they are not
 
@@ -62,7 +69,8 @@ class AdamW(torch.optim.AdamW):
             return _torch_step()(self, closure)
         groups = self._arguments()
         if groups is None:
-            _torch_step()(self, None)
+            with torch.set_grad_enabled(self.defaults["differentiable"]):
+                _unmarked_step(self)
             self._looked_at = [[*group["params"]] for group in self.param_groups] if all(map(_is_plain, self.param_groups)) else None
             return None
         with torch.no_grad():
@@ -125,6 +133,10 @@ def _is_plain(group: dict[str, Any]) -> bool:
         and (each.grad is None or each.grad.layout is torch.strided)
         for each in group["params"]
     )
+
+
+_unmarked_step = unwrap(torch.optim.AdamW.step)
+"""torch's own step without its hooks and its mark."""
 
 
 @cache

@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
@@ -53,20 +53,20 @@ class Nursery:
             self._waiting = self._next()
         return self._waiting is not None and self._waiting.exit_code() is None
 
-    def start(self, request: Mapping[str, Any], *, files: Sequence[int] = (), is_last: bool = False, is_early: bool = False) -> Child:
+    def start(self, request: Mapping[str, Any], *, files: Sequence[int] = (), is_last: bool = False, needs: str | None = None) -> Child:
         """Let what waits become what is asked for, as soon as it has imported, and return that child.
 
         Args:
             request: anything that JSON has. `files` is added to it.
             files: descriptors that it gets, with the same numbers.
             is_last: nothing else will be asked for.
-            is_early: as soon as it has imported what comes before a `yield` of its `load`.
+            needs: it becomes so as soon as its `load` has yielded this; None: when all is imported.
         """
         assert self._waiting is not None, "is_there() was not asked"
         child, self._waiting = self._waiting, None
         if not is_last:
             adopts(True)
-        text = file_in_memory(json.dumps({"request": request, "files": list(files), "is_last": is_last, "is_early": is_early}).encode())
+        text = file_in_memory(json.dumps({"request": request, "files": list(files), "is_last": is_last, "needs": needs}).encode())
         try:
             socket.send_fds(self._door, [b"?"], [text, *files])  # never waits, however long the text is: it may import still
         except OSError:
@@ -138,13 +138,15 @@ def fork_nursery(become: Become, *, without: Sequence[int] = ()) -> Nursery:
     return Nursery(child, door, is_loaded=True)
 
 
-def wait_in_nursery(load: Callable[[], Iterator[None]], become: Become) -> int:
+def wait_in_nursery(load: Callable[[], Generator[str, None, None]], become: Become, *, pauses_at: str | None = None) -> int:
     """Import, wait, and become what is asked for; return its exit code. What goes wrong while importing is told only then.
 
     Args:
-        load: imports. Where it yields, a request that is early may be served, while the clone goes on.
+        load: imports, and yields the name of what has been imported: a request that needs no more is served, while the clone goes on.
         become: see `Become`.
+        pauses_at: what follows this name not all need. Before it a request is waited for, as long as the imports have taken.
     """
+    began = time.perf_counter()
     descriptor, _, owner = os.environ.pop(handover.NURSERY).partition(":")
     die_with_parent(int(owner))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -154,23 +156,24 @@ def wait_in_nursery(load: Callable[[], Iterator[None]], become: Become) -> int:
     close_all_but(0, 1, 2, door.fileno())  # files of others, whose end it would keep away
     problem: Exception | None = None
     held: _Asked | None = None
-    loading = load()
+    loading, loaded = load(), set[str]()
     while True:
         try:
-            next(loading)
+            loaded.add(name := next(loading))
         except StopIteration:
             break
         except Exception as error:
             problem = error
             break
-        if held is None and select.select([door], [], [], 0)[0]:
-            if (held := _receive(door)) is None:
-                return 0
-            if held[0]["is_early"]:
-                if not _leave_a_clone(int(owner)):
-                    return _become_asked(held, door, become)
-                _let_go(held, door)
-                held = None
+        patience = time.perf_counter() - began if name == pauses_at else 0
+        if held is None and select.select([door], [], [], patience)[0] and (held := _receive(door)) is None:
+            return 0
+        if held is not None and held[0]["needs"] in loaded:
+            if held[0]["is_last"] or not _leave_a_clone(int(owner)):
+                loading.close()
+                return _become_asked(held, door, become)
+            _let_go(held, door)
+            held = None
 
     def become_or_fail(request: dict[str, Any]) -> int:
         if problem is not None:

@@ -1,27 +1,25 @@
 """The loop: `train`, `train_step`, `evaluate`.
 
 Ordinary code that is meant to be read and owned. Between two log steps nothing here waits for the device, unless that is some steps behind
-(`device_queue.py`), and no collective runs beside the strategy's own (one small all-reduce a step, during the first forward, when the
-objective's weights depend on the batch's content; another one for the norm of gradients that are cut among the ranks).
+(`device_queue.py`). What is done in a step is in `train_step.py`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
-from itertools import chain, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Objective, Synchronising, as_pair, batch_size, finished
+from ddp_train.interfaces import Synchronising, finished
 from ddp_train.loader.device_copy import copied_ahead, to_device
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
@@ -34,17 +32,16 @@ from ddp_train.training.callbacks import Callbacks, RunView, Show
 from ddp_train.training.components import Components
 from ddp_train.training.device_queue import DeviceQueue, device_queue
 from ddp_train.training.evaluation_mode import evaluation_mode
-from ddp_train.training.gradient import clip, total_norm
 from ddp_train.training.log_window import LogWindow, Reading
 from ddp_train.training.logged import Logged
 from ddp_train.training.loss_monitor import LossMonitor, Rewind
 from ddp_train.training.profiler import Profiler
 from ddp_train.training.records import Record
 from ddp_train.training.replica_check import ReplicaCheck
-from ddp_train.training.sanity_check import NamedBatch, check, explain, untouched
+from ddp_train.training.sanity_check import check, untouched
 from ddp_train.training.skip_nonfinite import StepGuard
 from ddp_train.training.state import TrainState, WindowSums
-from ddp_train.training.turn import Turn
+from ddp_train.training.train_step import TrainStep, one_by_one
 
 
 @dataclass(kw_only=True)
@@ -103,14 +100,11 @@ class Trainer:
     callbacks: Callbacks = field(init=False)
     logged: Logged = field(init=False)  # by them and by the model
 
-    steps_alone: bool = field(init=False)  # the ranks may exchange nothing in a step
-    window: LogWindow = field(init=False)  # the steps since the last record
+    train_step: TrainStep = field(init=False)
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
     def __post_init__(self) -> None:
-        strategy = self.components.strategy
-        self.steps_alone = isinstance(strategy, Synchronising) and strategy.steps_alone
-        self.window = self._new_window()
+        self._begin_window()
         self.logged = Logged(self.state, self.components.turns)
         view = RunView(
             self.components,
@@ -166,7 +160,7 @@ class Trainer:
         as_taken = first if lengths is None else [lengths.cut(each, state.step) for each in first]  # refuses what cannot be cut
         if components.compiled and first:
             self._compile(as_taken[0])
-        return _one_by_one(first, stream)
+        return one_by_one(first, stream)
 
     def _compile(self, first: MicroBatch) -> None:
         """Let what is compiled meet its first batches while the run still starts, and has its time to. Collective."""
@@ -187,7 +181,7 @@ class Trainer:
         order, every = components.train_loader.order, self.evaluate_every_steps
         components.module.train()
         counts_epochs = self._reach_epoch()
-        self.window = self._new_window()
+        self._begin_window()
         queue = device_queue(self.world.device, tracker)
         # Who does nothing after a step is not told of it: with steps of a millisecond each call shows.
         told = [each.after_step for each, idle in ((queue, DeviceQueue), (self.replicas, ReplicaCheck)) if type(each) is not idle]
@@ -243,8 +237,24 @@ class Trainer:
                 return False
         return True
 
-    def _new_window(self) -> LogWindow:
-        return LogWindow(self.world.device, self.state.window, turns=self.components.turns, own_weights=self.steps_alone)
+    def _begin_window(self) -> None:
+        """Take steps from here on into a window that goes on from the state's."""
+        components, state, world, strategy = self.components, self.state, self.world, self.components.strategy
+        steps_alone = isinstance(strategy, Synchronising) and strategy.steps_alone
+        self.train_step = TrainStep(
+            components=components,
+            state=state,
+            world=world,
+            clip_grad_norm=self.clip_grad_norm,
+            guard=self.guard,
+            steps_alone=steps_alone,
+            window=LogWindow(world.device, state.window, turns=components.turns, own_weights=steps_alone),
+        )
+
+    @property
+    def window(self) -> LogWindow:
+        """The steps since the last record."""
+        return self.train_step.window
 
     def _is_over(self) -> bool:
         """Tell whether there is no step left to take."""
@@ -295,117 +305,6 @@ class Trainer:
                 window.skipped += len(micro_batch.skipped)
             tracker.enter(Phase.STEP, step)
             yield micro_batch if lengths is None else lengths.cut(micro_batch, step)
-
-    def train_step(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
-        """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
-
-        Gradients are exchanged as the strategy does it (DDP: once, in the last micro-batch's backward). They are the exact weighted mean
-        over the global batch: every loss is a sum, divided by the weight of the whole batch.
-
-        Args:
-            micro_batches: as many as the loader's `micro_steps`, asked for one by one.
-
-        Returns:
-            Gradient norm before clipping, L2 over all parameters, shape [], not synchronised; None when it is neither measured nor clipped.
-
-        Source: Li et al. 2020, arXiv:2006.15704 (DDP; skipping synchronisation while accumulating).
-        """
-        components, window = self.components, self.window
-        window.begin_step()
-        sum_over_ranks = _keep if self.steps_alone else self.world.start_sum
-        total_weight, micro_batches = _start_total_weight(
-            components.objective, micro_batches, global_batch_size, device=self.world.device, start_sum=sum_over_ranks
-        )
-        if components.turns:
-            turns = components.turns_at(self.state.step)
-            taken = [turn.name for turn in turns]
-            grad_norm = self._take_turns(turns, [*micro_batches], total_weight, measures_norm=measures_norm)
-        else:
-            taken = []
-            grad_norm = self._descend(micro_batches, total_weight, measures_norm=measures_norm)
-        components.scheduler.step()
-        if self.guard.needs_norm and grad_norm is not None:
-            window.norms.append(grad_norm)
-        window.end_step(total_weight(), samples=global_batch_size, turns=taken)
-        return grad_norm
-
-    def _take_turns(
-        self, turns: list[Turn], micro_batches: list[MicroBatch], total_weight: Callable[[], float | Tensor], *, measures_norm: bool
-    ) -> Tensor | None:
-        """Let the turns of a step descend one after the other, each over all micro-batches. Return the norm over all of them."""
-        grad_norm = None
-        for turn in turns:
-            with turn.alone():
-                grad_norm = self._descend(micro_batches, total_weight, measures_norm=measures_norm, turn=turn, before=grad_norm)
-        return grad_norm
-
-    def _descend(
-        self,
-        micro_batches: Iterable[MicroBatch],
-        total_weight: Callable[[], float | Tensor],
-        *,
-        measures_norm: bool,
-        turn: Turn | None = None,
-        before: Tensor | None = None,
-    ) -> Tensor | None:
-        """Let the optimizer step by the gradient of all micro-batches, and forget the gradient.
-
-        Args:
-            turn: whose loss and parameters; None: the objective takes no turns.
-            before: the norm of the turns before this one. A step in which one was not finite takes no further turn (`guard`).
-        """
-        components, guard, early = self.components, self.guard, self.components.early_step
-        module = components.module if turn is None else turn.module
-        guard.begin()
-        if early is not None:
-            early.begin(measures_norm=measures_norm)
-        last = components.train_loader.micro_steps(self.state.samples) - 1
-        for number, micro_batch in enumerate(micro_batches):
-            try:
-                if number < last:
-                    with components.strategy.no_sync(module):
-                        self._accumulate(micro_batch, total_weight, turn)
-                else:  # this backward reduces the gradients
-                    self._accumulate(micro_batch, total_weight, turn)
-            except IndexError as error:  # a label out of range, say
-                ids = components.train_loader.sample_ids(self.state.samples, number)
-                explain(error, components, NamedBatch(micro_batch, ids, "this rank's micro-batch"))
-                raise
-
-        grad_norm = None
-        if early is not None:  # the optimizer has taken its step
-            grad_norm = early.end(self.world)
-        elif self.clip_grad_norm is not None or measures_norm or guard.needs_norm:
-            # Before the optimizer's step, which may use the gradients' memory.
-            components.scaler.unscale_(components.optimizer)
-            gradients = [parameter.grad for parameter in components.module.parameters() if parameter.grad is not None]
-            grad_norm = total_norm(gradients, self.world)
-            if self.clip_grad_norm is not None:
-                clip(gradients, self.clip_grad_norm, grad_norm)
-        if before is not None and grad_norm is not None:
-            grad_norm = torch.hypot(before, grad_norm)
-        if early is None:
-            guard.step(components.optimizer, components.scaler, grad_norm, turn="" if turn is None else turn.name)
-            components.scaler.update()
-        components.zero_gradients()
-        return grad_norm
-
-    def _accumulate(self, micro_batch: MicroBatch, total_weight: Callable[[], float | Tensor], turn: Turn | None) -> None:
-        """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
-        components, world = self.components, self.world
-        batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
-        with components.amp.autocast(world.device):
-            loss_sum = components.loss(batch) if turn is None else turn.loss(batch)
-        if not micro_batch.counts:
-            loss_sum = loss_sum * 0.0
-        weight = total_weight()  # not needed before
-        divisor = torch.where(weight == 0, 1.0, weight) if isinstance(weight, Tensor) else weight  # 0: nothing counts
-        ranks = 1 if self.steps_alone and isinstance(weight, Tensor) else world.size  # whose weight it is
-        scale = ranks / divisor  # DDP takes the mean over the ranks; the sum is wanted
-        # Backward begins with the scale: the gradients are those of a loss times the scale, without that product and its own backward.
-        seed = scale.to(loss_sum.dtype) if isinstance(scale, Tensor) else torch.full_like(loss_sum, scale)
-        loss_sum.backward(components.scaler.scale(self.guard.mark(seed, loss_sum)))
-        self.window.add(loss_sum, turn=None if turn is None else turn.name)
 
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
@@ -474,37 +373,3 @@ class Trainer:
         epoch = epochs(self.components.train_loader.order, state.samples)
         self.last |= {f"{split}/{name}": value for name, value in values.items()}
         self.write({"split": split, "step": state.step, "epoch": epoch, "samples": state.samples, "time": time.time(), **values})
-
-
-def _start_total_weight(
-    objective: Objective,
-    micro_batches: Iterable[MicroBatch],
-    global_batch_size: int,
-    *,
-    device: torch.device,
-    start_sum: Callable[[Tensor], Callable[[], Tensor]],
-) -> tuple[Callable[[], float | Tensor], Iterable[MicroBatch]]:
-    """Return what gives the weight of the whole global batch, and the micro-batches.
-
-    The weight is known from the shapes of the first one; or it is that of all of them, being summed over the ranks meanwhile.
-    """
-    rest = iter(micro_batches)
-    first = next(rest)
-    weight = objective.weight(as_pair(first.batch))
-    if isinstance(weight, int):
-        known = weight * first.pieces / batch_size(first.batch) * global_batch_size
-        return lambda: known, _one_by_one([first], rest)
-    every = [first, *rest]
-    weights = [torch.as_tensor(objective.weight(as_pair(each.batch)), dtype=torch.float64) * each.counts for each in every]
-    wait = start_sum(torch.stack(weights).sum())  # reduced where the data is, mostly on the CPU: no wait for the device
-    return cache(lambda: wait().to(device, non_blocking=True)), every
-
-
-def _keep(weight: Tensor) -> Callable[[], Tensor]:
-    """Return a rank's weight as its own: it asks nobody for the others', and takes the mean over its own units."""
-    return lambda: weight
-
-
-def _one_by_one(first: list[MicroBatch], rest: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-    """Yield all of them, and keep none: given the list itself, `chain` would hold its memory to the end."""
-    return chain(iter(first), rest)

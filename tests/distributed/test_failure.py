@@ -88,7 +88,7 @@ def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fa
         waiting = [line for line in failure["others"] if "gave no answer" not in line]  # in the second that it has, on a busy machine
         assert waiting
         for line in waiting:
-            assert re.fullmatch(r"rank(s 0, 2| 0| 2) +in backward, trainer.py:\d+ in _accumulate", line)
+            assert re.fullmatch(r"rank(s 0, 2| 0| 2) +in backward, train_step.py:\d+ in _accumulate", line)
             assert line in done.output
     if fault == "raise":
         assert 'in forward\n    raise ValueError("the third forward of rank 1")' in done.output

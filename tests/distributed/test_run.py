@@ -40,6 +40,26 @@ def files(run: Path, world_size: int) -> list[str]:
     return sorted("tensorboard/events.*" if name.startswith("tensorboard/") else name for name in names)
 
 
+IMPORTED = """
+import sys
+
+class Imported:
+    def step(self, run):
+        if run.step == 3:
+            print("imported by then:", {"torch._dynamo", "sympy"} & {*sys.modules})
+"""
+
+
+@pytest.mark.parametrize("torchrun", [None, ["--standalone", "--nproc-per-node=1"]], ids=["ddp-train", "torchrun"])
+def test_one_process_trains_without_importing_the_compiler(project: Project, torchrun: list[str] | None) -> None:
+    project.write("imported.py", IMPORTED)
+    cluster = [] if torchrun else ["cluster=cpu", "cluster.processes_per_node=1"]
+    saved = ["checkpoint.every_steps=1", "+callbacks.imported._target_=imported.Imported"]
+    done = project.run(*SHORT, *cluster, *saved, torchrun=torchrun)
+    assert done.returncode == 0, done.output
+    assert "imported by then: set()" in done.stdout
+
+
 @pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("by_torchrun", [False, True])
 def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Project, by_torchrun: bool, world_size: int) -> None:

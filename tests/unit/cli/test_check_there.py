@@ -16,7 +16,7 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.system.nursery import spawn_nursery, wait_in_nursery
 
 def load():
-    yield
+    yield agent_process.TORCH
 
 if sys.argv[1:] == ["waits"]:
     sys.exit(wait_in_nursery(load, lambda request: check_there.answer(*request["files"])))

@@ -22,7 +22,7 @@ SPAWNED = """
 import sys, time
 from ddp_train.system.nursery import spawn_nursery, wait_in_nursery
 def load():
-    yield
+    yield "torch"
     if "broken" in sys.argv: raise ImportError("no torch")
 if sys.argv[1] == "waits":
     sys.exit(wait_in_nursery(load, lambda request: request["code"]))
@@ -149,7 +149,7 @@ EARLY = """
 import os, sys, time
 from ddp_train.system.nursery import spawn_nursery, wait_in_nursery
 def load():
-    yield
+    yield "torch"
     while not os.path.exists(sys.argv[2]):
         time.sleep(0.01)
     sys.loaded = True
@@ -157,7 +157,7 @@ if sys.argv[1] == "waits":
     sys.exit(wait_in_nursery(load, lambda request: request["code"] + 10 * hasattr(sys, "loaded")))
 nursery = spawn_nursery([sys.executable, __file__, "waits", sys.argv[2]], os.environ)
 if "early" in sys.argv:
-    print(nursery.start({"code": 3}, is_early=True).wait(), flush=True)
+    print(nursery.start({"code": 3}, needs="torch").wait(), flush=True)
 if not nursery.is_there():
     sys.exit("nothing follows")
 child = nursery.start({"code": 4}, is_last=True)
@@ -175,3 +175,34 @@ def test_what_is_asked_early_need_not_wait_for_all_imports_and_what_follows_it_h
     asks = [sys.executable, str(program), "owns", str(tmp_path / "go_on"), *words]
     done = subprocess.run(asks, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == codes, done.stderr
+
+
+PAUSING = """
+import os, sys, time
+from ddp_train.system.nursery import spawn_nursery, wait_in_nursery
+at, asked = sys.argv[2:]
+def load():
+    time.sleep(2)
+    open(at, "w").close()
+    yield "torch"
+    sys.loaded = True
+    while not os.path.exists(asked):
+        time.sleep(0.01)
+if sys.argv[1] == "waits":
+    sys.exit(wait_in_nursery(load, lambda request: request["code"] + 10 * hasattr(sys, "loaded"), pauses_at="torch"))
+nursery = spawn_nursery([sys.executable, __file__, "waits", at, asked], os.environ)
+while not os.path.exists(at):
+    time.sleep(0.01)
+time.sleep(0.2)
+child = nursery.start({"code": 3}, is_last=True, needs="torch")
+open(asked, "w").close()
+print(child.wait(), flush=True)
+"""
+
+
+def test_what_not_all_need_is_imported_only_when_nobody_has_asked_for_less(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PAUSING)
+    asks = [sys.executable, str(program), "owns", str(tmp_path / "at"), str(tmp_path / "asked")]
+    done = subprocess.run(asks, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["3"], done.stderr

@@ -61,7 +61,7 @@ BOUND = [
     FrameSummary("/venv/torch/cuda/streams.py", 9, "wait"),
 ]
 MUON = [
-    FrameSummary("/site-packages/ddp_train/training/trainer.py", 185, "train_step"),
+    FrameSummary("/site-packages/ddp_train/training/train_step.py", 185, "_descend"),
     FrameSummary("/home/me/muon.py", 60, "orthogonalize"),
 ]
 SNAPSHOT = [FrameSummary("/site-packages/ddp_train/checkpoint/snapshot.py", 91, "take")]
