@@ -18,7 +18,7 @@ from ddp_train.launch.node import early
 from ddp_train.system import handover, terminal
 from ddp_train.system.nursery import wait_in_nursery
 from ddp_train.system.process import be_private, die_with_parent, exit_at_once, has_free_processor
-from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.system.torchrun_env import is_torchrun_worker, world_size
 
 if TYPE_CHECKING:
     from ddp_train.launch.launcher import Launcher
@@ -50,7 +50,7 @@ def main() -> None:
         # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         for name in _load():
-            if name == agent_process.RANKS and os.environ.get("WORLD_SIZE") == "1":
+            if name == agent_process.RANKS and world_size() == 1:
                 break  # DDP alone needs what follows
         _be_rank()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then

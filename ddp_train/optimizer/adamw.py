@@ -8,7 +8,6 @@ every number, to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from inspect import unwrap
 from operator import is_
 from typing import Any
@@ -66,11 +65,10 @@ class AdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step; see `torch.optim.AdamW.step`."""
         if closure is not None or self._has_company():
-            return _torch_step()(self, closure)
+            return _step_in_company(self, closure)
         groups = self._arguments()
         if groups is None:
-            with torch.set_grad_enabled(self.defaults["differentiable"]):
-                _unmarked_step(self)
+            _step(self)
             self._looked_at = [[*group["params"]] for group in self.param_groups] if all(map(_is_plain, self.param_groups)) else None
             return None
         with torch.no_grad():
@@ -78,7 +76,7 @@ class AdamW(torch.optim.AdamW):
                 _launch(*group)
         return None
 
-    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it: its hooks and its mark are in `_torch_step`
+    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it: its hooks and its mark are in `_step_in_company`
 
     def _has_company(self) -> bool:
         """Tell whether somebody wants to be asked about the step, or to be shown it."""
@@ -135,12 +133,15 @@ def _is_plain(group: dict[str, Any]) -> bool:
     )
 
 
-_unmarked_step = unwrap(torch.optim.AdamW.step)
-"""torch's own step without its hooks and its mark."""
+_torch_step = unwrap(torch.optim.AdamW.step)
+"""torch's own, without a wrapper around it that imports the compiler, too."""
 
 
-@cache
-def _torch_step() -> Callable[[torch.optim.AdamW, Callable[[], Any] | None], Any]:
-    """Return torch's own step with its hooks, which it has from the first AdamW on."""
-    step = torch.optim.AdamW.step
-    return step if getattr(step, "hooked", False) else Optimizer.profile_hook_step(step)
+def _step(optimizer: torch.optim.AdamW, closure: Callable[[], Any] | None = None) -> Any:
+    """Take torch's own step."""
+    with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
+        return _torch_step(optimizer, closure)
+
+
+_step_in_company = Optimizer.profile_hook_step(_step)
+"""The same with its hooks, and its mark for a profiler."""

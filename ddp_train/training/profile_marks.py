@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.training import train_step
 from ddp_train.training.components import Components
 
 PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "save")
@@ -36,7 +36,7 @@ class Marks:
         self.pause()  # what the rank was at last is over
         for owner in (components, *components.turns.values()):
             self._wrap(owner, "loss", "forward")
-        self._wrap(Tensor, "backward", "backward")  # which the loop calls, on this thread; torch has no hook there
+        self._wrap(train_step, "backward", "backward")  # torch has no hook there
         if components.early_step is not None:  # its steps are in the midst of backward, on a thread of torch's
             return
         optimizer = components.optimizer
@@ -65,7 +65,7 @@ class Marks:
             self._range.__enter__()
 
     def _wrap(self, owner: Any, method: str, name: str) -> None:
-        """Let a method be marked: of an object, or of a class."""
+        """Let a method of an object be marked, or a function of a module."""
         before: Callable[..., Any] = getattr(owner, method)
         is_own = method in vars(owner)
 
