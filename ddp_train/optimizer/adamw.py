@@ -34,7 +34,6 @@ class AdamW(torch.optim.AdamW):
     add_param_group = unwrap(Optimizer.add_param_group)
     load_state_dict = unwrap(Optimizer.load_state_dict)
     state_dict = unwrap(Optimizer.state_dict)
-    zero_grad = unwrap(Optimizer.zero_grad)
 
     _looked_at: list[list[nn.Parameter]] | None = None  # the groups that are the kernel's alone; None: not looked at, or they are not
 

@@ -295,7 +295,8 @@ def _stat(pid: int) -> list[str]:
 def _read(path: str | Path) -> str:
     """Return what the kernel writes there; "" for nothing, or nothing any more."""
     try:
-        return Path(path).read_text()
+        with open(path) as file:  # a third of the time that `Path` takes: it is read at every log step
+            return file.read()
     except OSError:  # also when a process ends while we read
         return ""
 
