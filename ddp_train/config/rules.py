@@ -28,7 +28,14 @@ from ddp_train.config.schema import (
     batch_changes,
     length_changes,
 )
-from ddp_train.config.strategy_rules import check_early_step, check_local_sgd, check_of_gpus, check_open_micro_batch, check_strategy
+from ddp_train.config.strategy_rules import (
+    check_early_step,
+    check_local_sgd,
+    check_of_gpus,
+    check_open_micro_batch,
+    check_power_sgd,
+    check_strategy,
+)
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -70,6 +77,7 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
         if batch.is_open:
             errors += check_open_micro_batch(tree, world_size=batch.world_size)
         errors += check_local_sgd(tree, trainer, world_size=batch.world_size)
+        errors += check_power_sgd(tree, world_size=batch.world_size)
     if evaluation:
         errors += _check_evaluation(evaluation, is_evaluated=is_evaluated)
     if checkpoint and evaluation:

@@ -14,6 +14,7 @@ _OF_ROWS = ("ddp_train.strategy.fsdp.FSDP", "ddp_train.strategy.zero1.Zero1")
 _OF_DDP = ("ddp_train.strategy.ddp.", "ddp_train.strategy.zero1.")
 _REDUCES_IN_BACKWARD = ("ddp_train.strategy.fsdp.FSDP",)
 _LOCAL_SGD = "ddp_train.strategy.local_sgd.LocalSGD"
+_POWER_SGD = "ddp_train.strategy.power_sgd.PowerSGD"
 _OF_MATRICES = ("muon", "Muon", "Adafactor", "LBFGS")
 
 
@@ -146,6 +147,24 @@ def check_local_sgd(tree: Mapping[str, Any], trainer: TrainerConfig, *, world_si
             happened=f"is 1, and {what}: as much would travel as with ddp, and the mean of the ranks' steps is not the step of the mean",
             expected="2 or more; 1 is the same as ddp for SGD without clipping",
             fix="strategy=ddp",
+        )
+
+
+def check_power_sgd(tree: Mapping[str, Any], *, world_size: int) -> Iterator[ConfigError]:
+    """Refuse products of no columns, and a loss scale, by which what was left out would be another number in the next step."""
+    strategy, amp = tree.get("strategy"), tree.get("amp")
+    if not isinstance(strategy, dict) or strategy.get("_target_") != _POWER_SGD:
+        return
+    for key, least in (("rank", 1), ("from_step", 0)):
+        value = strategy.get(key)
+        if isinstance(value, int) and value < least:
+            yield ConfigError(key=f"strategy.{key}", happened=f"is {value}", expected=f"at least {least}")
+    if world_size > 1 and isinstance(amp, dict) and amp.get("dtype") == "float16":
+        yield ConfigError(
+            key="amp.dtype",
+            happened="is float16, and with strategy=power_sgd a step adds what the one before has left out, under another loss scale",
+            expected="a type that needs no loss scale",
+            fix="amp=bf16",
         )
 
 

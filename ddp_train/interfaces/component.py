@@ -349,6 +349,30 @@ class Synchronising(Protocol):
         """Take the state of a checkpoint; {}: it has none."""
 
 
+@runtime_checkable
+class Reducing(Protocol):
+    """A strategy that exchanges the gradients of a step itself, after its last backward, and keeps something of each rank for the next.
+
+    What it keeps is saved as the rank's own. Another number of ranks goes on without it.
+    """
+
+    def reduce(self, trained: nn.Module, step: int) -> None:
+        """Put what stands for the mean over the ranks into the place of each gradient. Collective.
+
+        Args:
+            step: how many the run has taken.
+        """
+
+    def num_bytes_kept(self, trained: nn.Module, world_size: int) -> int:
+        """Return how many bytes each of so many ranks keeps for it."""
+
+    def own_state(self) -> dict[str, Any]:
+        """Return what this rank keeps."""
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a checkpoint; {}: it has none."""
+
+
 Place = tuple[int, torch.Size]
 """Where a tensor lies: of its memory the address, and its shape."""
 

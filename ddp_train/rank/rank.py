@@ -34,7 +34,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import Notes, begin, end
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, status_of
-from ddp_train.system import handover, stack_dump, torchrun_env
+from ddp_train.system import handover, malloc, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of
 from ddp_train.system.torchrun_env import is_last_attempt
@@ -101,6 +101,8 @@ class Rank:
                     self._recorder = self._recorder or FlightRecorder(self._rank)
                     self._recorder.follow(job.run_folder)
                     os.environ.update(self._recorder.environment)
+                if device == "cpu":  # there tensors come from the C library; before loader workers are forked, which make some, too
+                    malloc.keep_freed(os.environ)
                 if config.loader.num_workers:
                     start_server()
                 if self._world is None:

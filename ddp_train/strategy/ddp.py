@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -66,11 +68,8 @@ class DDP:
             find_unused_parameters=self.find_unused_parameters,
             bucket_cap_mb=self.bucket_cap_mb,
         )
-        if self.reduce_dtype is not None:
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # which takes its time
-
-            hooks = {"bfloat16": default_hooks.bf16_compress_hook, "float16": default_hooks.fp16_compress_hook}
-            module.register_comm_hook(None, hooks[self.reduce_dtype])
+        if (hook := self._hook()) is not None:
+            module.register_comm_hook(None, hook)
         return module
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
@@ -113,6 +112,14 @@ class DDP:
     def shards(self, world_size: int) -> Shards:
         """Every rank has all."""
         return Shards()
+
+    def _hook(self) -> Callable[[Any, Any], Future[Tensor]] | None:
+        """Return what exchanges a bucket of gradients; None: torch's own way."""
+        if self.reduce_dtype is None:
+            return None
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # which takes its time
+
+        return default_hooks.bf16_compress_hook if self.reduce_dtype == "bfloat16" else default_hooks.fp16_compress_hook
 
 
 _SHOWN = 6  # names of parameters

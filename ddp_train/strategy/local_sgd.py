@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,9 +14,7 @@ from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Place, Shards, place_of, plain_name
-
-_BUCKET = 25 << 20  # bytes that travel together
-_K = TypeVar("_K", bound=Hashable)
+from ddp_train.strategy.means import means, wide
 
 
 class LocalSGD:
@@ -68,7 +65,7 @@ class LocalSGD:
         self._trained = trained
         if not self._synchronises:
             return
-        self._last = {name: _at(self._last.get(name, _wide(held)), held) for name, held in _held(trained).items()}
+        self._last = {name: _at(self._last.get(name, wide(held)), held) for name, held in _held(trained).items()}
         if self._momentum:
             names = [plain_name(name) for name, _ in trained.named_parameters()]
             self._velocity = {name: _at(self._velocity.get(name, torch.zeros_like(self._last[name])), self._last[name]) for name in names}
@@ -92,11 +89,11 @@ class LocalSGD:
             kept = [(tensor.detach(), tensor.detach().clone()) for tensor in changed]
             if not self.are_alike:
                 held = _held(trained)
-                for name, way in _means(held, self._last):
+                for name, way in means(held, self._last):
                     held[name].copy_(self._last[name] + way)
                 _take_main(trained.buffers())
             found = {number: average for number, average in enumerate(averages) if average.is_floating_point()}
-            for number, mean in _means(found):
+            for number, mean in means(found):
                 found[number].copy_(mean)
             _take_main(averages)
         self._is_joined = True
@@ -160,7 +157,7 @@ class LocalSGD:
     def _synchronise(self) -> None:
         held = _held(self._trained)
         stepped = {plain_name(name) for name, parameter in self._trained.named_parameters() if parameter.requires_grad}
-        for name, way in _means(held, self._last):
+        for name, way in means(held, self._last):
             last = self._last[name]
             last.add_(self._outer_way(name, way) if name in stepped else way)  # what is frozen has no way, and shall have no momentum
             held[name].copy_(last)
@@ -187,35 +184,6 @@ def _take_main(tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 dist.broadcast(tensor, src=0)
-
-
-def _means(tensors: Mapping[_K, Tensor], since: Mapping[_K, Tensor] = MappingProxyType({})) -> Iterator[tuple[_K, Tensor]]:
-    """Yield the mean over the ranks of each tensor, or of how far it has come: 0 to the bit where it has not moved. Collective."""
-    size = dist.get_world_size() if dist.is_initialized() else 1
-    by_type: dict[torch.dtype, list[_K]] = {}
-    for key, tensor in tensors.items():
-        by_type.setdefault(_wide_type(tensor), []).append(key)
-    for dtype, keys in by_type.items():
-        while keys:
-            bucket, room = list[_K](), _BUCKET
-            while keys and (not bucket or tensors[keys[0]].numel() * dtype.itemsize <= room):
-                room -= tensors[keys[0]].numel() * dtype.itemsize
-                bucket.append(keys.pop(0))
-            values = [_wide(tensors[key]) - since[key] if key in since else _wide(tensors[key]) for key in bucket]
-            flat = torch.cat([value.reshape(-1) for value in values])
-            if size > 1:
-                dist.all_reduce(flat)
-                flat /= size
-            for key, value, mean in zip(bucket, values, flat.split([value.numel() for value in values]), strict=True):
-                yield key, mean.view(value.shape)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(_wide_type(tensor))
-
-
-def _wide_type(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _at(tensor: Tensor, like: Tensor) -> Tensor:

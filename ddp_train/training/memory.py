@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Synchronising, tensors_of
+from ddp_train.interfaces import Reducing, Synchronising, tensors_of
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.components import Components
 
@@ -51,6 +51,7 @@ def parts_of(components: Components) -> dict[str, int]:
     state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
     strategy = components.strategy
     kept = list(tensors_of(strategy.state_dict())) if isinstance(strategy, Synchronising) else []
+    kept += tensors_of(strategy.own_state()) if isinstance(strategy, Reducing) else []
     return {
         "parameters": _bytes([*trained.parameters(), *trained.buffers()]),
         "gradients": _bytes(

@@ -19,7 +19,7 @@ from ddp_train.checkpoint.save import Content
 from ddp_train.checkpoint.snapshot import OF_RANK_0
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Place, Synchronising, cut, is_cut, map_tensors, place_of, tensors_of
+from ddp_train.interfaces import Place, Reducing, Synchronising, cut, is_cut, map_tensors, place_of, tensors_of
 from ddp_train.training import callbacks
 from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, parameter_names, regrouped_schedule
 from ddp_train.training.components import Components
@@ -93,6 +93,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         "window": asdict(window),
         "data": components.train_loader.state_dict(state.samples),
         **({"replica": _replica(shared, aside.kept, world)} if is_replica else {}),
+        **({"strategy": components.strategy.own_state()} if isinstance(components.strategy, Reducing) else {}),
     }
     buffers = {f"{part}.{name}" for part, module in found for name, _ in module.named_buffers(remove_duplicate=False)}  # may hold a mask
     return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)
@@ -134,6 +135,8 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
         strategy.are_alike = replica.keys().isdisjoint(components.modules)
         strategy.load_state_dict(shared.get("strategy", {}))
         strategy.begin(components.trained)
+    if isinstance(strategy, Reducing):
+        strategy.load_own_state(own.get("strategy", {}))
     if saved_size == world.size:
         state.window = WindowSums(**own["window"])
         components.train_loader.load_state_dict(own["data"])

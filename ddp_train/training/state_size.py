@@ -13,7 +13,7 @@ from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Averaging, Synchronising, is_cut, own_rows, range_of
+from ddp_train.interfaces import Averaging, Reducing, Synchronising, is_cut, own_rows, range_of
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation_mode import has_modes
 
@@ -58,19 +58,22 @@ def estimate(components: Components, *, num_ranks: int) -> int:
 
 
 def _of_replicas(components: Components, weights: int, optimizer: int, *, num_ranks: int) -> int:
-    """Return what ranks that take steps of their own save besides: at most each its weights, all but rank 0 its optimizer."""
+    """Return what ranks save besides as their own; of steps of their own at most each its weights, all but rank 0 its optimizer."""
     if not isinstance(components.strategy, Synchronising):
-        return 0
+        return num_ranks * _for_synchronisation(components, num_ranks)
     own = num_ranks * weights + (num_ranks - 1) * optimizer if num_ranks > 1 else 0
     return own + _for_synchronisation(components, num_ranks)
 
 
 def _for_synchronisation(components: Components, num_ranks: int) -> int:
-    """Return what a rank keeps for the synchronisations of a strategy that has some."""
-    if not isinstance(components.strategy, Synchronising):
+    """Return what a rank keeps for its strategy's next synchronisation, or exchange of gradients."""
+    strategy = components.strategy
+    if isinstance(strategy, Reducing):
+        return strategy.num_bytes_kept(components.trained, num_ranks)
+    if not isinstance(strategy, Synchronising):
         return 0
     held = [*components.trained.parameters(), *components.trained.buffers()]
-    return components.strategy.num_copies(num_ranks) * sum(max(4, tensor.itemsize) * tensor.numel() for tensor in held)
+    return strategy.num_copies(num_ranks) * sum(max(4, tensor.itemsize) * tensor.numel() for tensor in held)
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -81,7 +84,7 @@ def still_to_come(components: Components, *, num_ranks: int = 1) -> int:
     """Return how many bytes of its device a rank will have, from its first step on, beside those that it has.
 
     These are the optimizer's state, as the strategy cuts it, the averages of a callback that are made when training begins, and what a
-    strategy keeps from one synchronisation of its ranks to the next.
+    strategy keeps from one synchronisation of its ranks, or exchange of gradients, to the next.
     """
     optimizer, strategy = components.optimizer, components.strategy
     if strategy.shards(2).on_host and any(is_cut(parameter) for parameter in components.model.parameters()):

@@ -109,3 +109,46 @@ def test_what_saves_memory_saves_it(rig: Rig) -> None:
     assert chunks < plain
     for name in ("full", "selective", "chunks"):
         assert losses(rig.folder(name)) == pytest.approx(losses(rig.folder("plain")), rel=1e-3), name
+    way, most = ["strategy=fsdp"] if rig.ranks > 1 else [], {}
+    for name, setting in {"after backward": "false", "within": "true"}.items():
+        done = rig.train(*arguments, *way, f"trainer.optimizer_in_backward={setting}", f"hydra.run.dir={name.partition(' ')[0]}")
+        most[name] = memory_line(done.stdout)["at most"]
+        rig.note(f"steps {name}: at most {most[name] / 2**20:.0f} MiB")
+    assert most["within"] < most["after backward"]
+    assert losses(rig.folder("within")) == pytest.approx(losses(rig.folder("after")), rel=1e-3)
+
+
+def test_gradients_that_travel_in_fewer_bytes_train_as_whole_ones_do(rig: Rig) -> None:
+    """`strategy.reduce_dtype` under ddp and zero1, and `strategy=power_sgd` from step 10 on: near the losses of whole gradients, and not
+    theirs, which would mean that the setting does nothing."""
+    rig.needs(2, "one exchanges nothing")
+    ways = {"float16": ["strategy.reduce_dtype=float16"], "zero1": ["strategy=zero1", "strategy.reduce_dtype=float16"]}
+    ways |= {"bfloat16": ["strategy.reduce_dtype=bfloat16"]} if rig.is_cuda else {}
+    thin = ["strategy=power_sgd", "strategy.rank=2", "strategy.from_step=10"]
+    arguments = [*rig.gpt, *_STEPS, "trainer.log_every_steps=1", "deterministic=true", "optimizer.lr=0.0003"]
+    for name, way in {"whole": [], **ways, "thin": thin}.items():
+        rig.train(*arguments, *way, f"hydra.run.dir={name}")
+        rig.note(f"{name}: loss {losses(rig.folder(name))[-1]:.4f}, {metrics(rig.folder(name), 'train')[-1]['step_ms']:.1f} ms a step")
+    whole = losses(rig.folder("whole"))
+    for name in ways:
+        assert losses(rig.folder(name)) == pytest.approx(whole, rel=2e-2), name
+        assert losses(rig.folder(name)) != whole, name
+    found = losses(rig.folder("thin"))
+    assert found[:10] == pytest.approx(whole[:10], rel=1e-3)
+    assert found[11:] == pytest.approx(whole[11:], rel=0.2)
+    assert found[11:] != pytest.approx(whole[11:], rel=1e-5)
+
+
+def test_batch_norms_take_the_samples_of_all_ranks(rig: Rig) -> None:
+    """`strategy.sync_batchnorm=true`: on all ranks the losses of one rank with all samples, from which norms of each rank alone part."""
+    rig.needs(2, "one has all samples anyway")
+    rig.needs_cuda("torch's SyncBatchNorm computes on GPUs alone")
+    batch = f"trainer.global_batch_size={8 * rig.ranks}"
+    arguments = [*rig.images, "model=mini_resnet", batch, "amp=off", "trainer.max_steps=20", "trainer.log_every_steps=1"]
+    arguments += ["deterministic=true", "precision.float32_matmul_precision=highest", "optimizer.lr=0.0003"]
+    rig.train(*arguments, f"loader.micro_batch_size={8 * rig.ranks}", "hydra.run.dir=one", ranks=1)
+    for name, setting in {"together": "true", "apart": "false"}.items():
+        rig.train(*arguments, "loader.micro_batch_size=8", f"strategy.sync_batchnorm={setting}", f"hydra.run.dir={name}")
+    one, together, apart = (losses(rig.folder(name)) for name in ("one", "together", "apart"))
+    assert together == pytest.approx(one, rel=1e-2)
+    assert apart != pytest.approx(one, rel=1e-2)

@@ -68,6 +68,7 @@ SHOWN_BY = {
     "rank/main.py": "tests/distributed/test_run.py",
     "rank/run_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",
     "run_folder/trust.py": "tests/config/test_security.py",
+    "strategy/means.py": "tests/unit/strategy/test_local_sgd.py, tests/unit/strategy/test_power_sgd.py",
     "sweep/optuna.py": "tests/distributed/test_sweep.py",
     "sweep/placement.py": "tests/unit/sweep/test_hydra_jobs.py, tests/config/test_config.py",
     "sweep/schedule.py": "tests/config/test_config.py",

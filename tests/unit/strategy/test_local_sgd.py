@@ -2,67 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from threading import Barrier, local
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Strategy, Synchronising, place_of
-from ddp_train.strategy import local_sgd
 from ddp_train.strategy.local_sgd import LocalSGD
-from tests.unit.training.threads import on_all
+from tests.unit.strategy.conftest import SIZE
 
-SIZE = 3
 MEAN = {"outer_lr": 1.0, "outer_momentum": 0.0}
-
-
-class ThreadDist:
-    """The collectives that the strategy uses, between threads."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.here, self.slots = size, Barrier(size, timeout=20), [torch.empty(0)] * size
-        self.own, self.calls = local(), 0
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def get_world_size(self) -> int:
-        return self.size
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        self.calls += 1
-        tensor.copy_(torch.stack(self._all(tensor)).sum(0))
-
-    def broadcast(self, tensor: Tensor, src: int) -> None:
-        self.calls += 1
-        tensor.copy_(self._all(tensor)[src])
-
-    def _all(self, tensor: Tensor) -> list[Tensor]:
-        self.slots[self.own.rank] = tensor.clone()
-        self.here.wait()
-        found = list(self.slots)
-        self.here.wait()
-        return found
-
-
-@pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], Any]], list[Any]]:
-    fake = ThreadDist(SIZE)
-    monkeypatch.setattr(local_sgd, "dist", fake)
-
-    def run(act: Callable[[int], Any]) -> list[Any]:
-        def as_rank(rank: int) -> Any:
-            fake.own.rank = rank
-            return act(rank)
-
-        return on_all(SIZE, as_rank)
-
-    run.calls = lambda: fake.calls  # type: ignore[attr-defined]
-    return run
 
 
 class Net(nn.Module):

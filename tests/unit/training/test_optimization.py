@@ -78,6 +78,7 @@ def test_groups_change_nothing_where_they_say_the_same() -> None:
 
 PLATEAU = ["scheduler=plateau", "evaluation.every_steps=1", "scheduler.patience=0", "scheduler.threshold=10.0", "trainer.max_steps=4"]
 APART = ["strategy=local_sgd", "cluster.processes_per_node=2"]
+THIN = ["strategy=power_sgd", "cluster.processes_per_node=2"]
 
 
 def evaluated(*overrides: str) -> list[float]:
@@ -179,6 +180,10 @@ def test_batches_that_grow_train_as_their_samples_say() -> None:
         ([*APART, "strategy.every_steps=1", "optimizer=adamw"], r"strategy\.every_steps: is 1, and the optimizer is AdamW"),
         ([*APART, "strategy.every_steps=1", "optimizer=sgd", "trainer.clip_grad_norm=1.0"], "and trainer.clip_grad_norm is given"),
         ([*APART, "amp=fp16"], r"amp\.dtype: is float16, and with strategy=local_sgd"),
+        ([*THIN, "strategy.rank=0"], r"strategy\.rank: is 0"),
+        ([*THIN, "strategy.from_step=-1"], r"strategy\.from_step: is -1"),
+        ([*THIN, "amp=fp16"], r"amp\.dtype: is float16, and with strategy=power_sgd"),
+        ([*THIN, "trainer.optimizer_in_backward=true"], r"strategy: is PowerSGD, and trainer\.optimizer_in_backward is true"),
     ],
 )
 def test_sizes_and_strategies_that_cannot_be_are_refused(overrides: list[str], says: str) -> None:

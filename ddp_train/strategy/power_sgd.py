@@ -1,0 +1,121 @@
+"""Data parallelism whose gradients travel as thin matrices, for slow networks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.futures import Future
+
+from ddp_train.interfaces import plain_name
+from ddp_train.strategy.ddp import DDP
+from ddp_train.strategy.means import means, wide
+
+_EPS = 1e-8  # a column of zeros stays one
+
+
+class PowerSGD(DDP):
+    """Let all ranks step by nearly the mean of their gradients; what a rank leaves out it adds to its next gradient.
+
+    A gradient with two dimensions or more is a matrix M [rows, columns] of its first dimension by all others. With a basis Q of the step
+    before, P = M Q travels, [rows, rank]; and, when P is orthonormal, M^T P, [columns, rank], which is the next basis. Their product stands
+    for the mean of M. All that would not become smaller travels as it is. All ranks have the same weights after each step, to the bit.
+
+    Exchanged after backward, in two messages, and nothing waits for the device. One rank alone trains the plain model.
+
+    Args:
+        rank: of the product, at least 1: more travels, and less is left out.
+        from_step: steps in which whole gradients travel first: they are large then, and change fast.
+        sync_batchnorm: as DDP's.
+
+    Source: Vogels, Karimireddy & Jaggi 2019, arXiv:1905.13727 (algorithms 1 and 2; warm start).
+    """
+
+    def __init__(self, *, rank: int = 4, from_step: int = 1000, sync_batchnorm: bool = False) -> None:
+        super().__init__(sync_batchnorm=sync_batchnorm)
+        self._rank, self._from_step = rank, from_step
+        self._size = 1
+        self._left_out: dict[str, Tensor] = {}  # [rows, columns], float32, by parameter; this rank's
+        self._bases: dict[str, Tensor] = {}  # [columns, rank], float32; the same on all ranks
+
+    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
+        """Move the model to `device` and give all ranks rank 0's weights. Collective."""
+        self._size = world_size
+        return super().prepare(model, device, world_size)
+
+    @torch.no_grad()
+    def reduce(self, trained: nn.Module, step: int) -> None:
+        """Put what stands for the ranks' mean into the place of each gradient. Collective."""
+        if self._size == 1:
+            return
+        named = ((plain_name(name), parameter.grad) for name, parameter in trained.named_parameters())
+        gradients = {name: gradient for name, gradient in named if gradient is not None}
+        thin = {name for name, gradient in gradients.items() if step >= self._from_step and self._pays(gradient)}
+        matrices = {name: self._with_left_out(name, gradients[name]) for name in gradients if name in thin}
+        travels = {name: matrices[name] @ self._basis(name, matrices[name]) if name in thin else gradients[name] for name in gradients}
+        lefts = dict[str, Tensor]()
+        for name, mean in means(travels):
+            if name in thin:
+                lefts[name] = _orthonormal(mean)
+            else:
+                gradients[name].copy_(mean)
+        for name, basis in means({name: matrices[name].T @ left for name, left in lefts.items()}):
+            product = lefts[name] @ basis.T
+            gradients[name].copy_(product.view(gradients[name].shape))
+            self._keep(name, matrices[name] - product, basis)
+
+    def own_state(self) -> dict[str, Any]:
+        """Return what this rank has left out, and the bases."""
+        return {"left_out": dict(self._left_out), "bases": dict(self._bases)}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what this rank had left out; from nothing where it is not known."""
+        self._left_out, self._bases = dict(state.get("left_out", {})), dict(state.get("bases", {}))
+
+    def num_bytes_kept(self, trained: nn.Module, world_size: int) -> int:
+        """Return how many bytes this rank has left out at most, with the bases."""
+        thin = [parameter for parameter in trained.parameters() if world_size > 1 and parameter.requires_grad and self._pays(parameter)]
+        return sum(4 * (parameter.numel() + self._rank * parameter[0].numel()) for parameter in thin)
+
+    def _hook(self) -> Callable[[Any, Any], Future[Tensor]]:
+        from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook  # which takes its time
+
+        return noop_hook  # gradients stay as they are: they are exchanged after backward
+
+    def _pays(self, gradient: Tensor) -> bool:
+        """Tell whether less travels."""
+        return gradient.ndim > 1 and self._rank * (len(gradient) + gradient[0].numel()) < gradient.numel()
+
+    def _with_left_out(self, name: str, gradient: Tensor) -> Tensor:
+        matrix = wide(gradient.flatten(1))
+        return matrix + self._left_out[name].to(matrix.device) if name in self._left_out else matrix.clone()
+
+    def _basis(self, name: str, matrix: Tensor) -> Tensor:
+        """Return the last step's, or random numbers that are the same on all ranks and in all runs."""
+        if name not in self._bases:
+            stream = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            self._bases[name] = torch.randn(matrix.shape[1], self._rank, generator=stream)
+        self._bases[name] = self._bases[name].to(matrix.device)
+        return _orthonormal(self._bases[name])
+
+    def _keep(self, name: str, left_out: Tensor, basis: Tensor) -> None:
+        """Keep it for the next step; where a rank's gradient was not finite, what was kept before, on all ranks."""
+        is_finite = torch.isfinite(basis).all()
+        before = self._left_out.get(name)
+        self._left_out[name] = torch.where(
+            is_finite, left_out, torch.zeros_like(left_out) if before is None else before.to(left_out.device)
+        )
+        self._bases[name] = torch.where(is_finite, basis, self._bases[name])
+
+
+def _orthonormal(matrix: Tensor) -> Tensor:
+    """Return a matrix whose columns span the same and are orthonormal, by Gram and Schmidt: torch's QR may wait for the device."""
+    columns = list(matrix.unbind(1))
+    for place, column in enumerate(columns):
+        for before in columns[:place]:
+            column = column - before * (before @ column)
+        columns[place] = column / (column.norm() + _EPS)
+    return torch.stack(columns, dim=1)
