@@ -25,8 +25,8 @@ class LocalSGD:
     become rank 0's. What each rank's own optimizer keeps stays with it. One rank alone takes its own way for the mean.
 
     Args:
-        every_steps: steps from one synchronisation to the next; in those between, the ranks exchange nothing.
-        outer_lr: how far the weights go, as a part of the mean way; 1 without momentum: to the mean of the ranks' weights.
+        every_steps: steps from one synchronisation to the next, at least 1; in those between, the ranks exchange nothing.
+        outer_lr: how far the weights go, as a part of the mean way, above 0; 1 without momentum: to the mean of the ranks' weights.
         outer_momentum: of the outer optimizer, at least 0 and below 1.
 
     Source: Stich 2018, arXiv:1805.09767; with an outer optimizer Douillard et al. 2023, arXiv:2311.08105.
@@ -36,13 +36,6 @@ class LocalSGD:
     computes_together = False
 
     def __init__(self, *, every_steps: int = 20, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
-        for key, value, is_good, expected in (
-            ("every_steps", every_steps, every_steps >= 1, "at least 1"),
-            ("outer_lr", outer_lr, outer_lr > 0, "above 0"),
-            ("outer_momentum", outer_momentum, 0 <= outer_momentum < 1, "at least 0 and below 1"),
-        ):
-            if not is_good:
-                raise ConfigError(key=f"strategy.{key}", happened=f"is {value}", expected=expected)
         self._every_steps, self._lr, self._momentum = every_steps, outer_lr, outer_momentum
         self.steps_alone = every_steps > 1
         self.are_alike = True

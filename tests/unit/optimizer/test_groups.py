@@ -90,9 +90,13 @@ def test_the_first_group_that_matches_has_a_parameter() -> None:
             {"a": {"match": "*", "lr": 1.0}, "b": {"match": "norm", "lr": 2.0}},
             r"groups\.b\.match: all that it matches is in groups before it \(a\)",
         ),
+        (
+            {"a": {"match": "*.bias", "weight_decay": 0.5}},
+            r"groups\.a\.weight_decay: is 0\.5, and all parameters that it matches are biases",
+        ),
     ],
 )
-def test_a_group_without_parameters_is_an_error(groups: dict[str, Any], says: str) -> None:
+def test_a_group_that_comes_to_nothing_is_an_error(groups: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parameter_groups(tiny(), 0.1, groups=groups)
 

@@ -169,15 +169,6 @@ def test_one_rank_alone_trains_the_plain_model_unless_there_is_an_outer_optimize
         assert net.weight[0].item() == pytest.approx(0.1 + way)
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"), [({"every_steps": 0}, "every_steps"), ({"outer_lr": 0}, "outer_lr"), ({"outer_momentum": 1}, "outer_momentum")]
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        LocalSGD(**settings)
-    assert raised.value.key == f"strategy.{key}"
-
-
 def test_an_optimizer_with_other_weights_to_evaluate_is_refused() -> None:
     class ScheduleFree(torch.optim.SGD):
         def train(self) -> None: ...
