@@ -92,7 +92,7 @@ def test_the_first_group_that_matches_has_a_parameter() -> None:
         ),
         (
             {"a": {"match": "*.bias", "weight_decay": 0.5}},
-            r"groups\.a\.weight_decay: is 0\.5, and all parameters that it matches are biases",
+            r"groups\.a\.weight_decay: is 0\.5, and all parameters that it matches",
         ),
     ],
 )
