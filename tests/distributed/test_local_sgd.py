@@ -18,7 +18,7 @@ from tests.distributed.test_token_exactness import GLOBAL_BATCH, SMALL_GPT, writ
 
 pytestmark = pytest.mark.distributed
 
-TEXT = Path(__file__).parents[2] / "README.md"  # to learn from where there is no larger one
+TEXT = Path(__file__).parents[2] / "LICENSE"  # to learn from where there is no larger one; it does not change
 
 
 def run_all(project: Project, world_size: int, *overrides: str) -> dict[str, Any]:
@@ -59,7 +59,8 @@ def test_ranks_step_apart_meet_and_go_on_from_where_each_was(project: Project, w
             resumed = found[f"from apart_{world_size} {step}"]
             assert resumed["records"] == whole["records"][-len(resumed["records"]) :]  # to the bit
             assert resumed["weights"] == whole["weights"]
-        assert found["learning"]["local_sgd"] == pytest.approx(found["learning"]["ddp"], rel=0.03)
+        # After a hundred steps; two thousand are in the test below.
+        assert found["learning"]["local_sgd"] == pytest.approx(found["learning"]["ddp"], rel=0.05)
         assert found["learning"]["local_sgd"] != found["learning"]["ddp"]
         for name in (name for name in found if name.startswith("from ") or name == "zero1"):
             last = found[name]["records"][-1]
