@@ -24,7 +24,7 @@ class PowerSGD(DDP):
     before, P = M Q travels, [rows, rank]; and, when P is orthonormal, M^T P, [columns, rank], which is the next basis. Their product stands
     for the mean of M. All that would not become smaller travels as it is. All ranks have the same weights after each step, to the bit.
 
-    Exchanged after backward, in two messages, and nothing waits for the device. One rank alone trains the plain model.
+    Exchanged after backward, in two rounds of messages of 25 MiB, and nothing waits for the device. One rank alone trains the plain model.
 
     Args:
         rank: of the product, at least 1: more travels, and less is left out.
