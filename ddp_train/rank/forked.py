@@ -46,12 +46,14 @@ def _has_threads(count: int) -> bool:
 
 
 def _set_threads(count: int) -> None:
-    """Let torch, MKL and what else is loaded use so many threads, as if OMP_NUM_THREADS had said so when they were loaded."""
+    """Let torch, MKL and what else is loaded use so many threads, as if OMP_NUM_THREADS had said so when they were loaded.
+
+    Not by `torch.set_num_threads` where there is MKL, which then could not use fewer threads for small products any more: torch forbids it
+    again in each thread that it meets, and a step of a small transformer takes 3 to 5 % longer.
+    """
     threads.set_threads(count)
     with suppress(AttributeError, OSError):  # a torch without MKL
         mkl = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
-        is_dynamic = mkl.mkl_serv_get_dynamic()
-        torch.set_num_threads(torch.get_num_threads())  # for the other threads, which have what was loaded: MKL counts cores beside it
-        mkl.MKL_Set_Dynamic(is_dynamic)
+        mkl.mkl_serv_set_num_threads(count)  # torch asks it in each further thread
         return
-    torch.set_num_threads(torch.get_num_threads())
+    torch.set_num_threads(count)

@@ -48,7 +48,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (lambda: None, torch.set_default_device),  # None: no default. Any other, also "cpu", would put a mode around every call of torch
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_num_threads, lambda count: _set_num_threads(count)),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
@@ -135,6 +135,12 @@ def _set_hooks(found: list[dict[Any, Any]]) -> None:
     for hooks, before in zip(_HOOKS, found, strict=True):
         hooks.clear()
         hooks.update(before)
+
+
+def _set_num_threads(count: int) -> None:
+    """Set torch's number of threads where the job has changed it: setting it takes from MKL the choice of fewer, for good."""
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 def _set_streams(excepthook: Any, stdout: Any, stderr: Any) -> None:

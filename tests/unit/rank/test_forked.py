@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PROBE = """
-import os, sys
+import ctypes, os, sys
 if sys.argv[1] == "forked":
     os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np, threading, torch
@@ -24,6 +24,9 @@ def tell():
     a = torch.randn(300, 400)
     each.append((a @ a.T).double().sum().item())
     each.append(torch.nn.Conv2d(3, 8, 3)(torch.randn(4, 3, 32, 32)).double().sum().item())
+    torch.nn.Linear(400, 10)(a).sum().backward()
+    mkl = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
+    each.append(mkl.mkl_serv_get_dynamic() if hasattr(mkl, "mkl_serv_get_dynamic") else None)  # may it use fewer threads?
     print(each, sys.argv[2:], flush=True)
     return 0
 def forked_rank():
