@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from torch import nn
 
 from ddp_train.config.check import CONF, check
-from tests.benchmark.whole_command import figures
+from tests.benchmark.whole_command import figures, turns
 from tests.benchmark.whole_command.run import SCRIPTS, Ran, Stamps, stamps_in
 from tests.benchmark.whole_command.ways import WORKLOADS, Case, ours
 
@@ -80,6 +80,23 @@ def test_a_spread_is_the_median_with_its_quartiles() -> None:
     assert figures.spread([]) == "-"
 
 
+def test_a_turn_counts_the_steps_within_it_alone() -> None:
+    stopped = [(at + 9.0, cpu) for at, cpu in stamps(2, steps=3).steps]  # the next turn of this way; nothing of the time between is its own
+    rank = Stamps(2, 101.0, 1, [*stamps(2).steps, *stopped])
+    assert turns.step_of([rank], 101.503, 102.0) == pytest.approx({"wall_ms": 2.0, "cpu_ms": 3.0})
+    with pytest.raises(RuntimeError, match="rank 2 took no whole step"):
+        turns.step_of([rank], 103.0, 104.0)
+
+
+def test_a_ratio_of_turns_is_that_of_their_sums() -> None:
+    assert figures.ratio_of_sums({1: 3.0, 2: 6.0, 3: 99.0}, {1: 2.0, 2: 4.0}) == (
+        1.5,
+        0.0,
+    )  # twice as slow in the second; the third has no reference
+    found, error = figures.ratio_of_sums({1: 1.0, 2: 3.0}, {1: 2.0, 2: 2.0})
+    assert (found, error) == pytest.approx((1.0, 0.5))  # deviations -1 and 1, of two turns of 2
+
+
 @pytest.mark.parametrize(("room", "noted"), [(10, 4), (3, 3)])  # four of five steps are followed by a forward
 def test_the_probe_counts_steps_and_not_forwards(room: int, noted: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
@@ -109,6 +126,16 @@ def test_what_it_types_is_a_valid_command(workload: str, tier: str, monkeypatch:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         checked = check(compose("config", overrides))
     assert checked.batch.micro_batch_size == WORKLOADS[workload].batch_size
+
+
+@pytest.mark.long
+@pytest.mark.distributed
+def test_turns_print_a_row_for_each_way() -> None:
+    options = ["--workloads", "W1", "--tiers", "user", "--processes", "2", "--ways", "torch", "ddp-train", "--pairs", "3"]
+    command = [sys.executable, "-m", "tests.benchmark.whole_command", "turns", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=340)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\| W1 user, 2 x \d+ \| ddp-train \| 3 \| [0-9.]+ ± [0-9.]+ \|", done.stdout)
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -115,4 +116,29 @@ def restart_table(results: Sequence[Measured], reference: str) -> str:
             seconds = [result["numbers"]["restart_s"] for result in row if result["way"] == way]
             ratio = spread(ratios(row, way, reference, "restart_s")) if way != reference else "1"
             lines.append(f"| {workload}, {processes} x {threads} | {way} | {len(seconds)} | {spread(seconds)} | {ratio} |")
+    return "\n".join(lines)
+
+
+def ratio_of_sums(values: Mapping[int, float], references: Mapping[int, float]) -> tuple[float, float]:
+    """Return the sum of all turns over that of the reference's, and its standard error; by round."""
+    pairs = [(values[number], references[number]) for number in values if number in references]
+    found = sum(value for value, _ in pairs) / sum(reference for _, reference in pairs)
+    squares = sum((value - found * reference) ** 2 for value, reference in pairs)
+    scale = statistics.mean(reference for _, reference in pairs) * math.sqrt(len(pairs) * max(1, len(pairs) - 1))
+    return found, math.sqrt(squares) / scale
+
+
+def turns_table(results: Sequence[Measured], reference: str) -> str:
+    """Return the table of turns: what a step costs, and its ratio to the reference's in the same turns with its standard error."""
+    lines = ["| workload, tier, processes x threads | way | turns | wall a step, ratio | CPU a step, ratio | wall ms | CPU ms |"]
+    lines.append("|---" * (lines[0].count("|") - 1) + "|")
+    for (workload, tier, processes, threads), row in rows_of(results).items():
+        by_way = {way: {each["round"]: each["numbers"] for each in row if each["way"] == way} for way in ways_in(row, reference)}
+        for way, rounds in by_way.items():
+            cells = [f"{workload} {tier}, {processes} x {threads}", way, str(len(rounds))]
+            for name in ("wall_ms", "cpu_ms"):
+                values, references = ({number: each[name] for number, each in by_way[of].items()} for of in (way, reference))
+                cells.append("{:.2f} ± {:.2f}".format(*ratio_of_sums(values, references)) if way != reference else "1")
+            cells += [f"{statistics.mean(each[name] for each in rounds.values()):.3f}" for name in ("wall_ms", "cpu_ms")]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

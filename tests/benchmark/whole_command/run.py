@@ -12,8 +12,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,13 +61,28 @@ Watch = Callable[[Path], None]
 """What is done while a command runs, given the folder of its probes."""
 
 
-def run(command: Command, watch: Watch | None = None) -> Ran:
-    """Run a command to its end in an empty folder, at a terminal of its own.
+@dataclass(frozen=True)
+class Live:
+    """A command that runs, with its ranks and whatever else it has started."""
 
-    Raises:
-        RuntimeError: it failed, or has not ended in time; with the end of what it said.
-    """
-    with tempfile.TemporaryDirectory() as folder:
+    process: subprocess.Popen[bytes]
+    probes: Path
+    started: float
+    shown: bytearray  # what it has said so far
+
+    def signal(self, number: int) -> None:
+        """Send a signal to each of its processes."""
+        _signal([self.process.pid, *descendants(self.process.pid)], number)
+
+    @property
+    def said(self) -> str:
+        return self.shown.decode(errors="replace")[-4000:]
+
+
+@contextmanager
+def start(command: Command) -> Iterator[Live]:
+    """Start a command in an empty folder, at a terminal of its own. What still runs of it at the end is killed."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         probes, standing = Path(folder) / "probes", Path(folder) / "folder"
         probes.mkdir()
         standing.mkdir()
@@ -81,38 +96,56 @@ def run(command: Command, watch: Watch | None = None) -> Ran:
         }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # whoever has installed a package has it compiled
         terminal, its_end = pty.openpty()
-        said = bytearray()
-        reader = threading.Thread(target=_read, args=(terminal, said))
-        cpu_s = _cpu_s_of_children()
+        shown = bytearray()
+        reader = threading.Thread(target=_read, args=(terminal, shown))
         started = time.time()
         process = subprocess.Popen(
             command.words, cwd=standing, env=environment, stdin=subprocess.DEVNULL, stdout=its_end, stderr=its_end, start_new_session=True
         )
         os.close(its_end)
+        reader.start()
+        live = Live(process, probes, started, shown)
+        try:
+            yield live
+        finally:
+            if process.poll() is None:
+                live.signal(signal.SIGKILL)
+                process.wait()
+            reader.join()
+            os.close(terminal)
+
+
+def run(command: Command, watch: Watch | None = None) -> Ran:
+    """Run a command to its end.
+
+    Raises:
+        RuntimeError: it failed, or has not ended in time; with the end of what it said.
+    """
+    cpu_s = _cpu_s_of_children()
+    with start(command) as live:
+        process = live.process
         ended: list[float] = []
         waiter = threading.Thread(target=lambda: (process.wait(), ended.append(time.time())))
-        watcher = threading.Thread(target=watch, args=(probes,)) if watch else None
-        for thread in (reader, waiter, *([watcher] if watcher else [])):
+        watcher = threading.Thread(target=watch, args=(live.probes,)) if watch else None
+        for thread in (waiter, *([watcher] if watcher else [])):
             thread.start()
         memory_mib: dict[int, float] = {}
         try:
-            while waiter.is_alive() and time.time() < started + _TIMEOUT_S:
+            while waiter.is_alive() and time.time() < live.started + _TIMEOUT_S:
                 _sample(process.pid, memory_mib)
                 waiter.join(_SAMPLE_EVERY_S)
         finally:
-            in_time = not waiter.is_alive()
-            if not in_time:
-                _kill([*descendants(process.pid), process.pid])
+            if not (in_time := not waiter.is_alive()):
+                live.signal(signal.SIGKILL)
             waiter.join()
-            left = _wait_for_orphans()
-            for thread in (reader, *([watcher] if watcher else [])):
-                thread.join()
-            os.close(terminal)
+            left = wait_for_orphans()
+            if watcher:
+                watcher.join()
         if process.returncode != 0 or not in_time or left:
             how = f"ended with {process.returncode}" if in_time else f"had not ended after {_TIMEOUT_S} s"
             how += f", and left {len(left)} processes behind" if left else ""
-            raise RuntimeError(f"{' '.join(command.words)}\n{how}\n{said.decode(errors='replace')[-4000:]}")
-        return Ran(started, ended[0], _cpu_s_of_children() - cpu_s, stamps_in(probes), memory_mib)
+            raise RuntimeError(f"{' '.join(command.words)}\n{how}\n{live.said}")
+        return Ran(live.started, ended[0], _cpu_s_of_children() - cpu_s, stamps_in(live.probes), memory_mib)
 
 
 def stamps_in(probes: Path) -> list[Stamps]:
@@ -129,11 +162,11 @@ def stamps_in(probes: Path) -> list[Stamps]:
     return found
 
 
-def _read(terminal: int, said: bytearray) -> None:
+def _read(terminal: int, shown: bytearray) -> None:
     """Take what the command says until nobody can say more."""
     with suppress(OSError):  # the last one that held the other end has closed it
         while chunk := os.read(terminal, 65536):
-            said += chunk
+            shown += chunk
 
 
 def _sample(pid: int, memory_mib: dict[int, float]) -> None:
@@ -150,7 +183,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _wait_for_orphans() -> list[int]:
+def wait_for_orphans() -> list[int]:
     """Wait for the processes that the command has left behind; kill and return those that do not end by themselves."""
     deadline, killed = time.monotonic() + _ORPHANS_END_IN_S, []
     with suppress(ChildProcessError):
@@ -159,7 +192,7 @@ def _wait_for_orphans() -> list[int]:
                 continue
             if time.monotonic() > deadline and not killed:
                 killed = descendants(os.getpid())
-                _kill(killed)
+                _signal(killed, signal.SIGKILL)
             time.sleep(0.01)
     return killed
 
@@ -169,7 +202,7 @@ def _cpu_s_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _kill(pids: Iterable[int]) -> None:
+def _signal(pids: Iterable[int], number: int) -> None:
     for each in pids:
         with suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
+            os.kill(each, number)
