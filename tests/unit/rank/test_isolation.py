@@ -23,6 +23,18 @@ def test_the_default_device_is_put_back_and_torch_is_not_slower_for_it() -> None
     assert not _get_current_function_mode_stack()  # a default device, even CPU, is a mode that every call of torch passes through
 
 
+def test_threads_are_put_back_where_a_job_changed_them_and_not_touched_where_it_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To set them takes from MKL the choice of fewer, for good."""
+    baseline, before, told = Baseline(), torch.get_num_threads(), list[int]()
+    real = torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: (told.append(count), real(count)))
+    baseline.restore()
+    assert told == []
+    real(before + 1)
+    baseline.restore()
+    assert (told, torch.get_num_threads()) == ([before], before)
+
+
 def test_a_deterministic_job_refuses_what_is_not_and_leaves_the_next_one_as_it_was() -> None:
     baseline = Baseline()
     torch.backends.cudnn.benchmark = True
