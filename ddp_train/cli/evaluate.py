@@ -62,7 +62,7 @@ one row for each sample, in the data set's order, and samples.txt with their nam
 
 _WATCH, _SET = "--watch", "--set="
 _WITHOUT_EFFECT = (
-    *("trainer", "optimizer", "scheduler", "strategy", "checkpoint", "sweep", "health", "profile", "callbacks", "debug"),
+    *("trainer", "optimizer", "scheduler", "checkpoint", "sweep", "health", "profile", "callbacks", "debug"),
     *("experiment", "hydra", "activation_checkpointing", "compile"),
     *("name", "resume", "init_from", "init_from_keys", "init_from_strict", "sanity_check", "summary", "evaluation.every_steps"),
     *(

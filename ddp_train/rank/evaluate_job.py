@@ -123,9 +123,16 @@ def _load(checkpoint: Path, components: Evaluated, state: TrainState, world: Wor
     """Put the weights of a checkpoint into the model on all ranks; return what is wrong with it, or "". Collective.
 
     Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.
+    Of a model that is cut among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
     """
     found = components.modules
     problem = "" if is_verified else verify_together(checkpoint, world, moves=tracker.move)
+    if components.computes_together:
+        if not problem:
+            weights = read_weights(checkpoint, world, found)
+            put_weights(checkpoint, weights, found)
+            state.samples = int(weights["state"]["samples"])
+        return problem
     if world.is_main and not problem:
         try:
             weights = read_weights(checkpoint)

@@ -137,7 +137,9 @@ def build(config: RunConfig, world: World) -> Components:
 
 
 def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any]) -> Evaluated:
-    """Build what evaluation needs on this rank, and nothing else: no training data, no optimizer, no strategy. Collective.
+    """Build what evaluation needs on this rank, and nothing else: no training data, no optimizer. Collective.
+
+    The strategy serves where it cuts the model among the ranks, which may be too large for one; else the model is whole.
 
     Args:
         config: of a run that has begun, without `auto`s.
@@ -166,13 +168,16 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
     model, objective, trained = _model_and_objective(config, world, added)
     if config.evaluation.save_predictions:
         _require_predictions(objective, sources.values())
+    strategy: Strategy = instantiate(config.strategy, key="strategy")
+    is_cut = strategy.computes_together and world.size > 1
     return Evaluated(
         model=model,
-        trained=trained.to(world.device),
+        trained=strategy.prepare(trained.requires_grad_(False), world.device, world.size) if is_cut else trained.to(world.device),
         objective=objective,
         amp=instantiate(config.amp, key="amp", answers=auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})),
         eval_loaders=make_eval_loaders(sources, config, world),
         metrics=build_metrics(config.evaluation.metrics, objective, world, added),
+        computes_together=is_cut,
     )
 
 

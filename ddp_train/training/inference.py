@@ -16,6 +16,7 @@ from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.model_call import TARGETS, give
 from ddp_train.training.components import Evaluated
 from ddp_train.training.evaluation import as_evaluated
+from ddp_train.training.lockstep import in_step
 from ddp_train.training.predictions import PredictionFiles
 
 
@@ -42,7 +43,8 @@ def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: 
         files.name_samples(loader.source.where(index) for index in range(loader.num_samples))
     with as_evaluated(components):
         begins_batch()
-        for micro_batch in copied_ahead(iter(loader), world.device):
+        batches = copied_ahead(iter(loader), world.device)
+        for micro_batch in in_step(batches, world) if components.computes_together else batches:
             batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
             with components.amp.autocast(world.device):
                 rows = infer(components.objective, model, inputs_of(batch))

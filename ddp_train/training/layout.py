@@ -11,13 +11,14 @@ from ddp_train.checkpoint.codec import Leaf
 from ddp_train.checkpoint.snapshot import SHARED
 from ddp_train.interfaces import Averaging, is_cut, named_parameters, plain_name
 from ddp_train.training.components import Components
+from ddp_train.training.weights import cut_weights
 
 
 def cut_like(components: Components) -> Callable[[Mapping[str, Any], Mapping[str, Leaf]], dict[str, Tensor]]:
     """Return what tells of a checkpoint's tensors which come back cut among the ranks, and like which of the run's (`read_shared`)."""
 
     def lay_out(plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
-        wanted = dict(_weights(components))
+        wanted = dict(cut_weights(components.modules))
         parameters = named_parameters(components.trained)
         names = plain.get("optimizer_parameters", [])
         averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
@@ -37,13 +38,6 @@ def cut_like(components: Components) -> Callable[[Mapping[str, Any], Mapping[str
         return found
 
     return lay_out
-
-
-def _weights(components: Components) -> Iterator[tuple[str, Tensor]]:
-    for part, module in components.modules.items():
-        for name, value in module.state_dict().items():
-            if is_cut(value):
-                yield f"{SHARED}.{part}.{name}", value
 
 
 def _numbered(number: str, names: Any, parameters: Mapping[str, nn.Parameter]) -> nn.Parameter | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from ddp_train.checkpoint.save import Content
 from ddp_train.checkpoint.snapshot import OF_RANK_0
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Place, Reducing, Synchronising, cut, is_cut, map_tensors, place_of, tensors_of
+from ddp_train.interfaces import Place, Reducing, Synchronising, map_tensors, place_of, tensors_of
 from ddp_train.training import callbacks
 from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, parameter_names, regrouped_schedule
 from ddp_train.training.components import Components
@@ -28,6 +27,7 @@ from ddp_train.training.evaluation_mode import training_mode
 from ddp_train.training.layout import cut_like
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.weights import put_state
 
 
 class Stateful(Protocol):
@@ -159,10 +159,7 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
     if not problems:
         try:
             for name, module in found.items():
-                own = module.state_dict()
-                tensors = OrderedDict((key, cut(value, own[key]) if is_cut(own[key]) else value) for key, value in shared[name].items())
-                tensors._metadata = shared[f"{name}_versions"]  # type: ignore[attr-defined]  # where torch looks for them
-                module.load_state_dict(tensors)
+                put_state(module, shared[name], shared[f"{name}_versions"])
             schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
             differences = load_optimizer(optimizer, shared["optimizer"])
             training_mode(optimizer, shared.get("parameters_in_training", ()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddp_train.distributed.world import alone
@@ -34,6 +35,33 @@ def test_a_run_is_scored_on_three_ranks_as_on_one(project: Project) -> None:
     for part in ("", "few/", "noisy/"):  # also one with fewer samples than ranks
         assert record[f"{part}accuracy"] == expected[f"{part}accuracy"]
         assert record[f"{part}loss"] == pytest.approx(expected[f"{part}loss"], rel=1e-12)
+
+
+def test_a_model_that_is_cut_is_scored_without_being_whole_on_any_rank(project: Project) -> None:
+    """With averaged weights, tied ones, and a number of ranks that was not trained on: of 7 windows rank 0 has one more than the others."""
+    text = project.write("text.txt", "whether tis nobler in the mind to suffer the slings and arrows " * 20)
+    model = ["model=gpt", "model.num_layers=2", "model.num_heads=2", "model.width=16", "objective=language_modeling"]
+    data = ["data=char_text", f"data.path={text}", "data.context_length=16", "data.stride=16", "evaluation.batch_size=2"]
+    short = ["trainer.max_steps=4", "trainer.global_batch_size=6", "optimizer=adamw", "cluster=cpu", "cluster.processes_per_node=2"]
+    done = project.run(*model, *data, *short, "strategy=fsdp", "callbacks=[ema]", "hydra.run.dir=outputs/run")
+    assert done.returncode == 0, done.output
+    run = project.folder / "outputs/run"
+    trained = metrics(run, "eval")[-1]
+    for ranks, more in ((3, []), (2, ["strategy=ddp"]), (1, [])):
+        done = project.run("evaluate", "outputs/run", f"cluster.processes_per_node={ranks}", *more)
+        assert done.returncode == 0, done.output
+        folder = evaluated(run)[-1]
+        (found,) = metrics(folder)
+        assert found["loss"] == pytest.approx(trained["loss"], rel=1e-6)
+        logs = "".join(path.read_text() for path in sorted((folder / "logs").glob("rank_*.log")))
+        assert ("fsdp: 2 blocks of {'Block': 2}" in logs) == (ranks == 3)
+    rows = []
+    for ranks in (3, 1):
+        done = project.run("predict", "outputs/run", f"cluster.processes_per_node={ranks}")
+        assert done.returncode == 0, done.output
+        ((path,),) = [[*folder.glob("*.npy")] for folder in (evaluated(run)[-1] / "predictions").rglob("") if [*folder.glob("*.npy")]]
+        rows.append(np.load(path))
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.long
