@@ -31,7 +31,7 @@ from tests.docs.pages import ROOT, Command, commands, write_files
 
 EXTENDING = ROOT / "docs/extending.md"
 _MAY_LACK = re.compile(
-    r"(FILE|outputs/\w+)\b.*(not exist|is no |not there|cannot be read)"
+    r"(FILE|(outputs|data)/\w+)\b.*(not exist|is no |not there|cannot be read)"
 )  # what the reader has, or an earlier command made
 EXAMPLES = [EXTENDING, *sorted((ROOT / "docs/howto").glob("*.md"))]
 
@@ -66,6 +66,8 @@ def _small(config: DictConfig, hydra: DictConfig) -> RunConfig:
     config.cluster.update(launcher="local", device="cpu", nodes=1, processes_per_node=1)
     config.trainer.update(max_steps=2, log_every_steps=1)
     config.loader.num_workers = 0
+    if config.scheduler.get("warmup_steps"):
+        config.scheduler.warmup_steps = 0
     if str(config.data.get("_target_", "")).endswith("SyntheticImages"):
         config.data.num_samples, config.data.eval.num_samples = 128, 40
     return check(config, hydra=hydra)
