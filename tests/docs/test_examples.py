@@ -31,7 +31,7 @@ from tests.docs.pages import ROOT, Command, commands, write_files
 
 EXTENDING = ROOT / "docs/extending.md"
 _MAY_LACK = re.compile(
-    r"(FILE|(outputs|data)/\w+)\b.*(not exist|is no |not there|cannot be read)"
+    r"(FILE|(outputs|data)/\w+)\b.*(not exist|is no |not there|cannot be read|cannot be reached)"
 )  # what the reader has, or an earlier command made
 EXAMPLES = [EXTENDING, *sorted((ROOT / "docs/howto").glob("*.md"))]
 
