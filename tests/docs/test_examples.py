@@ -30,9 +30,9 @@ from tests.docs.conftest import compose, is_missing_package
 from tests.docs.pages import ROOT, Command, commands, write_files
 
 EXTENDING = ROOT / "docs/extending.md"
-_MAY_LACK = re.compile(
-    r"(FILE|(outputs|data)/\w+)\b.*(not exist|is no |not there|cannot be read|cannot be reached)"
-)  # what the reader has, or an earlier command made
+_MAY_LACK = re.compile(  # what the reader has, an earlier command made, or the network gives
+    r"(FILE|(outputs|data)/\w+)\b.*(not exist|is no |not there|cannot be read|cannot be reached)|there is no file (outputs|data)/"
+)
 EXAMPLES = [EXTENDING, *sorted((ROOT / "docs/howto").glob("*.md"))]
 
 
