@@ -124,7 +124,7 @@ def test_who_differs_is_refused_alone_by_name_and_the_first_goes_on_waiting(toge
         assert ended([other], within_s=START_S) == [78], other.output
         assert re.search(said, other.output), other.output
         until(lambda said=said: re.search(said, first.output) is not None, said, within_s=2)  # type: ignore[misc]
-    assert "waiting: of 2 machines" in first.output
+    until(lambda: "waiting: of 2 machines" in first.output, "who is missing is said", within_s=START_S)
     skewed = run.start(1, clock_s=60)  # to the end it would not do: libfaketime lets some sleeps fail
     said = r"warning: the clock of node1 is (59|60)\.\d s ahead of that of node0"
     until(lambda: re.search(said, first.output) is not None, "the clock is named", within_s=START_S)
