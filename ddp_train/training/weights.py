@@ -86,7 +86,7 @@ def cut_weights(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]
 
 
 def _cut_values(module: nn.Module | None) -> Iterator[tuple[str, Tensor]]:
-    return ((name, value) for name, value in (module.state_dict() if module else {}).items() if is_cut(value))
+    return ((name, value) for name, value in ({} if module is None else module.state_dict()).items() if is_cut(value))
 
 
 def _place(value: Any) -> int:

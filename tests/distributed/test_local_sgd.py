@@ -60,7 +60,7 @@ def test_ranks_step_apart_meet_and_go_on_from_where_each_was(project: Project, w
             assert resumed["records"] == whole["records"][-len(resumed["records"]) :]  # to the bit
             assert resumed["weights"] == whole["weights"]
         # After five synchronisations; the test below has a hundred, and the 3 % that are promised.
-        assert found["learning"]["local_sgd"] == pytest.approx(found["learning"]["ddp"], rel=0.1)
+        assert found["learning"]["local_sgd"] == pytest.approx(found["learning"]["ddp"], rel=0.05 if world_size < 4 else 0.1)
         assert found["learning"]["local_sgd"] != found["learning"]["ddp"]
         for name in (name for name in found if name.startswith("from ") or name == "zero1"):
             last = found[name]["records"][-1]
