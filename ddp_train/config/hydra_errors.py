@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException
@@ -56,60 +58,21 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     def compose(overrides: list[str]) -> DictConfig:
         return loader.load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
 
-    parser = OverridesParser.create(loader)
     words, errors = whole(args.overrides)
-    choices: list[Override] = []
-    values: list[Override] = []
-    lists: list[str] = []
-    for text in words:
-        try:
-            override_ = parser.parse_override(text)
-        except HydraException as error:
-            if "=" in text or text.startswith("~"):
-                errors.append(unreadable(text, error))
-            continue
-        if override_.is_delete() and override_.key_or_group in NAMED:
-            lists.append(override_.key_or_group)
-        elif offered := loader.get_group_options(override_.key_or_group):
-            wrong = [] if override_.is_delete() else [*_wrong_options(override_, offered)]
-            errors += wrong
-            if not wrong:
-                choices.append(override_)
-        else:
-            values.append(override_)
-    lists = [group for group in lists if not any(each.key_or_group == group and isinstance(each.value(), str) for each in choices)]
-    replacing = [_one(each) for each in choices if not each.is_add()]
+    given = _sort(words, loader)
+    replacing = [_one(each) for each in given.choices if not each.is_add()]
     composed = compose(replacing)
-    chosen, again = _without_second_choice(choices, composed.hydra.runtime.choices)
-    errors += again
+    chosen, again = _without_second_choice(given.choices, composed.hydra.runtime.choices)
     composed = composed if chosen == replacing else compose(chosen)
     base = _plain(composed)
     known = dict(nodes(base))
     groups = loader.get_group_options("", results_filter=None)
     offered_by = {group: offered for group in groups if (offered := loader.get_group_options(group))} if any(map(is_bare, words)) else {}
-    errors += without_override(words, known, offered_by)
-    good: list[str] = []
-    there = dict(known)  # as far as the overrides before have left it
-    unknown: list[Override] = []
+    values = _look_up(given.values, known)
+    errors += [*given.errors, *again, *without_override(words, known, offered_by), *values.errors]
     found: list[ConfigError] = []
-    for each in values:
-        key = each.key_or_group
-        if each.is_delete():
-            is_known = any(name == key or name.startswith(f"{key}.") for name in there)
-        else:
-            is_known = each.is_add() or each.is_force_add() or key in known
-        is_below_added = any(other.is_add() and key.startswith(f"{other.key_or_group}.") for other in values)
-        if not is_known and not is_below_added:
-            unknown.append(each)
-        elif problem := _wrong_sign(each, there):
-            errors.append(problem)
-        else:
-            good.append(_one(each))
-            is_gone = each.is_delete()
-            there = {name: value for name, value in there.items() if not (is_gone and (name == key or name.startswith(f"{key}.")))}
-            there |= {} if is_gone else {key: each.value()}
     try:
-        composed = compose([*chosen, *good]) if good else composed
+        composed = compose([*chosen, *values.good]) if values.good else composed
         with read_write(composed), open_dict(composed):
             hydra_node = composed.pop("hydra")
         base = _plain(composed)
@@ -117,10 +80,73 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     except ConfigErrors as error:
         found = error.errors
     except (HydraException, OmegaConfBaseException):
-        if not errors and not unknown and not lists:
+        if not errors and not values.unknown and not given.lists:
             raise  # else it is a consequence of what was found above, as a rule
-    errors += [_removed_whole(group, base.get(group) or ()) for group in lists]
-    return [*errors, *(not_there(each, base, [*known, *groups]) for each in unknown), *found]
+    errors += [_removed_whole(group, base.get(group) or ()) for group in given.lists]
+    return [*errors, *(not_there(each, base, [*known, *groups]) for each in values.unknown), *found]
+
+
+@dataclass
+class _Given:
+    """The words of a command line by what they are for, in their order."""
+
+    choices: list[Override] = field(default_factory=list)  # of a group's option
+    values: list[Override] = field(default_factory=list)
+    lists: list[str] = field(default_factory=list)  # groups of several options that are removed as a whole
+    errors: list[ConfigError] = field(default_factory=list)
+
+
+def _sort(words: Iterable[str], loader: ConfigLoader) -> _Given:
+    """Tell choices from values, and refuse what cannot be read and options that a group does not have."""
+    parser, given = OverridesParser.create(loader), _Given()
+    for text in words:
+        try:
+            override_ = parser.parse_override(text)
+        except HydraException as error:
+            if "=" in text or text.startswith("~"):
+                given.errors.append(unreadable(text, error))
+            continue
+        if override_.is_delete() and override_.key_or_group in NAMED:
+            given.lists.append(override_.key_or_group)
+        elif offered := loader.get_group_options(override_.key_or_group):
+            wrong = [] if override_.is_delete() else [*_wrong_options(override_, offered)]
+            given.errors += wrong
+            given.choices += [] if wrong else [override_]
+        else:
+            given.values.append(override_)
+    chosen = {each.key_or_group for each in given.choices if isinstance(each.value(), str)}
+    given.lists = [group for group in given.lists if group not in chosen]
+    return given
+
+
+@dataclass
+class _Values:
+    """Overrides of values by what is wrong with them."""
+
+    good: list[str] = field(default_factory=list)
+    unknown: list[Override] = field(default_factory=list)  # their keys are not in the configuration
+    errors: list[ConfigError] = field(default_factory=list)
+
+
+def _look_up(values: Sequence[Override], known: Mapping[str, Any]) -> _Values:
+    """Look for each key in the configuration, as far as the overrides before have left it."""
+    found, there = _Values(), dict(known)
+    for each in values:
+        key = each.key_or_group
+        below = [name for name in there if name == key or name.startswith(f"{key}.")] if each.is_delete() else []
+        is_known = bool(below) if each.is_delete() else each.is_add() or each.is_force_add() or key in known
+        is_below_added = any(other.is_add() and key.startswith(f"{other.key_or_group}.") for other in values)
+        if not is_known and not is_below_added:
+            found.unknown.append(each)
+        elif problem := _wrong_sign(each, there):
+            found.errors.append(problem)
+        else:
+            found.good.append(_one(each))
+            for name in below:
+                del there[name]
+            if not each.is_delete():
+                there[key] = each.value()
+    return found
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:

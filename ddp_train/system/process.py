@@ -144,22 +144,30 @@ def outlive_parent() -> None:
     _at_death_of_parent(0)
 
 
-def wait_for_ends(pids: Iterable[int], *, within_s: float) -> None:
-    """Wait until these children, which nobody has asked how they ended, have all ended, or for so long."""
+def wait_for_ends(pids: Iterable[int], *, within_s: float, others_within_s: float) -> None:
+    """Wait until these children have ended: all of them, or the first and the others for a while, or none in time.
+
+    Args:
+        pids: those that somebody has asked already how they ended are left out.
+        within_s: for the first.
+        others_within_s: after the first.
+    """
     deadline = time.monotonic() + within_s
     with suppress(OSError, AttributeError), ExitStack() as opened:  # a kernel, or a Python, that has none
         waiting = select.poll()
         running = set()
         for pid in pids:
-            running.add(descriptor := os.pidfd_open(pid))
-            opened.callback(os.close, descriptor)
-            waiting.register(descriptor, select.POLLIN)
+            with suppress(ProcessLookupError):
+                running.add(descriptor := os.pidfd_open(pid))
+                opened.callback(os.close, descriptor)
+                waiting.register(descriptor, select.POLLIN)
         while running and (left_s := deadline - time.monotonic()) > 0:
             for descriptor, _ in waiting.poll(1e3 * left_s):
                 waiting.unregister(descriptor)
                 running.remove(descriptor)
+                deadline = min(deadline, time.monotonic() + others_within_s)
         return
-    time.sleep(max(0.0, deadline - time.monotonic()))
+    time.sleep(others_within_s)  # it cannot see an end: whoever calls looks for one
 
 
 def adopts(does: bool) -> None:

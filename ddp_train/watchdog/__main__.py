@@ -41,7 +41,8 @@ from ddp_train.watchdog.flight_recorder import Request
 from ddp_train.watchdog.heartbeat import Heartbeat, HeartbeatReader
 
 _POLL_S = 0.2
-_GAP_S = 2.0  # between two polls: this process was suspended itself, and probably the ranks too
+_CALM_POLL_S = 1.0  # at most, while nobody is near the limit: every look takes a processor from the ranks
+_GAP_S = 2.0  # late for a poll: this process was suspended itself, and probably the ranks too
 _ENDS_WITHIN_S = 3.0  # after a rank was killed; its agent ends the others, unless they are stuck as well
 
 
@@ -54,7 +55,8 @@ def main() -> None:
     received = b""
     polled = time.monotonic()
     while watched is None or not watched.is_over:
-        readable, _, _ = select.select([0], [], [], _POLL_S)
+        wait_s = _CALM_POLL_S if watched is None else watched.calm_s()
+        readable, _, _ = select.select([0], [], [], wait_s)
         if readable:
             if not (part := os.read(0, 1 << 16)):
                 return
@@ -63,7 +65,7 @@ def main() -> None:
                 watched = _Job(WatchRequest.from_json(line.decode())) if line else None
         now = time.monotonic()
         if watched is not None:
-            if now - polled > _GAP_S:
+            if now - polled > wait_s + _GAP_S:
                 watched.start_clocks(now)
             watched.look(now)
         polled = time.monotonic()
@@ -78,11 +80,16 @@ class _Job:
         self._heartbeats = {rank: HeartbeatReader(pid) for rank, pid in request.pids.items()}
         self._looked_at: dict[int, float] = {}  # rank -> the time of its beat when it was found to wait for others
         self._is_failing = False  # somebody else has reported a failure, and the agent ends the ranks
+        self._left_s = 0.0  # until the first rank is overdue, at the last look
         self.is_over = False
 
     def start_clocks(self, now: float) -> None:
         """Count from now on: the ranks could not move until now."""
         self._clocks_began = now
+
+    def calm_s(self) -> float:
+        """Return in how many seconds to look again: the nearer a rank is to its limit, the sooner."""
+        return min(max(self._left_s / 2, _POLL_S), _CALM_POLL_S)
 
     def look(self, now: float) -> None:
         """End the job if ranks have stood still for too long and are to blame for it."""
@@ -98,6 +105,7 @@ class _Job:
             return
         heartbeats = {rank: self._heartbeats[rank].last(since=self._began) for rank in pids}
         still = {rank: now - max(heartbeat.time, self._clocks_began) for rank, heartbeat in heartbeats.items()}
+        self._left_s = min(self._limit(heartbeats[rank]) - still[rank] for rank in pids)
         overdue = [rank for rank in pids if still[rank] > self._limit(heartbeats[rank])]
         waits_elsewhere = len(overdue) == len(pids) and self._request.world_size > len(self._request.pids)
         gives_up = waits_elsewhere and all(still[rank] > OTHER_NODES * self._limit(heartbeats[rank]) for rank in overdue)

@@ -48,6 +48,8 @@ SHOWN_BY = {
     "interfaces/component.py": "protocols: every test of a component",
     "interfaces/run.py": "protocols: tests/unit/training/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
+    "launch/agent/failures.py": "tests/unit/launch/agent/test_main.py, tests/distributed/test_failure.py",
+    "launch/agent/options.py": "tests/unit/launch/agent/test_main.py",
     "launch/agent/rendezvous.py": "tests/distributed/test_cluster.py",
     "launch/agent_process.py": "tests/unit/sweep/test_warm_group.py",
     "launch/launcher.py": "two protocols, and who has begun: tests/config/test_config.py",

@@ -27,8 +27,11 @@ from ddp_train.system.process import STOP_SIGNALS, wait_for_ends
 _SURVIVORS_S = 3
 """How long ranks may take to end after another one has failed: they have nothing to save, and sit in a broken collective."""
 
-_LOOKS_EVERY_S = 0.1
-"""How often it looks whether a rank has failed; when all have ended, at once."""
+_OTHERS_WITHIN_S = 0.1
+"""How long ranks that fail at the same time have to end by themselves, with their own reports."""
+
+_LOOKS_EVERY_S = 1.0
+"""How often it looks at the ranks by itself. The end of one and a signal wake it at once, and every look takes a processor from them."""
 
 Again = Callable[[Mapping[int, ProcessFailure], int], bool]
 """Tells whether ranks are started again, after failures by rank. Is told how many restarts are left."""
@@ -55,11 +58,6 @@ def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restart
     torchrun.run(options)
 
 
-def first_of(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """Return the rank that failed first, and how."""
-    return min(failures.items(), key=lambda item: item[1].timestamp)
-
-
 class _Agent(LocalElasticAgent):
     def __init__(self, *arguments: Any, grace_s: int, again: Again, restarts: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -79,7 +77,7 @@ class _Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert self._pcontext is not None
-        wait_for_ends(self._pcontext.pids().values(), within_s=_LOOKS_EVERY_S)
+        wait_for_ends(self._pcontext.pids().values(), within_s=_LOOKS_EVERY_S, others_within_s=_OTHERS_WITHIN_S)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed() and (number := _stop_signal(self._by_themselves(result.failures))) is not None:
             raise SignalException("a rank was stopped before it listened", sigval=number)

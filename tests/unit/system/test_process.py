@@ -110,11 +110,17 @@ def test_a_processor_is_free_where_fewer_run(monkeypatch: pytest.MonkeyPatch, ru
 
 def test_children_are_waited_for_until_the_last_has_ended_and_no_longer_than_was_said() -> None:
     done, soon, sleeping = fork(lambda: 1), fork(lambda: time.sleep(0.2) or 0), fork(lambda: time.sleep(60) or 0)
-    wait_for_ends([done.pid, soon.pid], within_s=60)
+    wait_for_ends([done.pid, soon.pid], within_s=60, others_within_s=60)
     assert exit_code_of(soon.pid) == 0 and exit_code_of(done.pid) == 1  # nobody has asked yet
     begun = time.monotonic()
-    wait_for_ends([done.pid, sleeping.pid], within_s=0.3)
+    wait_for_ends([done.pid, sleeping.pid], within_s=60, others_within_s=0.3)
+    assert 0.3 <= time.monotonic() - begun < 30
+    assert done.wait() == 1  # now somebody has
+    begun = time.monotonic()
+    wait_for_ends([done.pid, sleeping.pid], within_s=0.3, others_within_s=0.1)
     assert time.monotonic() - begun >= 0.3
+    wait_for_ends([done.pid], within_s=60, others_within_s=60)
+    assert time.monotonic() - begun < 30
     sleeping.signal(signal.SIGKILL)
     assert [each.wait() for each in (done, soon, sleeping)] == [1, 0, -signal.SIGKILL]
 
