@@ -92,7 +92,7 @@ SHOWN_BY = {
     "training/restore.py": "tests/distributed/test_exactness.py, tests/distributed/test_restart.py",
     "training/seeding.py": "tests/unit/rank/test_isolation.py, tests/unit/loader/test_dataset_adapter.py",
     "training/weights.py": "tests/unit/training/test_finished_run.py, tests/unit/training/test_export.py",
-    "watchdog/__main__.py": "tests/unit/watchdog/test_flight_recorder.py, tests/faults/test_hang.py",
+    "watchdog/__main__.py": "tests/unit/watchdog/test_main.py, tests/faults/test_hang.py",
 }
 """What shows the modules that have no test file of their own."""
 

@@ -145,23 +145,10 @@ class Registry:
         reasons = [] if is_first or self._takes_all else self._disagreements(facts)
         reasons = reasons or self._no_room_for(hello, name)
         if not reasons and not is_first:
-            sent = time.monotonic()
-            line.send("look", folder=str(self._folder or ""))
-            try:
-                seen = await line.receive(silent_s=_HELLO_WITHIN_S)
-            except TimeoutError:  # it may have a file system that hangs, and come again
-                self._name_once(f"{name} does not answer whether it sees {self._folder}: not taken in for now")
-                return None
+            seen = await self._look_there(line, facts, name)
             if seen is None:
                 return None
-            if not isinstance(seen.get("utc"), (int, float)) or "sees" not in seen:
-                reasons = ["it speaks another version of ddp_train"]
-            elif not seen["sees"] and not self._takes_all:
-                reasons = [f"it does not see {self._folder}: the run folder has to lie where every machine sees it"]
-            elif not self._takes_all and (
-                skew := clock(self._first.now(), replace(facts, utc=seen["utc"]), round_trip_s=time.monotonic() - sent)
-            ):
-                self.say(f"warning: {skew}")
+            reasons = seen
         if reasons:
             self._refuse(line, name, reasons)
             return None
@@ -182,6 +169,27 @@ class Registry:
         line.beat()
         self.events.put_nowait(Event(kind="came", machine=machine))
         return machine
+
+    async def _look_there(self, line: Line, facts: Facts, name: str) -> list[str] | None:
+        """Ask a machine whether it sees the run folder, and for its clock. Return what is in the way of it; None: it does not answer."""
+        sent = time.monotonic()
+        line.send("look", folder=str(self._folder or ""))
+        try:
+            seen = await line.receive(silent_s=_HELLO_WITHIN_S)
+        except TimeoutError:  # it may have a file system that hangs, and come again
+            self._name_once(f"{name} does not answer whether it sees {self._folder}: not taken in for now")
+            return None
+        if seen is None:
+            return None
+        if not isinstance(seen.get("utc"), (int, float)) or "sees" not in seen:
+            return ["it speaks another version of ddp_train"]
+        if self._takes_all:
+            return []
+        if not seen["sees"]:
+            return [f"it does not see {self._folder}: the run folder has to lie where every machine sees it"]
+        if skew := clock(self._first.now(), replace(facts, utc=seen["utc"]), round_trip_s=time.monotonic() - sent):
+            self.say(f"warning: {skew}")
+        return []
 
     async def _listen_to(self, machine: Machine) -> None:
         """Pass on what a machine says, until it is lost."""
