@@ -42,7 +42,7 @@ from ddp_train.training.memory import is_out_of_memory
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.state import TrainState
 from ddp_train.watchdog.client import WatchdogClient, WatchRequest, patience
-from ddp_train.watchdog.flight_recorder import FlightRecorder
+from ddp_train.watchdog.flight_recorder import FlightRecorder, without_records
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +101,9 @@ class Rank:
                     self._recorder = self._recorder or FlightRecorder(self._rank)
                     self._recorder.follow(job.run_folder)
                     os.environ.update(self._recorder.environment)
-                if device == "cpu":  # there tensors come from the C library; before loader workers are forked, which make some, too
-                    malloc.keep_freed(os.environ)
+                if device == "cpu":
+                    os.environ.update(without_records(os.environ))
+                    malloc.keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
                 if config.loader.num_workers:
                     start_server()
                 if self._world is None:

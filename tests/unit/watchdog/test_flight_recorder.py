@@ -87,6 +87,21 @@ def test_what_the_user_has_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     os.close(recorder._logs)
 
 
+@pytest.mark.parametrize(("given", "kept"), [({}, 0), ({"TORCH_FR_BUFFER_SIZE": "7"}, 1), ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}, 1)])
+def test_under_gloo_torch_keeps_records_only_where_the_user_wants_some(given: dict[str, str], kept: int) -> None:
+    lines = [
+        "import json, os, torch, torch.distributed as dist",
+        "from ddp_train.watchdog.flight_recorder import without_records",
+        "os.environ.update(without_records(os.environ))",
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)",
+        "dist.all_reduce(torch.ones(1))",
+        "print(len(json.loads(torch._C._distributed_c10d._dump_fr_trace_json()).get('entries', [])))",
+    ]
+    environment = {name: value for name, value in os.environ.items() if "TORCH_" not in name} | given
+    answer = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == [str(kept)]
+
+
 def test_ranks_without_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
     started = time.monotonic()
     request = Request({0: os.getpid()}, tmp_path)
