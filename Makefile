@@ -4,7 +4,7 @@
 # make clusters: every test on real SLURM, on hosts in network namespaces and over SSH; `make test` runs the short ones of them.
 # make thirdparty: one run for each of many packages of others (timm, transformers, ...), which it installs first.
 # make faults: the long tests, with every fault as often as docs/faults.md counts it (an hour).
-# make benchmark: whole commands, ours against torch alone and the peers that are installed; hours, or `make benchmark ARGS="--workloads W1 --pairs 3"`.
+# make benchmark: whole commands, ours against torch alone and the peers that are installed; hours, or `make benchmark ARGS="--workloads W1 --pairs 3"`; what a step costs: ARGS=turns.
 # make reference: docs/reference.md anew, from conf/ and the schema.
 PYTHON ?= python3
 VENV   := .venv
