@@ -90,12 +90,12 @@ def _ending_here(folder: Path) -> _Ending | None:
             expected="the same command there: no engine started it, which could be asked",
             fix=f"ssh {holder.host} kill {holder.pid}",
         )
-    left = [signal.SIGTERM]  # a second one would end it at once
+    left = [signal.SIGTERM]
 
     def ask(at_once: bool) -> None:
         if left or at_once:
             with suppress(ProcessLookupError):
-                os.kill(holder.pid, left.pop() if left else signal.SIGTERM)
+                os.kill(holder.pid, signal.SIGQUIT if at_once else left.pop())
 
     return _Ending(ask=ask, has_ended=lambda: not is_held(folder))
 

@@ -59,7 +59,7 @@ def expect_none() -> None:
 def run_agent(arguments: list[str], *, environment: Mapping[str, str], needs: str = COMPILER) -> int:
     """Run an agent to its end and return its exit code; 130 after Ctrl-C, 143 after another stop signal.
 
-    A stop signal is passed on; a second Ctrl-C or SIGTERM kills the agent, and with it its ranks.
+    A stop signal is passed on; a second Ctrl-C or SIGQUIT kills the agent, and with it its ranks.
 
     Args:
         arguments: as for `agent.main.main`.

@@ -1,4 +1,4 @@
-"""What the process that a user typed does with stop signals: the first lets everything save and end, the second ends it at once."""
+"""What a typed command does with stop signals: they let everything save and end; a second Ctrl-C or SIGQUIT ends it at once."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ddp_train.system.process import EARLY_WARNINGS, STOP_SIGNALS
+from ddp_train.system.process import STOP_SIGNALS
 
-_COME_BESIDE = (*EARLY_WARNINGS, signal.SIGHUP)
-"""Signals that do not count as anybody's asking twice. systemd sends SIGHUP together with SIGTERM, and whoever closes a terminal may
-have pressed Ctrl-C before."""
+LISTENED = (*STOP_SIGNALS, signal.SIGQUIT)
 
 
 def is_final_stop(number: int, earlier: Sequence[int]) -> bool:
-    """Tell whether a stop signal is to end everything at once, and not only after saving: it is the second of those that count."""
-    return number not in _COME_BESIDE and any(each not in _COME_BESIDE for each in earlier)
+    """Tell whether a signal ends everything at once, without saving: SIGQUIT, or Ctrl-C after Ctrl-C.
+
+    Programs send the others, and often several: systemd SIGTERM with SIGHUP, a batch system SIGTERM to a step and to its task, a
+    supervisor SIGTERM after Ctrl-C. A run that is saving must outlive those.
+    """
+    return number == signal.SIGQUIT or (number == signal.SIGINT and signal.SIGINT in earlier)
+
+
+def announce_stop(number: int) -> None:
+    """Say what happens after the first stop signal, and how to stop at once. Not by print: the signal may have interrupted one."""
+    again = "Ctrl-C again" if number == signal.SIGINT else "Ctrl-C twice"
+    os.write(2, f"\nstopping after this step; {again}, or SIGQUIT (Ctrl-\\), ends it at once\n".encode())
 
 
 @contextmanager
@@ -46,21 +54,21 @@ def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Itera
 
     Args:
         stop: passes a signal on.
-        kill: ends everything at once. An early warning and SIGHUP never do. A kill counts as Ctrl-C.
+        kill: ends everything at once (`is_final_stop`). A kill counts as Ctrl-C.
     """
     received: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        is_final = is_final_stop(number, received)
+        is_first, is_final = not received, is_final_stop(number, received)
         received.append(signal.SIGINT if is_final else number)
         if is_final:
             kill()
             return
         stop(number)
-        if number == signal.SIGINT:
-            os.write(2, b"\nstopping after this step; Ctrl-C again ends it at once\n")  # not print: it may be printing right now
+        if is_first:
+            announce_stop(number)
 
-    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+    heard = [number for number in LISTENED if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
     before: dict[int, Any] = {number: signal.signal(number, on_signal) for number in heard}
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)  # what was held back until somebody listens comes now
     try:

@@ -57,11 +57,15 @@ def test_stopped_by_every_signal_and_resumed_it_is_bitwise_the_run_that_never_st
     assert project.run(*command, "hydra.run.dir=outputs/whole").returncode == 0
 
     def stop(number: signal.Signals, *, rank: int | None = None) -> tuple[Finished, float]:
+        """Stop the run, and send its command two more SIGTERM while it saves, as a supervisor does."""
         before = len(metrics(stopped)) if (stopped / "metrics.jsonl").exists() else 0
         process = project.start(*command, "hydra.run.dir=outputs/stopped")
         wait_for(lambda: (stopped / "metrics.jsonl").exists() and len(metrics(stopped)) > before + 4)
         os.kill(process.pid if rank is None else pid_of(rank, children(process.pid)[0]), number)
         started = time.monotonic()
+        for _ in range(2):
+            time.sleep(0.02)
+            process.send_signal(signal.SIGTERM)
         done = finish(process, timeout=30)
         return done, time.monotonic() - started
 

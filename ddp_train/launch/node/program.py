@@ -10,11 +10,9 @@ One event loop, no torch and no other thread: it forks. The first machine's prog
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,14 +27,13 @@ from ddp_train.launch.node.round_agent import SHOWN, RoundAgent
 from ddp_train.launch.node.rounds import Rounds
 from ddp_train.launch.node.wire import MOST_BYTES, SILENT_S, Line, of_socket
 from ddp_train.launch.node.work import Work
-from ddp_train.launch.signals import is_final_stop
+from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
 from ddp_train.run_folder import failure
 from ddp_train.system.network import WAITING
 from ddp_train.system.process import STOP_SIGNALS
 
 _OTHERS_SAY_S = 2.0  # what the first machine has to name a lost one, before one that has lost the first machine does
 _CLOSES_WITHIN_S = 3.0
-_SAME_S = 2.0
 _POLL_S = 0.05
 
 
@@ -56,7 +53,6 @@ class _Program:
         self._work, self._place = work, place
         self._stops: list[int] = []  # the stop signals that came to this machine
         self._is_final = False  # one of them was to end all at once
-        self._told_at = 0.0  # when the last one did
         self._ours: socket.socket | None = None  # the first machine's end of the line to its own registry
         self._theirs: socket.socket | None = None
         if place.is_first:
@@ -67,7 +63,7 @@ class _Program:
 
     async def run(self, received: Sequence[int]) -> int:
         loop = asyncio.get_running_loop()
-        for each in STOP_SIGNALS:
+        for each in LISTENED:
             if signal.getsignal(each) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 loop.add_signal_handler(each, self._on_signal, each)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `env --block-signal` may have held some back until now
@@ -231,16 +227,12 @@ class _Program:
         raise End(FAILED)
 
     def _on_signal(self, number: int) -> None:
-        """Take up a stop signal: the first lets all machines save and end, the second ends them at once."""
-        told_at, now = self._told_at, time.monotonic()
-        self._told_at = now
-        if number != signal.SIGINT and number in self._stops and now < told_at + _SAME_S:
-            return  # a batch system sends it to the step and to its task
-        is_final = is_final_stop(number, self._stops)
+        """Take up a stop signal: all machines save and end; after a second Ctrl-C or SIGQUIT they end at once."""
+        is_first, is_final = not self._stops, is_final_stop(number, self._stops)
         self._is_final = self._is_final or is_final
         self._stops.append(number)
-        if number == signal.SIGINT and not is_final:
-            os.write(2, b"\nstopping after this step; Ctrl-C again ends it at once\n")
+        if is_first and not is_final:
+            announce_stop(number)
         if self._agent is not None:
             if is_final:
                 self._agent.kill()

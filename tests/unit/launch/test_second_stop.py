@@ -1,4 +1,4 @@
-"""Which stop signals end everything at once."""
+"""Which signals end everything at once, and which let a run save."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from ddp_train.launch.signals import stop_signals
     ("numbers", "kills"),
     [
         ([signal.SIGINT, signal.SIGINT], 1),
-        ([signal.SIGTERM, signal.SIGINT], 1),
+        ([signal.SIGINT, signal.SIGTERM, signal.SIGINT], 1),
+        ([signal.SIGQUIT], 1),
+        ([signal.SIGTERM, signal.SIGQUIT], 1),
+        ([signal.SIGTERM, signal.SIGTERM, signal.SIGTERM], 0),  # a supervisor that repeats itself
+        ([signal.SIGTERM, signal.SIGINT], 0),
+        ([signal.SIGINT, signal.SIGTERM], 0),  # notebook servers and supervisors escalate
         ([signal.SIGUSR1, signal.SIGTERM], 0),
         ([signal.SIGTERM, signal.SIGHUP], 0),  # systemd sends both
         ([signal.SIGHUP, signal.SIGTERM], 0),
         ([signal.SIGINT, signal.SIGHUP], 0),  # the terminal is closed while all save
-        ([signal.SIGHUP, signal.SIGTERM, signal.SIGTERM], 1),
     ],
 )
-def test_the_second_stop_ends_all_at_once_and_what_comes_beside_it_does_not(numbers: list[int], kills: int) -> None:
+def test_only_ctrl_c_after_ctrl_c_and_sigquit_end_all_at_once(numbers: list[int], kills: int) -> None:
     stopped, killed = list[int](), list[int]()
     with stop_signals(stopped.append, lambda: killed.append(1)):
         for number in numbers:
