@@ -66,7 +66,10 @@ def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Proje
     if by_torchrun:
         done = project.run(*SHORT, torchrun=["--standalone", f"--nproc-per-node={world_size}"])
     else:
-        done = project.run(*SHORT, "cluster=cpu", f"cluster.processes_per_node={world_size}")
+        (temporary := project.folder / "tmp").mkdir()
+        done = project.run(*SHORT, "cluster=cpu", f"cluster.processes_per_node={world_size}", env={"TMPDIR": str(temporary)})
+        kept = [path.name.partition("_")[0] for path in temporary.iterdir()]  # one folder each for a user, whatever was started
+        assert set(kept) <= {"ddp", "torchinductor"}, kept
     assert done.returncode == 0, done.output
     run = project.the_run()
     assert files(run, world_size) == FILES

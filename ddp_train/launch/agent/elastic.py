@@ -6,9 +6,11 @@ rank failed that a stop signal has ended while it was importing.
 
 from __future__ import annotations
 
+import os
 import signal
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -17,7 +19,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api
 
@@ -55,12 +57,13 @@ def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restart
     api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, again=again, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
     if options.max_restarts == 0:
         ranks.to_start = int(options.nproc_per_node)
+    options.log_dir = os.devnull  # torch would leave an empty folder in TMPDIR for each start
     torchrun.run(options)
 
 
 class _Agent(LocalElasticAgent):
     def __init__(self, *arguments: Any, grace_s: int, again: Again, restarts: int, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **{**options, "logs_specs": _NoLogs(os.devnull)})
         self._grace_s, self._again = grace_s, again
         self._remaining_restarts -= restarts
 
@@ -92,6 +95,13 @@ class _Agent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
         super()._shutdown(death_sig, self._grace_s)  # after a signal, and when machines come or go
+
+
+class _NoLogs(DefaultLogsSpecs):
+    """Leaves the output of ranks where it is, and starts no thread that reads it: each rank writes its own log."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        return replace(super().reify(envs), tee_stdouts={}, tee_stderrs={})
 
 
 def _once(signum: int, frame: FrameType | None) -> None:
