@@ -12,13 +12,16 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ddp_train.errors import FAILED, INTERRUPTED
-from ddp_train.launch import agent_process
-from ddp_train.launch.node import early
-from ddp_train.system import handover, terminal
-from ddp_train.system.nursery import wait_in_nursery
-from ddp_train.system.process import be_private, die_with_parent, exit_at_once, has_free_processor
-from ddp_train.system.torchrun_env import is_torchrun_worker, world_size
+try:
+    from ddp_train.errors import FAILED, INTERRUPTED
+    from ddp_train.launch import agent_process
+    from ddp_train.launch.node import early
+    from ddp_train.system import handover, terminal
+    from ddp_train.system.nursery import wait_in_nursery
+    from ddp_train.system.process import be_private, die_with_parent, exit_at_once, has_free_processor
+    from ddp_train.system.torchrun_env import is_torchrun_worker, world_size
+except KeyboardInterrupt:  # `main` handles a later one
+    sys.exit(130)
 
 if TYPE_CHECKING:
     from ddp_train.launch.launcher import Launcher
@@ -37,6 +40,7 @@ _loaded_with: dict[str, str] = {}  # the environment when the imports began
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    terminal.open_closed()
     if sys.argv[1:2] == ["node"]:
         early.keep()  # before what takes its time to import
     be_private()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -108,7 +109,7 @@ def _conclude(order: SaveOrder, reports: list[_Report]) -> str:
         problems, needs_room = [f"rank 0: {problem}"], True
     shutil.rmtree(order.partial, ignore_errors=True)  # it would keep a full disk full; what cannot be removed goes at the next start
     if needs_room:
-        problems.append(f"It needs {_megabytes(sum(report.bytes for report in reports))}, {_free(order.folder)} are free")
+        problems.append(f"It needs {_megabytes(sum(report.bytes for report in reports))}, {_free(order.folder)}")
     return ". ".join(problems)
 
 
@@ -136,10 +137,12 @@ def _attempt(action: Callable[[], None]) -> str:
 
 
 def _free(folder: Path) -> str:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    limited = "" if limit == resource.RLIM_INFINITY else f"; `ulimit -f` allows a file {_megabytes(limit)}"
     try:
-        return _megabytes(shutil.disk_usage(folder).free)
+        return f"{_megabytes(shutil.disk_usage(folder).free)} are free{limited}"
     except OSError as error:
-        return f"nobody knows how many ({error.strerror})"
+        return f"the free space is unknown ({error.strerror}){limited}"
 
 
 def _megabytes(number: int) -> str:

@@ -25,7 +25,7 @@ from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
 from ddp_train.config.project import with_conf
 from ddp_train.config.typed_options import options_first
-from ddp_train.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, UserError
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import local
 from ddp_train.launch.launcher import Launcher
@@ -37,8 +37,26 @@ from ddp_train.system.folder_lock import held
 
 def main() -> int:
     """Run the command line in the process that was typed, and return the exit code."""
-    sys.path.insert(0, os.getcwd())  # components are importable from where the user stands, as with `python -m`
+    try:
+        (directory := os.getcwd()).encode()
+        " ".join(sys.argv).encode()
+    except (OSError, UnicodeEncodeError) as error:
+        print(_unusable(error), file=sys.stderr)
+        return ENVIRONMENT_REFUSES
+    sys.path.insert(0, directory)  # components are importable from where the user stands, as with `python -m`
     return run(Launcher(run=_begin, slots=slots))
+
+
+def _unusable(error: OSError | UnicodeEncodeError) -> EnvironmentRefuses:
+    """Say why nothing can be started from the current folder with these words."""
+    if isinstance(error, OSError):
+        happened = f"the current folder cannot be used: {error.strerror}"
+        return EnvironmentRefuses(happened=happened, expected="a folder that exists and may be entered", fix="cd FOLDER")
+    return EnvironmentRefuses(
+        happened=f"a name cannot be read with the file system encoding {sys.getfilesystemencoding()}",
+        expected="utf-8, in which checkpoints and configurations are written",
+        fix="export LC_ALL=C.UTF-8, and no PYTHONUTF8=0",
+    )
 
 
 def _begin(job: Job) -> int:

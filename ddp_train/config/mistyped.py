@@ -25,7 +25,11 @@ def unreadable(text: str, error: Exception) -> ConfigError:
         return ConfigError(happened=f"{text!r} has no key", expected="key=value, group=option, +key=value or ~key", fix="ddp-train --help")
     happened = f"{value!r} cannot be read" if value else str(error).splitlines()[0]
     fix = shlex.quote(f"{key}={value}{open_}") if open_ else override(key, value)
-    expected = "as many brackets closed as opened" if open_ else "quotes around text with blanks or brackets, and the shell's around them"
+    expected = (
+        "as many brackets closed as opened"
+        if open_
+        else "quotes around text with blanks, brackets or letters beyond a-z, and the shell's around them"
+    )
     return ConfigError(key=key.lstrip("+~"), happened=happened, expected=expected, fix=fix)
 
 

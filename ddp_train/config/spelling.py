@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_train import redaction
 
-_PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*")
+_PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)
 """Text that Hydra's parser takes without quotes."""
 
 CALLED_HERE = {

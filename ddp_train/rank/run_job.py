@@ -101,7 +101,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
             key="checkpoint",
             happened=f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}",
             expected="the state of the last step on disk",
-            fix="make room, and `ddp-train resume` the run: it continues from the checkpoint before",
+            fix="make room, or raise `ulimit -f` where it is named; then `ddp-train resume` continues from the checkpoint before",
         )
     if halfway.is_reached and not is_done:
         trainer.callbacks.end(Status.PREEMPTED)

@@ -60,6 +60,15 @@ class Terminal(io.TextIOWrapper):
         os.close(nowhere)
 
 
+def open_closed() -> None:
+    """Give standard streams that the caller has closed (`>&-`) to /dev/null: the next file that is opened would get their number."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this one
+
+
 def outlive() -> None:
     """Let this process outlive its terminal."""
     sys.stdout, sys.stderr = Terminal(1, owns=False), Terminal(2, owns=False)

@@ -1,6 +1,13 @@
-"""Which commands come to start ranks on this machine, as far as their words show it; that they do is in tests/distributed/test_run.py."""
+"""Which commands come to start ranks on this machine, as far as their words show it; that they do is in tests/distributed/test_run.py.
+
+And what the caller may have left in disorder: streams, the current folder, the locale, a Ctrl-C that comes at once.
+"""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +49,40 @@ def test_training_here_is_expected(words: str) -> None:
 )
 def test_what_shows_text_or_goes_to_other_machines_begins_no_import(words: str) -> None:
     assert not starts_ranks(words.split())
+
+
+WRONG = f"{sys.executable} -m ddp_train model=mlpp"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "shown"),
+    [
+        (f"{WRONG} >&-", 2, "did you mean model=mlp?"),
+        (f"{WRONG} 2>&-", 2, ""),
+        (f"{WRONG} <&- >&- 2>&-", 2, ""),
+        (f"mkdir gone; cd gone; rmdir ../gone; {WRONG}", 78, "the current folder cannot be used: No such file or directory"),
+        (f"mkdir größe; cd größe; PYTHONCOERCECLOCALE=0 PYTHONUTF8=0 LC_ALL=C {WRONG}", 78, "file system encoding ascii"),
+        (f"{sys.executable} -m ddp_train hydra.run.dir=läuf", 2, """fix: 'hydra.run.dir="läuf"'"""),
+    ],
+    ids=["stdout", "stderr", "all", "folder", "encoding", "letters"],
+)
+def test_a_disordered_environment_has_one_clear_end(tmp_path: Path, line: str, code: int, shown: str) -> None:
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert shown in done.stderr
+
+
+INTERRUPTED_IMPORT = """
+import runpy, sys
+class Finder:
+    def find_spec(self, name, *others):
+        if name == "ddp_train.system.nursery":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+runpy.run_module("ddp_train", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_shows_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -227,6 +228,7 @@ POINTS: dict[str, tuple[str, int, Callable[[str], bool]]] = {
     "write of the manifest, full": ("write", errno.ENOSPC, in_("manifest.json")),
     "fsync of the mark, I/O error": ("fsync", errno.EIO, in_("COMPLETE")),
     "fsync of the folder, I/O error": ("fsync", errno.EIO, lambda name: ".partial" in name.rpartition("/")[2]),
+    "write of rank 1's file, limited": ("write", errno.EFBIG, in_("rank_00001.safetensors")),
     "rename, read-only": ("rename", errno.EROFS, lambda name: ".partial" in name),
 }
 
@@ -240,11 +242,16 @@ def test_a_disk_that_fails_at_any_point_is_no_success(
     call, number, when = POINTS[point]
     disk = Disk(monkeypatch)
     disk.fail(call, number, when=when)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if number == errno.EFBIG:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10**9, limits[1]))
     problem = ranks.save(2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     disk.mend()
     assert os.strerror(number) in problem
     assert "It needs" in problem
     assert "are free" in problem
+    assert ("`ulimit -f` allows a file 1,000.0 MB" in problem) == (number == errno.EFBIG)
     assert f"the checkpoint of step 2 was NOT saved, earlier ones are untouched. {problem}" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     assert newest_good(tmp_path) == tmp_path / "step_00000001"
