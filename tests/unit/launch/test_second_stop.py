@@ -33,3 +33,16 @@ def test_only_ctrl_c_after_ctrl_c_and_sigquit_end_all_at_once(numbers: list[int]
             os.kill(os.getpid(), number)
     assert len(killed) == kills
     assert stopped == numbers[: len(numbers) - kills]
+
+
+def test_in_the_background_of_a_script_only_other_signals_stop() -> None:
+    """bash starts `command &` with SIGINT and SIGQUIT ignored: they are meant for what runs in the foreground."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stopped = list[int]()
+    try:
+        with stop_signals(stopped.append, lambda: None) as received:
+            for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stopped == received == [signal.SIGTERM]
