@@ -25,7 +25,7 @@ from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config import typed_options
 from ddp_train.config.check import CONF, ConfigErrors, options, section
-from ddp_train.config.cluster import check_tasks
+from ddp_train.config.copies import check_copies
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
 from ddp_train.config.schema import ClusterConfig, SweepConfig
@@ -55,7 +55,6 @@ _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 
 def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
-    check_tasks(os.environ)
     typed_options.refuse_unknown_options(sys.argv[1:])
     with _full_hydra_errors(), composed_once(), closing(_Command(launcher)) as command:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(command)()
@@ -151,8 +150,11 @@ class Checked(Callback):
 
         with _exits_of_its_own():
             require_our_launcher(config)
-            if OmegaConf.select(config, "cluster.launcher") == "torchrun" and not is_torchrun_worker():
-                code = torchrun.run_sweep(section(config, ClusterConfig), sys.argv[1:])
+            cluster = section(config, ClusterConfig)
+            if errors := list(check_copies(cluster, os.environ)):
+                raise ConfigErrors(errors)  # before anything is claimed
+            if cluster.launcher == "torchrun" and not is_torchrun_worker():
+                code = torchrun.run_sweep(cluster, sys.argv[1:])
                 if code is not None:
                     raise Exit(code)  # global rank 0 has composed and claimed
             folder = sweep_place(config)

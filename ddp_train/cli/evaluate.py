@@ -5,7 +5,6 @@ The work is a job with a folder of its own, RUN/evaluations/<time>: launched, wa
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, requir
 from ddp_train.cli.saved_run import record, require_place, run_of, typed
 from ddp_train.config import check as config_check
 from ddp_train.config import saved_overrides
-from ddp_train.config.cluster import check_tasks
 from ddp_train.config.composition import loader_of, parse
 from ddp_train.config.evaluation_split import evaluation_sets, evaluation_split, set_name, split_at
 from ddp_train.config.project import with_conf
@@ -101,7 +99,6 @@ def predict(arguments: list[str], launcher: Launcher) -> int:
 
 
 def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
-    check_tasks(os.environ)
     watches, words = _WATCH in arguments and command == "evaluate", [word for word in arguments if word != _WATCH or command != "evaluate"]
     part = next((word.removeprefix(_SET) for word in reversed(words) if word.startswith(_SET)), "")
     words = [word for word in words if not word.startswith(_SET)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from contextlib import closing
@@ -11,7 +10,6 @@ from pathlib import Path
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose
 from ddp_train.cli.saved_run import frozen_job, record, refuse_without_effect, require_more, run_of
-from ddp_train.config.cluster import check_tasks
 from ddp_train.errors import ConfigError
 from ddp_train.launch import torchrun
 from ddp_train.launch.after import before, wait_before_meeting
@@ -50,7 +48,6 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
             expected="ddp-train resume RUN [key=value ...]",
             fix="give a run folder, a checkpoint or the folder of a sweep",
         )
-    check_tasks(os.environ)
     path, overrides = Path(arguments[0]), arguments[1:]
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, launcher, is_restart=is_restart)

@@ -135,21 +135,6 @@ def most_nodes(cluster: ClusterConfig) -> int:
         return 1
 
 
-def check_tasks(environment: Mapping[str, str]) -> None:
-    """Refuse several of us on one node of a SLURM step: each would start all processes of the node.
-
-    Raises:
-        ConfigError: with what to type.
-    """
-    step = slurm_step(environment)
-    if step is not None and step.most_tasks > 1 and not torchrun_env.is_torchrun_worker():
-        raise ConfigError(
-            happened=f"srun starts {step.most_tasks} tasks on a node, and each of them would start all processes of the node",
-            expected="one task per node: ddp-train starts one process per GPU itself",
-            fix="srun --ntasks-per-node=1 ddp-train ..., with cluster.processes_per_node where it has to be said",
-        )
-
-
 def max_restarts(cluster: ClusterConfig, environment: Mapping[str, str]) -> int:
     """Return how often the run may start again; 0 where nobody says."""
     restarts, source = _setting("max_restarts", cluster, environment)

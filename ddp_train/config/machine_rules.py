@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 from ddp_train.config.cluster import check_environment, max_restarts, meeting
+from ddp_train.config.copies import check_copies
 from ddp_train.config.schema import ClusterConfig, host_and_processes, node_range, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -14,6 +15,7 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 def check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
     """Check where the machines meet, on each of them, how long they have, and what their processes' environment is to be."""
     yield from check_environment(cluster)
+    yield from check_copies(cluster, os.environ)
     if cluster.walltime is not None and seconds_of(cluster.walltime) <= cluster.grace_s:
         yield ConfigError(
             key="cluster.walltime",

@@ -17,6 +17,7 @@ class SlurmStep:
     index: int  # of this node among those of the step
     hosts: tuple[str, ...]
     most_tasks: int  # on one node
+    is_typed_in: bool = False  # its first task is a shell with a terminal
 
 
 def slurm_step(environment: Mapping[str, str]) -> SlurmStep | None:
@@ -31,6 +32,7 @@ def slurm_step(environment: Mapping[str, str]) -> SlurmStep | None:
         index=int(environment.get("SLURM_NODEID", "0")),
         hosts=tuple(hosts_of(hosts)),
         most_tasks=max(tasks),
+        is_typed_in="SLURM_PTY_PORT" in environment,
     )
 
 

@@ -6,18 +6,19 @@ What an agent itself is told (PET_*, and MASTER_ADDR where a cluster sets it) is
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 
 VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for each rank, whatever stands there before."""
 
 
-def is_torchrun_worker() -> bool:
-    """Tell whether a torchrun agent started this process.
+def is_torchrun_worker(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether a torchrun agent started the process with this environment: this one.
 
     RANK alone does not say so: a Kubernetes operator sets it for the whole pod.
     """
-    return "TORCHELASTIC_RUN_ID" in os.environ and "LOCAL_RANK" in os.environ
+    return "TORCHELASTIC_RUN_ID" in environment and "LOCAL_RANK" in environment
 
 
 def _number(variable: str, default: str | None = None) -> int:

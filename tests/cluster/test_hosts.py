@@ -244,3 +244,10 @@ def test_in_a_step_of_slurm_nothing_has_to_be_said_and_two_jobs_do_not_meet(proj
     first, second = ([record["loss"] for record in metrics(project.folder / "outputs" / name, "train")] for name in ("one", "two"))
     assert first == second and len(first) == 3
     assert all(job.output.count("ranks    2 on cpu") == 1 for job in jobs)
+
+
+def test_several_tasks_of_srun_that_would_each_train_alone_are_refused(project: Project, slurm: Callable[..., Slurm]) -> None:
+    done = slurm(2).run("srun", "--nodes=2", sys.executable, "-m", "ddp_train", *TINY, "trainer.max_steps=2", cwd=project.folder)
+    assert done.returncode == 2 and project.runs() == [], done.output
+    assert done.output.count("SLURM_STEP_NUM_TASKS=2 says that srun has started 2 of this command") == 2, done.output
+    assert "fix: srun --ntasks-per-node=1 ddp-train cluster=torchrun ..." in done.output

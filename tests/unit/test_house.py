@@ -116,7 +116,7 @@ def sources() -> list[Path]:
         # What /proc says of the network, the driver and the mounts is read where these are.
         ("/proc/(?!net/|driver/|self/mountinfo)|^/proc$", {"system/process.py"}),
         # MASTER_ADDR is also what a cluster tells an agent: where the machines meet.
-        (rf"^({TORCHRUN})$", {"system/torchrun_env.py", "config/cluster.py"}),
+        (rf"^({TORCHRUN})$", {"system/torchrun_env.py", "config/cluster.py", "config/copies.py"}),
         ("^DDP_TRAIN_", {"system/handover.py"}),
     ],
 )

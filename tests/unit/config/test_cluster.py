@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ddp_train.config.check import CONF
-from ddp_train.config.cluster import check_tasks, environment_of, max_restarts, processes_given, processes_of_nodes, stops_at
+from ddp_train.config.cluster import environment_of, max_restarts, processes_given, processes_of_nodes, stops_at
 from ddp_train.errors import ConfigError
 from tests.unit.config.clusters import SILENT, found
 
@@ -55,13 +55,6 @@ def test_a_step_of_slurm_says_where_its_tasks_meet() -> None:
     assert first.ports == second.ports and len(set(first.ports)) == 8 and all(10_000 <= port < 30_000 for port in first.ports)
     assert found({**STEP, "SLURM_STEP_ID": "1"}).ports != first.ports  # another step of the same job
     assert found({**STEP, "SLURM_STEP_NODELIST": "n1"}).is_alone
-
-
-def test_several_tasks_on_a_node_are_refused() -> None:
-    check_tasks(STEP)
-    check_tasks({"SLURM_PROCID": "0", "SLURM_TASKS_PER_NODE": "2(x2)"})  # the batch script
-    with pytest.raises(ConfigError, match="srun starts 2 tasks on a node"):
-        check_tasks({**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"})
 
 
 @pytest.mark.parametrize(
