@@ -3,7 +3,7 @@
 #   launch/local.sh experiment=mnist_convnet data.root=FOLDER
 #   PROCESSES=4 launch/local.sh cluster=cpu
 set -euo pipefail
-processes=${PROCESSES:-$({ nvidia-smi -L 2>/dev/null || true; } | wc -l)}     # one per GPU
-[ "$processes" -gt 0 ] || processes=2                            # two on CPU
+# One process per GPU of CUDA_VISIBLE_DEVICES, or of the machine; two on CPU.
+processes=${PROCESSES:-$(python3 -c 'from ddp_train.system.devices import processes_per_node as count; print(count(None, "auto"))')}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) / processes > 0 ? $(nproc) / processes : 1))}
 exec torchrun --standalone --nproc-per-node="$processes" --max-restarts="${RESTARTS:-0}" -m ddp_train "$@"

@@ -146,11 +146,18 @@ def test_what_is_edited_while_it_is_queued_has_no_effect_and_a_changed_snapshot_
     assert "is not what was submitted" in project.type("status", "outputs/second").stdout
 
 
-def test_the_script_for_those_who_say_everything_by_hand(project: SlurmProject) -> None:
+def test_the_script_for_those_who_say_everything_by_hand_continues_its_run_in_the_next_life(project: SlurmProject) -> None:
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NPROC_PER_NODE": "2"}
     script = str(FOLDER.parent / "launch/slurm.sbatch")
-    words = ["hydra.run.dir=outputs/run", "cluster.device=cpu", *SMALL, "trainer.max_steps=20"]
+    words = ["cluster.device=cpu", *SMALL, SLOW, "trainer.max_steps=60"]  # and no folder
     done = project.bed.run("sbatch", "--parsable", "--nodes=2", "--cpus-per-task=2", script, *words, cwd=project.folder, env=environment)
     assert done.returncode == 0, done.output
-    project.ended(done.stdout.strip(), "COMPLETED")
-    assert losses(RunFolder(project.folder / "outputs/run")) == pytest.approx(project.losses_alone(steps=20), rel=1e-5)
+    job = done.stdout.strip()
+    project.wait(
+        lambda: any(steps_of(RunFolder(path.parent)) for path in project.folder.glob("outputs/**/metrics.jsonl")), "a step", within_s=90
+    )
+    project.bed.must("scancel", "--signal=USR1", job)
+    assert project.ended(job, "COMPLETED")["Restarts"] == "1", logs(project.folder)
+    [metrics] = project.folder.glob("outputs/**/metrics.jsonl")
+    assert metrics.parent.name == job
+    assert losses(RunFolder(metrics.parent)) == pytest.approx(project.losses_alone(steps=60), rel=1e-5)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ddp_train import FOLDER
 from tests.conftest import TINY, Project, finish, metrics
 
 pytestmark = pytest.mark.distributed
@@ -40,6 +44,19 @@ def files(run: Path, world_size: int) -> list[str]:
     return sorted("tensorboard/events.*" if name.startswith("tensorboard/") else name for name in names)
 
 
+def script(project: Project, name: str, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """Start one of the scripts for people who use torchrun themselves, with the programs that are installed beside this interpreter."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        ["bash", str(FOLDER.parent / "launch" / name), *words],
+        cwd=project.folder,
+        env={**os.environ, "PATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 IMPORTED = """
 import sys
 
@@ -64,7 +81,7 @@ def test_one_process_trains_without_importing_the_compiler(project: Project, tor
 @pytest.mark.parametrize("by_torchrun", [False, True])
 def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Project, by_torchrun: bool, world_size: int) -> None:
     if by_torchrun:
-        done = project.run(*SHORT, torchrun=["--standalone", f"--nproc-per-node={world_size}"])
+        done = finish(script(project, "local.sh", *SHORT, PROCESSES=str(world_size)))
     else:
         (temporary := project.folder / "tmp").mkdir()
         done = project.run(*SHORT, "cluster=cpu", f"cluster.processes_per_node={world_size}", env={"TMPDIR": str(temporary)})
@@ -85,6 +102,14 @@ def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Proje
     assert (written["model"]["num_classes"], written["scheduler"]["total_steps"]) == (10, 4)  # what `auto` came to
     assert "Done: 4 steps" in done.stdout
     assert done.stdout.count("  ddp-train ") + done.stdout.count("/ddp-train ") >= 2  # commands to try next
+
+
+def test_the_script_starts_a_process_for_each_gpu_that_may_be_used(project: Project) -> None:
+    for name, text in {"torchrun": 'echo "$@"', "nvidia-smi": "printf 'GPU 0\\nGPU 1\\nGPU 2\\n'"}.items():
+        project.write(f"bin/{name}", f"#!/bin/bash\n{text}\n").chmod(0o755)
+    environment = {"PATH": f"{project.folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    done = finish(script(project, "local.sh", "a b", **environment))
+    assert done.stdout == "--standalone --nproc-per-node=2 --max-restarts=0 -m ddp_train a b\n", done.output  # none: two on CPU
 
 
 def test_two_runs_of_one_name_never_share_a_folder(project: Project) -> None:

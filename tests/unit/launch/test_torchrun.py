@@ -62,19 +62,22 @@ VARIABLES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PO
 
 
 def multinode(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the script with a ddp-train that says what it was given."""
-    program = folder / "ddp-train"
-    program.write_text('#!/bin/bash\nprintf "%s\\n" "$@" "$NNODES $NODE_RANK $MASTER_ADDR $MASTER_PORT $NPROC_PER_NODE" "${PET_NNODES-}"\n')
+    """Run the script with a torchrun that says what it was given (the real one: tests/cluster/test_torchrun_hosts.py)."""
+    program = folder / "torchrun"
+    program.write_text('#!/bin/bash\nprintf "%s\\n" "$@" "${PET_NNODES-}" "${TORCH_DISABLE_SHARE_RDZV_TCP_STORE-}"\n')
     program.chmod(0o755)
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", **variables}
     script = Path(__file__).parents[3] / "launch/multinode.sh"
     return subprocess.run(["bash", str(script), "a b", "seed=1"], env=environment, capture_output=True, text=True)
 
 
-def test_the_script_is_the_command_with_its_variables(tmp_path: Path) -> None:
-    said = multinode(tmp_path, **VARIABLES, NPROC_PER_NODE="3", PET_NNODES="9")
-    assert said.stdout.splitlines() == ["cluster=torchrun", "a b", "seed=1", "2 1 node0 29400 3", ""], said.stderr
-    assert multinode(tmp_path, **{**VARIABLES, "NNODES": "1:4"}).returncode == 0
+def test_the_script_is_torchrun_with_its_variables_and_the_meeting_that_fits(tmp_path: Path) -> None:
+    said = multinode(tmp_path, **VARIABLES, NPROC_PER_NODE="3", PET_NNODES="9").stdout.splitlines()
+    assert said[:2] == ["--nnodes=2", "--nproc-per-node=3"] and said[-6:] == ["-m", "ddp_train", "a b", "seed=1", "", ""]
+    assert said[2:-6] == ["--node-rank=1", "--master-addr=node0", "--master-port=29400", "--max-restarts=0"]
+    said = multinode(tmp_path, **{**VARIABLES, "NNODES": "1:4"}, NPROC_PER_NODE="3").stdout.splitlines()
+    assert said[0] == "--nnodes=1:4" and said[-1] == "1"
+    assert {"--rdzv-backend=c10d", "--rdzv-endpoint=node0:29400", "--rdzv-conf=is_host=0", "--max-restarts=10"} <= {*said}
 
 
 @pytest.mark.parametrize(
