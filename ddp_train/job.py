@@ -11,7 +11,7 @@ from typing import Any
 from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.run_config import RunConfig
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.files import write_json
+from ddp_train.system.files import read_json, write_json
 
 QUICK, FULL = "quick", "full"
 
@@ -30,7 +30,7 @@ class Task:
         """Return what a folder was made for; None for one that is trained in."""
         if not run_folder.task.exists():
             return None
-        return cls(**json.loads(run_folder.task.read_text()))
+        return cls(**read_json(run_folder.task))
 
     def write(self, run_folder: RunFolder) -> None:
         """Write down what the folder is for: whoever starts it again must not train in it."""

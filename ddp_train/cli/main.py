@@ -17,6 +17,7 @@ from types import ModuleType
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from ddp_train import __version__
 from ddp_train.cli import caller
@@ -31,8 +32,8 @@ from ddp_train.launch import local
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.sweep.folder import is_sweep
 from ddp_train.sweep.warm_group import slots
-from ddp_train.system.folder_lock import held
 
 
 def main() -> int:
@@ -155,7 +156,7 @@ def _report(command: Callable[[], int], launcher: Launcher) -> int:
         if not isinstance(error, Exit) or error.error is None:
             return error.code if isinstance(error.code, int) else DONE
         return _say(error.error, launcher)
-    except (UserError, ConfigErrors, HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+    except (UserError, ConfigErrors, HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
         return _say(error, launcher)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -166,22 +167,35 @@ def _report(command: Callable[[], int], launcher: Launcher) -> int:
 def _say(error: Exception, launcher: Launcher) -> int:
     """Show what ended the command, and return the exit code: whether anything had begun decides both."""
     is_file_error = isinstance(error, OSError) and not isinstance(error, HydraException)  # Hydra's missing file is both
-    if isinstance(error, ConfigError) or (is_file_error and not launcher.has_begun):
-        error = ConfigErrors([error if isinstance(error, ConfigError) else ConfigError(happened=str(error))])
+    has_begun = launcher.begun is not None
+    if isinstance(error, ConfigError) and error.key:
+        error = ConfigErrors([error])
     if isinstance(error, ConfigErrors):
-        _show(error.text(has_begun=launcher.has_begun))
+        _show(error.text(has_begun=has_begun))
         return WRONG_INPUT
     if isinstance(error, UserError):
         _show(str(error))
         return error.exit_code
-    if not launcher.has_begun:
+    if not has_begun and hydra_errors.is_of_composing(error):
         _show(hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF))
+        return WRONG_INPUT
+    if not has_begun and is_file_error:
+        _show(f"{_in_words(error)}; nothing was started")
         return WRONG_INPUT
     if not is_file_error:
         traceback.print_exception(error)
-    folders = ", ".join(RunFolder(folder).shown() for folder in held())
-    print(f"\n{folders} cannot go on: {error}\n`ddp-train resume {folders}` continues it when that is mended", file=sys.stderr)
+    folder = launcher.begun
+    if folder is not None and (RunFolder(folder).config.exists() or is_sweep(folder)):  # an examination leaves nothing to continue
+        shown = RunFolder(folder).shown()
+        print(f"\n{shown} cannot go on: {error}\n`ddp-train resume {shown}` continues it when that is mended", file=sys.stderr)
+    elif is_file_error:
+        print(_in_words(error), file=sys.stderr)
     return FAILED
+
+
+def _in_words(error: Exception) -> str:
+    named = isinstance(error, OSError) and error.filename is not None and error.strerror
+    return f"{error.filename}: {error.strerror}" if named and isinstance(error, OSError) else str(error)
 
 
 def _show(text: str) -> None:

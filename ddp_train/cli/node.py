@@ -67,7 +67,7 @@ def _take_part(spec: Spec, place: Place, launcher: Launcher) -> int:
         if _is_ours(run_folder, place):  # whoever settles the run asks its folder alone
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
-    launcher.has_begun = True
+    launcher.begun = run_folder.root
     expect_agents()  # before anybody waits for this machine: in a new round seconds count
     code = run_node(work, place, received=early.received)
     return DONE if code in _SAVED else code

@@ -95,7 +95,10 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
             yield line
     elif (far := progress(run_folder)) is not None:
         yield far.line(max_steps=trainer.get("max_steps"), max_epochs=trainer.get("max_epochs"))
-    if (result := run_folder.read_result()) is not None and result.status == Status.COMPLETED and result.last:
+    result = run_folder.read_result()
+    if result is None and run_folder.result.exists():
+        yield f"{run_folder.result} is damaged, and passed over"
+    if result is not None and result.status == Status.COMPLETED and result.last:
         yield printable(
             ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in result.last.items())
         )

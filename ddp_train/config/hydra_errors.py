@@ -6,6 +6,7 @@ Runs only after Hydra raised. Each override is looked at alone, then the right o
 from __future__ import annotations
 
 import shlex
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command_line import is_bare, whole, without_override
@@ -37,7 +39,7 @@ _MEANT = {("compile", "True"): "default", ("compile", "False"): "off"}  # what a
 def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> str:
     """Return what to show for an exception that Hydra raised: all problems of the command line, or else Hydra's own words."""
     try:
-        found = _find_all(arguments, conf)
+        found = [_unreadable_yaml(error)] if isinstance(error, YAMLError) else _find_all(arguments, conf)
     except ConfigErrors as known:
         found = known.errors
     except Exception:  # then Hydra's own words must do
@@ -48,6 +50,26 @@ def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> s
             said.append(str(error.__cause__).strip())
         found = [ConfigError(happened="\n".join(said))]
     return str(ConfigErrors(found))
+
+
+def is_of_composing(error: Exception) -> bool:
+    """Tell whether an exception is of Hydra, of OmegaConf or of the YAML parser. They also raise plain ones, such as ValueError."""
+    raised_in = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, (HydraException, OmegaConfBaseException, YAMLError)) or raised_in[-1:] in (["hydra"], ["omegaconf"])
+
+
+def _unreadable_yaml(error: YAMLError) -> ConfigError:
+    mark = isinstance(error, MarkedYAMLError) and (error.context_mark or error.problem_mark)  # where what is wrong begins, or is found
+    if not isinstance(error, MarkedYAMLError) or not mark:
+        return ConfigError(happened=str(error), expected="a YAML file", fix="correct this file")
+    path = Path(mark.name)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return ConfigError(
+        key=f"{shown}, line {mark.line + 1}, column {mark.column + 1}",
+        happened=f"is no YAML: {error.problem}",
+        expected="plain YAML: numbers, texts, lists and groups of keys",
+        fix="correct this line; a text with special characters stands in quotes",
+    )
 
 
 def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:

@@ -75,11 +75,13 @@ def argument_type(target: str, name: str) -> str:
 
 
 def _option(file: Path, group: str) -> Option:
+    with file.open() as stream:  # which names the file where it cannot be read
+        tree = yaml.compose(stream)
     lines = file.read_text().splitlines()
     top = [line.removeprefix("#").strip() for line in lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), 0)]]
     is_global = "@package _global_" in top
     prefix = "" if is_global or not group else f"{group.replace('/', '.')}."
-    keys = [*_keys(yaml.compose("\n".join(lines)), prefix, lines, file)]
+    keys = [*_keys(tree, prefix, lines, file)]
     target = next((match[1] for line in lines if (match := re.match(r"\s*_target_: (\S+)", line))), "")
     meaning = " ".join(line for line in top if line != "@package _global_")
     return Option(group=group, name=file.stem, file=file, meaning=meaning, target=target, keys=keys)

@@ -44,11 +44,11 @@ class Launcher:
 
     run: Callable[[Job], int]  # one job, to its end; returns the exit code
     slots: MakeSlots  # for the jobs of a sweep
-    has_begun: bool = False  # it has been given work: what goes wrong from now on is no mistake of the command line
+    begun: Path | None = None  # the run or sweep that it was given: what goes wrong from now on is no mistake of the command line
 
     def begin(self, job: Job) -> int:
         """Run one job to its end and return the exit code."""
-        self.has_begun = True
+        self.begun = job.run_folder.root
         return wait_for_runs(job) or self.run(job)
 
     def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
@@ -58,5 +58,5 @@ class Launcher:
             make: those of an engine, in the place of the launcher's own.
         """
         made = (make or self.slots)(folder, count)
-        self.has_begun = True
+        self.begun = folder
         return made

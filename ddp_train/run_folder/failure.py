@@ -259,16 +259,9 @@ def from_verdict(verdict: str) -> Failure:
     return Failure(rank=0, pid=os.getpid(), error="NoProgress", message=verdict.strip(), exit_code=NO_PROGRESS)
 
 
-def read_result(run_folder: RunFolder) -> Result | None:
-    """Return what result.json holds; None where it cannot be read: as if the run had left no word."""
-    with suppress(OSError, ValueError):
-        return run_folder.read_result()
-    return None
-
-
 def ended_since(run_folder: RunFolder, before: Result | None) -> Result | None:
     """Return the result of a run that was completed, or stopped in good order, since result.json held `before`; None: it was not."""
-    result = read_result(run_folder)
+    result = run_folder.read_result()
     is_ended = result is not None and result != before and (result.status == Status.COMPLETED or result.status in STOPPED)
     return result if is_ended else None
 

@@ -86,15 +86,13 @@ class RunFolder:
             self.result.unlink(missing_ok=True)
 
     def read_result(self) -> Result | None:
-        """Return what result.json holds; None when there is none yet."""
+        """Return what result.json holds; None when there is none yet, or a damaged one."""
         return Result.read(self.result)
 
     def is_completed(self) -> bool:
         """Tell whether result.json says so; one that is damaged does not."""
-        with suppress(ValueError):
-            result = self.read_result()
-            return result is not None and result.status == Status.COMPLETED
-        return False
+        result = self.read_result()
+        return result is not None and result.status == Status.COMPLETED
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank:05d}.log"

@@ -62,14 +62,10 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result | None:
-        """Read result.json back; None when there is none yet.
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """Read result.json back; None when there is none yet, and where it cannot be read: as if the run had left no word."""
         try:
             content = json.loads(path.read_text())
-        except FileNotFoundError:
+            given = {each.name: content[each.name] for each in fields(cls) if each.name in content}
+            return cls(**given | {"status": Status(content.get("status"))})
+        except (OSError, ValueError, AttributeError):  # AttributeError: it is no object
             return None
-        given = {each.name: content[each.name] for each in fields(cls) if each.name in content}
-        return cls(**given | {"status": Status(content.get("status"))})

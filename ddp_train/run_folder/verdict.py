@@ -22,7 +22,7 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPT
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import NO_PROGRESS_ERROR
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.result import Status
 from ddp_train.system.files import write_json
 
 LIVES = 8
@@ -56,7 +56,7 @@ class Settled(NamedTuple):
 
 def settle(run_folder: RunFolder) -> Settled:
     """Return what becomes of a run: done (0), again (75), or never (the code of its failure; 130 when somebody stopped it)."""
-    result = _result(run_folder)
+    result = run_folder.read_result()
     if result is not None and result.status == Status.COMPLETED:
         return Settled(Verdict.DONE, "", DONE)
     shown = shlex.quote(run_folder.shown())
@@ -107,7 +107,7 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
     """
     code = ENVIRONMENT_REFUSES if code in _NOT_THERE else code
     report = failure.load(run_folder.failure)
-    if code not in FINAL or settle(run_folder).verdict != Verdict.AGAIN or (is_elastic and (report or _result(run_folder))):
+    if code not in FINAL or settle(run_folder).verdict != Verdict.AGAIN or (is_elastic and (report or run_folder.read_result())):
         return
     run_folder.forget_failure()
     failure.from_refusal(code, logs=logs).record(run_folder)
@@ -120,11 +120,11 @@ def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[S
         within_s: how long its last word may take to be seen here.
     """
     deadline = time.monotonic() + within_s
-    while (settled := settle(run_folder)).verdict == Verdict.AGAIN and _result(run_folder) is None and time.monotonic() < deadline:
+    while (settled := settle(run_folder)).verdict == Verdict.AGAIN and run_folder.read_result() is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     if settled.verdict != Verdict.AGAIN:
         return settled, settled.exit_code
-    result = _result(run_folder)
+    result = run_folder.read_result()
     if result is None or result.status != Status.PREEMPTED:
         return settled, FAILED
     return settled, PREEMPTED if result.step is not None or any(run_folder.saved_steps()) else TERMINATED
@@ -153,12 +153,6 @@ def begin_anew(run_folder: RunFolder) -> None:
     """Forget that the run was cancelled, and its lives: a person has asked for it again."""
     run_folder.cancelled.unlink(missing_ok=True)
     run_folder.lives.unlink(missing_ok=True)
-
-
-def _result(run_folder: RunFolder) -> Result | None:
-    with suppress(ValueError):  # damaged: as if it had left no word
-        return run_folder.read_result()
-    return None
 
 
 def _cancelled_by(run_folder: RunFolder) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ddp_train.errors import DataError
 from ddp_train.redaction import redact, redact_all
 
 
@@ -32,6 +33,20 @@ def create_json(path: Path, content: Mapping[str, Any]) -> bool:
         except FileExistsError:
             return False
     return True
+
+
+def read_json(path: Path) -> Any:
+    """Read what `write_json` wrote.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise DataError(
+            happened=f"{path} cannot be read: {error}", expected="the file as it was written", fix="put it back, or move it away"
+        ) from None
 
 
 def tail(path: Path, most: int) -> str:

@@ -110,11 +110,6 @@ def is_here(holder: Holder) -> bool:
     return _is_on_this_machine(holder)
 
 
-def held() -> list[Path]:
-    """Return the folders that this process holds."""
-    return [each.folder for each in _held]
-
-
 def descriptors() -> list[int]:
     """Return what an agent has to get: what the locks of this process are on, and what their leases wait on.
 

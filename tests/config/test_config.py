@@ -365,7 +365,7 @@ def test_an_error_after_the_start_is_not_called_a_mistake_of_the_command_line(
 
 
 def test_before_the_start_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def full(*given: object) -> None:
+    def full(*given: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cli_compose, "claim_given", full)

@@ -29,7 +29,7 @@ class Failures:
     def __init__(self, options: Options, *, is_last_round: bool) -> None:
         self._options, self._is_shown = options, not options.in_round or is_last_round
         self._began, self._kills_before = time.monotonic(), oom_kills()
-        self._before = None if options.run_folder is None else failure.read_result(options.run_folder)
+        self._before = None if options.run_folder is None else options.run_folder.read_result()
         self._verdict: str | None = None  # on the last failure; "": the run gets further
         self._is_reported = False  # by this agent, in a round
 

@@ -6,7 +6,6 @@ An engine is a module of this folder with the name that `cluster.launcher` has f
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Protocol, cast
 
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.files import write_atomic, write_json
+from ddp_train.system.files import read_json, write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
 
 ENGINES = ("slurm", "ssh")
@@ -116,7 +115,7 @@ class Submission:
     def read(cls, run_folder: RunFolder) -> Submission | None:
         """Return it; None for a run that was given to no engine."""
         try:
-            return cls(**json.loads(run_folder.submitted.read_text()))
+            return cls(**read_json(run_folder.submitted))
         except FileNotFoundError:
             return None
 

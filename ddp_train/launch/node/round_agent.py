@@ -125,7 +125,7 @@ class RoundAgent:
     async def _end_of_agent(self) -> tuple[int, str]:
         """Run the agent; return the code of its end, and why where somebody has to be told."""
         folder = self.folder()
-        self.before = None if folder is None else failure.read_result(folder)
+        self.before = None if folder is None else folder.read_result()
         host = self._host()
         if self._listener is None and (problem := await _unreachable_store(host, self._message["port"])) and not self._is_over():
             return ENVIRONMENT_REFUSES, problem

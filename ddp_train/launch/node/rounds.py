@@ -72,7 +72,7 @@ class Rounds:
     def __init__(self, registry: Registry, work: Work, place: Place) -> None:
         self._registry, self._work, self._place = registry, work, place
         self._job = work.job
-        self.before = None if work.run_folder is None else failure.read_result(work.run_folder)
+        self.before = None if work.run_folder is None else work.run_folder.read_result()
         self._restarts = self._number = 0
         self._stop: int | None = None  # the first signal that asked for it
         self._is_final = False  # somebody has asked twice
@@ -232,7 +232,7 @@ class Rounds:
         folder, expected = self._work.run_folder, (DONE, *(_TOLD if this.ending in ("join", "stop") else ()))
         bad = [code for code in this.codes.values() if code not in expected]
         code = next((code for code in bad if code in FINAL), max(FAILED, bad[0]) if bad else DONE)
-        result = None if folder is None else failure.read_result(folder)
+        result = None if folder is None else folder.read_result()
         is_ended = folder is not None and failure.ended_since(folder, self.before) is not None
         if self._stop is not None:
             return self._stopped()

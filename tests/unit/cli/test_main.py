@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from ddp_train.cli import main
+from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
+from ddp_train.system.folder_lock import release
 
 
 def must_not_run(*given: object) -> int:
@@ -27,7 +32,7 @@ def test_every_command_says_how_it_is_typed(
     monkeypatch.setattr(sys, "argv", ["ddp-train", name, "--help"])
     assert main.run(launcher) == 0
     assert capsys.readouterr().out.startswith(f"ddp-train {name} ")
-    assert not launcher.has_begun
+    assert launcher.begun is None
 
 
 @pytest.mark.parametrize("name", ["resume", "runs"])
@@ -36,7 +41,79 @@ def test_a_command_without_its_folder_asks_for_it(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", name])
     assert main.run(launcher) == 2
-    assert f"expected: ddp-train {name} " in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert f"expected: ddp-train {name} " in shown
+    assert "configuration" not in shown and "started" not in shown  # nothing of it was asked for
+
+
+IS_CUT_OFF = "mine/experiment/broken.yaml, line 2, column 7: is no YAML: expected ',' or ']', but got '<stream end>'"
+
+
+def failing(error: Exception) -> Callable[[object, object], int]:
+    def command(arguments: object, launcher: object) -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize("error", [ValueError("a mistake of ours"), json.JSONDecodeError("Expecting value", "", 0)])
+def test_an_error_that_is_not_hydras_is_no_mistake_of_the_command_line(
+    error: Exception, launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ddp-train", "status", "RUN"])
+    monkeypatch.setattr("ddp_train.cli.status.show_status", failing(error))
+    assert main.run(launcher) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and str(error) in shown
+    assert "is a command" not in shown and "configuration" not in shown and "resume" not in shown
+
+
+def test_a_file_that_is_not_there_is_named(launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["ddp-train", "status", "RUN"])
+    monkeypatch.setattr("ddp_train.cli.status.show_status", failing(FileNotFoundError(2, "No such file or directory", "outputs/gone")))
+    assert main.run(launcher) == 2
+    assert capsys.readouterr().err == "outputs/gone: No such file or directory; nothing was started\n"
+
+
+def test_a_run_that_was_let_go_is_named_all_the_same(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def given_to_an_engine(job: Job) -> int:
+        release()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ddp-train", "cluster=cpu", "model=mlp", "hydra.run.dir=there"])
+    launcher.run = given_to_an_engine
+    assert main.run(launcher) == 1
+    assert "`ddp-train resume there` continues it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "content", "said"),
+    [
+        *((words, "seed: [1", IS_CUT_OFF) for words in ([], ["plan"], ["help"])),
+        ([], "seed: !five 1", "line 2, column 7: is no YAML: could not determine a constructor for the tag '!five'"),
+        (["plan"], "a: 1\na: 2", "mine/experiment/broken.yaml, line 2, column 1: is no YAML: found duplicate key a"),
+        ([], "seed: \a", "unacceptable character #x0007"),
+    ],
+)
+def test_a_yaml_that_cannot_be_read_is_named_with_its_line(
+    words: list[str],
+    content: str,
+    said: str,
+    launcher: Launcher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    (tmp_path / "mine/experiment/broken.yaml").write_text(f"# @package _global_\n{content}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ddp-train", *words, "experiment=broken", "--config-dir=mine"])
+    assert main.run(launcher) == 2
+    shown = capfd.readouterr().err
+    assert said in shown and "Traceback" not in shown and len(shown.splitlines()) < 10
 
 
 def test_a_command_imports_what_it_needs_alone() -> None:

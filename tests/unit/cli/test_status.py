@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from ddp_train.cli import main
 from ddp_train.cli.status import show_status
 from ddp_train.errors import DataError, EnvironmentRefuses
 from ddp_train.job import Task
@@ -95,3 +97,19 @@ def test_of_an_evaluation_its_batches_are_shown(tmp_path: Path, capsys: pytest.C
     assert status(tmp_path, capsys)[1:] == ["checkpoint of step 7, batch 0 of 12"]
     Result(status=Status.COMPLETED, step=7, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
     assert status(tmp_path, capsys) == ["done", "eval/loss 0.25"]
+
+
+def test_a_cut_off_file_of_a_run_is_named_and_is_no_mistake_of_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder = a_run(tmp_path / "run")
+    run_folder.result.write_text('{"status": "comp')
+    monkeypatch.setattr(sys, "argv", ["ddp-train", "status", str(run_folder.root)])
+    assert main.run(LAUNCHER) == 0
+    shown = capsys.readouterr().out
+    assert "not running; again: it has not ended with a word of its own" in shown
+    assert f"{run_folder.result} is damaged, and passed over" in shown
+    run_folder.submitted.parent.mkdir()
+    run_folder.submitted.write_text('{"engine": "sl')
+    assert main.run(LAUNCHER) == 2
+    assert f"{run_folder.submitted} cannot be read: Unterminated string" in capsys.readouterr().err
