@@ -158,7 +158,9 @@ class Objective(Protocol):
         """
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss summed over the batch's units, shape [], with gradient. One call of `model`, so that DDP sees one forward.
+        """Return the loss summed over the batch's units, shape [], with gradient.
+
+        `model` is the user's own on any number of ranks: it may be called several times, and so may methods of it.
 
         The sum, not the mean: the loop divides it by the weight of the whole global batch, over all ranks and micro-batches.
         """
@@ -282,8 +284,8 @@ class Strategy(Protocol):
         Called again with the same model when other parameters of it are to be trained than before (`requires_grad`).
 
         Args:
-            model: the model; with an objective that has weights of its own both in one module, whose forward takes a batch and returns the
-                loss (`Joint`).
+            model: what computes the loss: the model and the objective in one module (`Joint`), whose forward takes a batch and returns the
+                loss. For `ddp-train evaluate` the model alone.
         """
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:

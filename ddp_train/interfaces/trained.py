@@ -1,4 +1,4 @@
-"""What is trained: the model, joined with an objective that has weights of its own, and the names of its parameters."""
+"""What is trained: the model, joined with its objective, and the names of its parameters."""
 
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ _COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module
 
 
 class Joint(nn.Module):
-    """Computes the loss of a batch in its forward, so that a strategy sees where each parameter is used.
+    """Computes the loss of a batch in its forward, which is what a strategy wraps.
+
+    So the objective has the model itself, on two ranks as on one: it may call the model several times, call methods of it, and read its
+    attributes. A strategy that wrapped the model alone would see none but calls of its forward, and would hide all else.
 
     Args:
         objective: an `nn.Module`, too, where it has weights.
+        has_state: the objective's weights and buffers are trained, shared and saved beside the model's.
         turn: whose loss; None: the objective takes no turns.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective, *, turn: str | None = None) -> None:
+    objective: Any
+
+    def __init__(self, model: nn.Module, objective: Objective, *, has_state: bool = True, turn: str | None = None) -> None:
         super().__init__()
         self.model = model
-        self.objective: Any = objective
+        if has_state:
+            self.objective = objective
+        else:
+            self.__dict__["objective"] = objective  # which `nn.Module` does not see: DDP would send a teacher's buffers in each step
         self.turn = turn
 
     def forward(self, batch: Batch) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Shards
+from ddp_train.interfaces import Shards, named_parameters
 
 
 class DDP:
@@ -155,9 +155,8 @@ class _Naming(DistributedDataParallel):
             found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
             if found is None:
                 raise
-            trained = [
-                name for name, parameter in self.module.named_parameters() if parameter.requires_grad
-            ]  # the order of torch's numbers
+            named = named_parameters(self.module)
+            trained = [name for name, parameter in named.items() if parameter.requires_grad]  # the order of torch's numbers
             unused = [trained[int(number)] for number in found[1].split()]
             more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
             raise ConfigError(

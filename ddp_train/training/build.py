@@ -40,7 +40,7 @@ from ddp_train.training.build_data import (
     require_same_facts,
 )
 from ddp_train.training.compiled import compile_model, note
-from ddp_train.training.components import Components, Evaluated
+from ddp_train.training.components import Components, Evaluated, with_loss
 from ddp_train.training.early_step import EarlyStep
 from ddp_train.training.instantiate import instantiate, refuse_tools
 from ddp_train.training.metric import build_metrics, goals_of
@@ -94,7 +94,7 @@ def build(config: RunConfig, world: World) -> Components:
     compiled = compile_model(model, config.compile, world, parts=called)
     notes.append(note(compiled, config.compile))
     turns = make_turns(trained, objective, strategy, world)
-    module = trained.to(world.device) if turns else strategy.prepare(trained, world.device, world.size)
+    module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained)
     if world.size > 1:
         strategy.share(optimizer)

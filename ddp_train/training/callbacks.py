@@ -24,7 +24,7 @@ from ddp_train.loader.device_copy import to_device
 from ddp_train.metrics import model_log
 from ddp_train.metrics.model_log import Sink
 from ddp_train.training.callback_error import named
-from ddp_train.training.components import Components
+from ddp_train.training.components import Components, with_loss
 from ddp_train.training.evaluation import as_evaluated
 from ddp_train.training.logged import Logged, check, mean
 from ddp_train.training.sanity_check import untouched
@@ -279,6 +279,6 @@ def _wrap_again(components: Components, world: World) -> None:
     if has_turns:
         components.turns = make_turns(components.trained, components.objective, components.strategy, world)
     else:
-        components.module = components.strategy.prepare(components.trained, world.device, world.size)
+        components.module = components.strategy.prepare(with_loss(components.trained, components.objective), world.device, world.size)
     with untouched(components, world.device), model_log.taken_by(None):
         components.rebuild_buckets(world)

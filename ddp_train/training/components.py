@@ -65,11 +65,16 @@ class Evaluated:
         return self.objective.score(self.model, batch), {}, None
 
 
+def with_loss(trained: nn.Module, objective: Objective) -> Joint:
+    """Return what computes the objective's loss of a batch with what is trained, for a strategy to wrap."""
+    return trained if isinstance(trained, Joint) else Joint(trained, objective, has_state=False)
+
+
 @dataclass(kw_only=True)
 class Components(Evaluated):
     """Everything that the loop works with."""
 
-    module: nn.Module  # what is trained, as the strategy wraps it; with turns as it is: each has its own
+    module: nn.Module  # what computes the loss, as the strategy wraps it; with turns what is trained, as it is: each turn has its own
     turns: Mapping[str, Turn] = field(default_factory=dict)  # of an objective whose parts take turns
     optimizer: Optimizer
     scheduler: Scheduler
@@ -91,10 +96,8 @@ class Components(Evaluated):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the objective's loss of a batch, shape [], computed through what the strategy has wrapped."""
-        if isinstance(self.trained, Joint):
-            loss: Tensor = self.module(batch)
-            return loss
-        return self.objective.loss(self.module, batch)
+        loss: Tensor = self.module(batch)
+        return loss
 
     def turns_at(self, step: int) -> list[Turn]:
         """Return the turns of the step that comes after `step` steps.

@@ -208,12 +208,14 @@ def _mismatch(error: Exception, components: Components, named: NamedBatch, seen:
             ]
         ),
         expected="data, model and objective that fit",
-        fix=_fix(batch, seen, types),
+        fix=_fix(batch, seen, types, error),
     )
 
 
-def _fix(batch: Batch, seen: _Seen, types: list[str]) -> str:
-    """Return what helps, where shapes and types tell it."""
+def _fix(batch: Batch, seen: _Seen, types: list[str], error: Exception) -> str:
+    """Return what helps, where shapes, types and the error tell it."""
+    if "DTensor" in str(error) or "root module first" in str(error):
+        return "strategy=ddp or zero1; under fsdp the weights are whole within the model's forward alone, and not in other methods of it"
     if isinstance(batch, Mapping) and not seen.gives:
         return f"loader.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
     if not seen.gives and "float64" in seen.takes and types == ["float32"]:

@@ -17,6 +17,7 @@ from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Callback, Run
+from ddp_train.training.components import with_loss
 from ddp_train.training.saved_state import load
 from ddp_train.training.state import Stopped, TrainState, WindowSums
 from ddp_train.training.trainer import Trainer
@@ -157,7 +158,8 @@ def test_a_model_logs_from_its_forward_in_training_and_nowhere_else() -> None:
     parts, records = components(*SIX_STEPS, "model=mlp"), list[dict[str, Any]]()
     model = Talkative()
     model(parts.train_loader.peek().batch[0])  # outside of a run it does nothing
-    parts.model = parts.trained = parts.module = model
+    parts.model = parts.trained = model
+    parts.module = with_loss(model, parts.objective)
     parts.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer(parts, log_every_steps=3, evaluate_every_steps=2, write=records.append).train()
     train = [record for record in records if record["split"] == "train"]

@@ -139,10 +139,10 @@ def test_a_loss_function_may_have_weights_too() -> None:
     assert (parts.objective.loss_fn.scale != 1).all()  # type: ignore[attr-defined]
 
 
-def test_an_objective_without_a_state_leaves_the_model_to_the_strategy_as_it_is() -> None:
+def test_of_an_objective_without_a_state_a_strategy_sees_the_model_alone() -> None:
     parts = components("objective._target_=torch.nn.CrossEntropyLoss", "objective.label_smoothing=0.1")
     assert parts.trained is parts.model
-    assert parts.module is parts.model
+    assert [*parts.module.children()] == [parts.model]
 
 
 def test_parameters_that_nobody_would_find_are_refused() -> None:

@@ -19,7 +19,7 @@ from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective, as_objective
 from ddp_train.training import throughput
-from ddp_train.training.components import Components
+from ddp_train.training.components import Components, with_loss
 from ddp_train.training.records import Record
 from ddp_train.training.sanity_check import check
 from tests.unit.parts import components, trainer
@@ -46,7 +46,8 @@ def refusal(parts: Components) -> str:
 def with_model(model: nn.Module, *overrides: str) -> Components:
     """Return a small run of another model."""
     parts = components("trainer.max_steps=3", *overrides)
-    parts.model = parts.module = model
+    parts.model = model
+    parts.module = with_loss(model, parts.objective)
     parts.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return parts
 
