@@ -43,7 +43,8 @@ class Reconstruction:
         return sum(((each - images.flatten(1)) ** 2).mean(1).sum() for each in (model.decode(codes), twice)) / model.steps
 
     def score(self, model, batch):
-        return {"error": ((model.decode(model.encode(batch[0])) - batch[0].flatten(1)) ** 2).mean(1).sum(), "count": torch.tensor(len(batch[1]))}
+        errors = (model.decode(model.encode(batch[0])) - batch[0].flatten(1)) ** 2
+        return {"error": errors.mean(1).sum(), "count": torch.tensor(len(batch[1]))}
 
     def metrics(self, totals):
         return {"error": totals["error"] / totals["count"]}
