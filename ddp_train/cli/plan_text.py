@@ -152,7 +152,7 @@ def sizes(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
         ranks += f": {len(machines)} machines x {machines[0]}"
     screen.heading("Sizes")
     screen.fact("ranks", ranks)
-    screen.fact("batch", str(config.batch))
+    screen.fact("batch", str(config.batch), *config.batch_notes())
     if isinstance(found, str):
         screen.fact("model", f"{config.model['_target_']}; its size is not known here:", *found.splitlines())
         screen.fact("steps", _steps_without(job))

@@ -24,6 +24,7 @@ class BatchSizes:
     micro_batch_size: int
     grad_accum_steps: int
     world_size: int
+    is_derived: bool = False  # from the number of ranks, which another number changes: nobody gave the global batch
     is_open: bool = False  # `loader.micro_batch_size=auto`, until it is found: micro-batch and accumulation are those if all of it fits
 
     def on(self, world_size: int, *, micro_batch_size: Any) -> BatchSizes:
@@ -43,6 +44,14 @@ class BatchSizes:
         accumulation = -(-total // (micro_batch_size * world_size))
         micro = min(micro_batch_size, -(-total // (world_size * accumulation)))
         return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size)
+
+    def notes(self) -> list[str]:
+        """Return the line that says what another number of ranks would change."""
+        if not self.is_derived or self.world_size == 1:
+            return []
+        return [
+            f"another number of ranks has another batch, and another result; trainer.global_batch_size={self.global_batch_size} keeps it"
+        ]
 
     def __str__(self) -> str:
         exact = self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size
@@ -76,6 +85,7 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
                 happened=f"is {cluster.processes_per_node}, but torchrun started {started} processes on this node",
                 fix=f"--nproc-per-node={cluster.processes_per_node}, or leave the key out",
             )
+    is_derived = trainer.global_batch_size is None
     micro, total, accumulation = loader.micro_batch_size, trainer.global_batch_size, trainer.grad_accum_steps
     if micro == AUTO:
         _refuse_open(trainer, cluster)
@@ -99,7 +109,9 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
             fix="trainer.grad_accum_steps=null",
         )
     micro = min(micro, -(-total // (world_size * accumulation)))
-    return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size)
+    return BatchSizes(
+        global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size, is_derived=is_derived
+    )
 
 
 def accumulation_of(size: int, loader: LoaderConfig, world_size: int) -> int:

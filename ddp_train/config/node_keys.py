@@ -1,4 +1,4 @@
-"""Keys of ours inside the nodes of optimizer and scheduler: parameter groups, layer-wise rates, and when a scheduler moves on.
+"""Keys of ours inside the nodes of optimizer and scheduler: groups, rates by layer and by batch, and when a scheduler moves on.
 
 These keys are no arguments of the nodes' classes (`schema.NODE_KEYS`); what they must be is checked here. Imports no torch.
 """
@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ddp_train.config import rate_scale
 from ddp_train.config.evaluation_split import evaluation_sets
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.target import accepts, look_up, own_keys, takes
@@ -36,6 +37,7 @@ def follows_a_metric(target: Any) -> bool:
 def _optimizer(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     groups, decay, path = ours.get("groups"), ours.get("layer_decay"), tree["optimizer"]["_target_"]
     sorts_itself = accepts(target, "model")
+    yield from rate_scale.check(ours, tree)
     if decay is not None and (isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1):
         yield ConfigError(
             key="optimizer.layer_decay", happened=f"is {decay!r}", expected="a number above 0 and at most 1, or null", fix="0.75 is usual"

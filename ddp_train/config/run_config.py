@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from omegaconf._utils import get_omega_conf_dumper
 
-from ddp_train.config import auto
+from ddp_train.config import auto, rate_scale
 from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.evaluation_split import evaluation_sets
 from ddp_train.config.schema import (
@@ -37,6 +37,7 @@ from ddp_train.config.schema import (
     run_folders,
     typed,
 )
+from ddp_train.config.target import own_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,20 @@ class RunConfig(RootConfig):
     def evaluation_sets(self) -> list[str]:
         """Return the keys of the evaluation sets, that without a name first; [] where nothing is evaluated."""
         return list(evaluation_sets(self.tree))
+
+    def rate_factor(self) -> float:
+        """Return what all rates of the optimizer are multiplied with (`optimizer.lr_scale`)."""
+        return rate_scale.factor(own_keys(self.optimizer, "optimizer"), self.batch.global_batch_size)
+
+    def batch_notes(self) -> list[str]:
+        """Return what is said beside the sizes of the batch: what changes them, and which rates follow."""
+        node, factor = self.optimizer, self.rate_factor()
+        if factor == 1.0:
+            return self.batch.notes()
+        ratio = f"{self.batch.global_batch_size} / optimizer.base_batch_size {node['base_batch_size']}"
+        rate = node.get("lr")
+        example = f": {rate:g} becomes {rate * factor:g}" if isinstance(rate, (int, float)) else ""
+        return [*self.batch.notes(), f"all rates of the optimizer x {factor:g}{example} (optimizer.lr_scale={node['lr_scale']}, {ratio})"]
 
     def runs_before(self) -> list[Path]:
         """Return the folders of the runs that have to be done before this one begins (`after`)."""

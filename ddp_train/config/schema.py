@@ -419,7 +419,7 @@ NODES = (*NAMED, EVALUATION_METRICS)
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
 MADE = (*TARGETS, *NODES, EVALUATION_SETS, "loader.sampler", "loader.collate")
 """Where something is made: all nodes with a `_target_` stand at these keys, or below."""
-NODE_KEYS = {"optimizer": ("groups", "layer_decay"), "scheduler": ("every", "metric")}
+NODE_KEYS = {"optimizer": ("groups", "layer_decay", "lr_scale", "base_batch_size"), "scheduler": ("every", "metric")}
 """Keys of ours in a node that is made by a class of others; a class that has an argument of that name keeps it."""
 OWN_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}
 """Where a key of ours stands that is easily taken for an argument of a data set or of the trainer."""

@@ -34,7 +34,7 @@ def opening(job: Job, world: World) -> str:
             f"run      {job.run_folder.shown()}",
             f"ranks    {world.size} on {world.device.type}",
             *([f"warning  no GPU is used: {why} (cluster=cpu: on purpose)"] if why else []),
-            *([f"batch    {job.config.batch}"] if job.task is None else []),
+            *([f"batch    {job.config.batch}", *(f"         {line}" for line in job.config.batch_notes())] if job.task is None else []),
             *job.config.left_out,
         ]
     )

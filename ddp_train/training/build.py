@@ -95,7 +95,7 @@ def build(config: RunConfig, world: World) -> Components:
     notes.append(note(compiled, config.compile))
     turns = make_turns(trained, objective, strategy, world)
     module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)
-    optimizer = make_optimizer(config.optimizer, trained)
+    optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())
     if world.size > 1:
         strategy.share(optimizer)
     metrics = build_metrics(config.evaluation.metrics, objective, world, answers)

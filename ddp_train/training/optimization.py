@@ -26,8 +26,11 @@ def groups_of(node: Mapping[str, Any]) -> Groups:
     return own_keys(node, "optimizer").get("groups") or {}
 
 
-def make_optimizer(node: Mapping[str, Any], trained: nn.Module) -> Optimizer:
+def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
     """Complete the optimizer with what is trained, when it asks for a `model`, or with parameter groups as torch's do.
+
+    Args:
+        rate_factor: for the rates of all groups, those with an `lr` of their own too (`optimizer.lr_scale`).
 
     Raises:
         ConfigError: groups and parameters do not fit, or its class refuses its arguments.
@@ -35,13 +38,28 @@ def make_optimizer(node: Mapping[str, Any], trained: nn.Module) -> Optimizer:
     ours, target = own_keys(node, "optimizer"), locate(node["_target_"])
     theirs = {name: value for name, value in node.items() if name not in ours}
     if accepts(target, "model"):
-        return cast(Optimizer, instantiate(theirs, key="optimizer", first=trained))
+        return _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=trained)), rate_factor)
     layer_decay, lr = ours.get("layer_decay"), _rate(theirs, target)
     if layer_decay is not None and lr is None:
         raise ConfigError(key="optimizer.lr", happened="is not given", expected="the rate of the last layer, for optimizer.layer_decay")
     groups = parameter_groups(trained, theirs.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
-    optimizer = cast(Optimizer, instantiate(theirs, key="optimizer", first=groups))
+    optimizer = _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=groups)), rate_factor)
     training_mode(optimizer)
+    return optimizer
+
+
+def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
+    """Multiply all rates, before a scheduler takes them for its base."""
+    if factor != 1.0:
+        for group in optimizer.param_groups:
+            if group.get("lr") is None:
+                raise ConfigError(
+                    key="optimizer.lr_scale",
+                    happened=f"is given, and a {type(optimizer).__name__} finds its rate itself",
+                    expected="an optimizer with a rate",
+                    fix="optimizer.lr_scale=null optimizer.base_batch_size=null",
+                )
+            group["lr"] = group["lr"] * factor
     return optimizer
 
 

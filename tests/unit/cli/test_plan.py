@@ -76,7 +76,8 @@ def test_it_says_what_runs_how_large_it_is_and_how_it_starts(plan: Plan) -> None
     assert "optimizer.lr=0.5" in shown and "instead of 0.001 (conf/optimizer/adamw.yaml)" in shown
     assert "model=mlp" in shown and "instead of convnet" in shown and "~metrics.tensorboard" in shown
     assert fact(shown, "ranks")[0] == "2 on cpu"
-    assert fact(shown, "batch") == [str(checked("cluster.processes_per_node=2").batch)]
+    config = checked("cluster.processes_per_node=2")
+    assert fact(shown, "batch") == [str(config.batch), *config.batch_notes()]
     assert fact(shown, "model")[0].startswith("MLP, ") and "parameters, all trained" in fact(shown, "model")[0]
     assert fact(shown, "steps") == ["30 (10 per epoch of 640 samples)"]
     assert "at most 2 (keep_last) + 1 (one that is written) = 3 at a time, " in fact(shown, "saves")[1]
