@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -16,24 +17,39 @@ def texts(overrides: Any) -> list[str]:
     return [str(text) for text in plain]
 
 
-_WITHOUT_EFFECT_ON_RESULTS = (
-    *(
-        "name",
-        "resume",
-        "after",
-        "sanity_check",
-        "summary",
-        "extra",
-        "cluster",
-        "sweep",
-        "metrics",
-        "checkpoint",
-        "evaluation",
-    ),
-    *("trainer.grad_accum_steps", "trainer.log_every_steps", "trainer.optimizer_in_backward", "health.check_replicas_every_steps"),
-    *("loader.micro_batch_size", "loader.num_workers"),
-    *("debug.faults", "debug.max_steps", "debug.resume_after_steps", "debug.max_batches"),
+WITHOUT_EFFECT_ON_RESULTS = {
+    "name": "of the folder",
+    "resume": "where a run goes on, not what it computes",
+    "after": "when it begins",
+    "extra": "read by other keys alone, which count with what they came to",
+    "sanity_check": "the state of before is put back",
+    "summary": "shown",
+    "cluster": "where it runs: trainer.global_batch_size holds the batch that follows from it, and its split changes no gradient",
+    "sweep": "which jobs there are, and how they are compared",
+    "metrics": "where numbers are written",
+    "profile": "measured",
+    "checkpoint": "what is kept: going on from any of them gives the same",
+    "activation_checkpointing": "the same gradients, to the bit",
+    "trainer.grad_accum_steps": "a split of the global batch",
+    "trainer.log_every_steps": "how often numbers are written",
+    "trainer.optimizer_in_backward": "the same steps, to the bit",
+    "loader.micro_batch_size": "a split of the global batch",
+    "loader.num_workers": "who reads: each sample has random numbers of its own",
+    "health.check_replicas_every_steps": "compared",
+    "evaluation.save_predictions": "what is written of the evaluations that there are anyway",
+    "debug.faults": "what is put right by resuming without them",
+    "debug.max_steps": "an early end: it goes on as the whole run",
+    "debug.resume_after_steps": "a stop, after which it goes on to the bit",
+}
+"""Keys and sections that leave the results of a run as they are, each with the reason."""
+
+WITH_EFFECT_ON_RESULTS = (
+    *("seed", "deterministic", "init_from", "init_from_keys", "init_from_strict"),
+    *("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy", "callbacks"),
+    *("loader", "trainer", "precision", "compile", "health", "debug"),
+    "evaluation",  # its numbers are results; early_stopping and a plateau schedule decide by them
 )
+"""All others that a run has. Of two names the longer one counts; keys that are in neither, a user's own, count as these."""
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -46,9 +62,14 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     ]
 
 
-def identity(tree: Mapping[str, Any]) -> str:
-    """Return the hash of everything that changes the results: two runs with the same one compute the same."""
-    text = json.dumps(sorted((key, value) for key, value in leaves(tree) if _changes_results(key)), default=str)
+def identity(tree: Mapping[str, Any], *, swept: Sequence[str] = ()) -> str:
+    """Return the hash of everything that changes the results: two runs with the same one compute the same.
+
+    Args:
+        swept: keys that count all the same: the jobs of a sweep differ by them.
+    """
+    counted = ((key, value) for key, value in leaves(tree) if _changes_results(key) or any(_is_at(key, name) for name in swept))
+    text = json.dumps(sorted(counted, key=itemgetter(0)), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -85,4 +106,10 @@ def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _changes_results(key: str) -> bool:
-    return not any(key == other or key.startswith(f"{other}.") for other in _WITHOUT_EFFECT_ON_RESULTS)
+    return max((name for name in (*WITH_EFFECT_ON_RESULTS, *WITHOUT_EFFECT_ON_RESULTS) if _is_at(key, name)), key=len, default="") not in (
+        WITHOUT_EFFECT_ON_RESULTS
+    )
+
+
+def _is_at(key: str, name: str) -> bool:
+    return key == name or key.startswith(f"{name}.")

@@ -92,7 +92,7 @@ class Multirun:
         entries: list[SweepJob] = []
         to_run: list[tuple[SweepJob, Job]] = []
         for overrides, job_config, checked_config in zip(job_overrides, composed, checked, strict=True):
-            entry = self._recall(identity(checked_config.tree))
+            entry = self._recall(identity(checked_config.tree, swept=self._swept()))
             if entry is None:
                 if job_config.hydra.job.num != self._next_number():  # one before it was recalled
                     job_config = self._compose(loader, base, overrides, self._next_number())
@@ -284,6 +284,10 @@ class Multirun:
             raise config_check.ConfigErrors(problem for problem, _ in found.values())
         return checked
 
+    def _swept(self) -> list[str]:
+        """Return the keys by which the jobs differ; a group stands for the section of its name."""
+        return [key.lstrip("+").partition("@")[0].replace("/", ".") for key in self.sweep.keys]
+
     def _recall(self, identity: str) -> SweepJob | None:
         """Return the job of an earlier attempt at this sweep that computed the same, once. One that failed has been tried again by now."""
         for job in self._known:
@@ -300,7 +304,7 @@ class Multirun:
             number=composed.hydra.job.num,
             folder=str(run_folder.root.relative_to(self.sweep.root)),
             overrides=overrides,
-            identity=identity(checked.tree),
+            identity=identity(checked.tree, swept=self._swept()),
         )
         if any(job.folder == entry.folder for job in self.sweep.jobs):
             raise _shared(run_folder.root)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import MetricWriter
+from ddp_train.metrics.growing_file import GrowingFile
 from ddp_train.redaction import redact, redact_all
 from ddp_train.run_folder.paths import RunFolder
 
@@ -33,6 +34,7 @@ class Records:
     def __init__(self, run_folder: RunFolder, world: World, open_writers: Callable[[], list[MetricWriter]]) -> None:
         self._run_folder, self._world, self._open_writers = run_folder, world, open_writers
         self._writers = open_writers()
+        self._events: GrowingFile | None = None  # from the first event on: most runs have none
         self._missing: set[str] = set()  # kinds that no writer takes, and that was said
         self._listeners: list[Callable[[Record], None]] = []
 
@@ -64,17 +66,27 @@ class Records:
         """Take one line of events.jsonl, and the line for people; "": there is none."""
         if not self._world.is_main:
             return
-        with self._run_folder.events.open("a") as file:
-            file.write(json.dumps(event) + "\n")
+        if self._events is None:
+            self._events = GrowingFile(self._run_folder.events, keeps=lambda line: line.endswith("}"))  # a kill leaves half a line
+        self._events.append(json.dumps(event))
         if line:
             print(line, flush=True)
 
     def reopen(self) -> None:
         """Go on after the present step, which is an earlier one: what was written after it is dropped."""
-        self.close()
+        self._close_writers()
         self._writers = self._open_writers()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left.
+
+        Raises:
+            OSError: there is no space for it still.
+        """
+        self._close_writers()
+        if self._events is not None:
+            self._events.close()
+
+    def _close_writers(self) -> None:
         for writer in self._writers:
             writer.close()

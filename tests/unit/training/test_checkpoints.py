@@ -48,6 +48,7 @@ def test_a_rewind_brings_the_weights_back_while_the_data_goes_on(tmp_path: Path)
     events = [json.loads(line) for line in run_folder.events.read_text().splitlines()]
     assert [event["kind"] for event in events] == ["nonfinite", "rewound"]
     assert (events[1]["from_step"], events[1]["step"], events[1]["jumped"]) == (5, 2, [64, 160])
+    ours.records.close()
 
 
 def test_going_back_to_the_same_checkpoint_is_given_up_after_three_times(tmp_path: Path) -> None:
@@ -61,6 +62,7 @@ def test_going_back_to_the_same_checkpoint_is_given_up_after_three_times(tmp_pat
         state.step, state.samples = state.step + 1, state.samples + 32
     with pytest.raises(RewindError, match="Going back to step 2 and on with other data has not helped 3 times"):
         ours.rewind(Rewind({}, "lost"))
+    ours.records.close()
 
 
 def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,5 +47,28 @@ def test_an_event_is_a_line_of_a_file_and_of_the_screen_on_rank_0_alone(tmp_path
     records = Records(run_folder, alone(), list)
     records.tell({"kind": "spike"}, "a spike")
     records.tell({"kind": "nonfinite"}, "")
+    records.close()
     assert [json.loads(line)["kind"] for line in run_folder.events.read_text().splitlines()] == ["spike", "nonfinite"]
     assert capsys.readouterr().out == "a spike\n"
+
+
+def test_a_full_disk_keeps_events_waiting_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder = RunFolder(tmp_path)
+    run_folder.events.write_text('{"kind": "rewind"}\n{"kind": "sp')  # of an attempt before, which was killed inside a line
+    records = Records(run_folder, alone(), list)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # no file grows any more
+    try:
+        for kind in ("spike", "nonfinite"):
+            records.tell({"kind": kind}, f"a {kind}")
+        records.reopen()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    shown = capsys.readouterr().out
+    assert shown.count("events.jsonl cannot be written (File too large); training goes on, its lines wait in memory") == 1
+    assert shown.endswith("a spike\na nonfinite\n")
+    records.tell({"kind": "skipped"}, "")
+    assert "events.jsonl is complete again" in capsys.readouterr().out
+    records.close()
+    kinds = [json.loads(line)["kind"] for line in run_folder.events.read_text().splitlines()]
+    assert kinds == ["rewind", "spike", "nonfinite", "skipped"]
