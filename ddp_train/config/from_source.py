@@ -48,6 +48,23 @@ def read(path: str) -> Any | None:
         return None
 
 
+def read_class(path: str) -> type | None:
+    """Return what stands in for a class, or for the one that a function says it returns, with its bases and its plain attributes.
+
+    Those of torch have none: their names say what they are. None: it has to be imported.
+    """
+    if "torch" in sys.modules or path.partition(".")[0] not in _ROOTS:
+        return None
+    module_path, _, name = path.rpartition(".")
+    try:
+        module, node = _definition(_module(module_path), name)
+        if isinstance(node, ast.FunctionDef):
+            return _lineage(module, node.returns) if node.returns is not None else object
+        return _derived(module, node) if isinstance(node, ast.ClassDef) else None
+    except (_Unclear, OSError, SyntaxError, ValueError):
+        return None
+
+
 class _Unclear(Exception):
     """The source does not say it plainly."""
 
@@ -145,6 +162,24 @@ def _class(module: _Module, node: ast.ClassDef) -> type:
     if init is not None:
         members["__init__"] = _function(home, init)
     return type(node.name, (), members)
+
+
+def _derived(module: _Module, node: ast.ClassDef) -> type:
+    bases = tuple(_lineage(module, base) for base in node.bases[:1])  # of several the first: it is the one to be, others are added to it
+    plain = [each for each in node.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)]
+    members = {name: each.value.value for each in plain for name in _names_of(each) if isinstance(each.value, ast.Constant)}
+    return type(node.name, bases, {**members, "__module__": module.name, "__qualname__": node.name})
+
+
+def _lineage(module: _Module, node: ast.expr) -> type:
+    """Return the class that an expression in a module names, with its bases as far as they are ours."""
+    first, _, rest = ast.unparse(node).partition(".")
+    if (not rest and first in module.defined) or module.imported.get(first, ("",))[0].partition(".")[0] == FOLDER.name:
+        home, found = _definition(module, first)
+        return _derived(home, found) if isinstance(found, ast.ClassDef) else object
+    source, its_name = module.imported.get(first, ("builtins", first))
+    *parts, name = ".".join(filter(None, (source, its_name, rest))).split(".")
+    return type(name, (), {"__module__": ".".join(parts)})
 
 
 def _constructor(module: _Module, node: ast.ClassDef) -> tuple[_Module, ast.FunctionDef | None]:

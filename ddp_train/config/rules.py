@@ -35,6 +35,7 @@ from ddp_train.config.strategy_rules import (
     check_open_micro_batch,
     check_power_sgd,
     check_strategy,
+    cuts_weights,
 )
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
@@ -339,7 +340,7 @@ def _check_device(cluster: ClusterConfig, amp: Any, strategy: Any) -> Iterator[C
 
 def _check_precision(precision: PrecisionConfig, strategy: Any, *, is_deterministic: bool) -> Iterator[ConfigError]:
     """Refuse to let cuDNN choose by the clock where each run is to give the same bits, and weights that lie in a way that is not cut."""
-    if precision.channels_last and isinstance(strategy, dict) and str(strategy.get("_target_")).endswith(".FSDP"):
+    if precision.channels_last and cuts_weights(strategy):
         yield ConfigError(
             key="precision.channels_last",
             happened="is true, and strategy=fsdp cuts weights that lie in their order alone",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.schema import ClusterConfig, TrainerConfig
+from ddp_train.config.target import class_of, is_a
+from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
+from ddp_train.traits import needs_whole_matrices
 
 _OF_ROWS = ("ddp_train.strategy.fsdp.FSDP", "ddp_train.strategy.zero1.Zero1")
-_OF_DDP = ("ddp_train.strategy.ddp.", "ddp_train.strategy.zero1.")
-_REDUCES_IN_BACKWARD = ("ddp_train.strategy.fsdp.FSDP",)
-_LOCAL_SGD = "ddp_train.strategy.local_sgd.LocalSGD"
-_POWER_SGD = "ddp_train.strategy.power_sgd.PowerSGD"
-_OF_MATRICES = ("muon", "Muon", "Adafactor", "LBFGS")
+_OF_DDP = ("ddp_train.strategy.ddp.DDP",)
+_FSDP = ("ddp_train.strategy.fsdp.FSDP",)
+_LOCAL_SGD = ("ddp_train.strategy.local_sgd.LocalSGD",)
+_POWER_SGD = ("ddp_train.strategy.power_sgd.PowerSGD",)
 
 
 def check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, world_size: int) -> Iterator[ConfigError]:
@@ -34,14 +36,29 @@ def check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, worl
         yield ConfigError(
             key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected="a number that divides that of the ranks"
         )
-    name = str(optimizer.get("_target_")).rpartition(".")[2] if isinstance(optimizer, dict) else ""
-    if strategy.get("_target_") in _OF_ROWS and name in _OF_MATRICES:
+    for key in _of_whole_matrices(optimizer) if _is_one_of(strategy, _OF_ROWS) else ():
+        name = str(at({"optimizer": optimizer}, key)).rpartition(".")[2]
         yield ConfigError(
-            key="optimizer",
+            key=key.removesuffix("._target_"),
             happened=f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them",
             expected="an optimizer that steps each number by itself (AdamW, SGD)",
             fix="optimizer=adamw, or strategy=ddp",
         )
+
+
+def _of_whole_matrices(optimizer: Any) -> list[str]:
+    """Return where an optimizer, or a part of it, names a class that needs whole matrices."""
+    found = nodes({"optimizer": optimizer}) if isinstance(optimizer, dict) else ()
+    return [key for key, value in found if key.endswith("._target_") and needs_whole_matrices(class_of(str(value)))]
+
+
+def _is_one_of(strategy: Any, names: Collection[str]) -> bool:
+    return isinstance(strategy, dict) and is_a(str(strategy.get("_target_")), names)
+
+
+def cuts_weights(strategy: Any) -> bool:
+    """Tell whether a strategy is FSDP, or derived from it."""
+    return _is_one_of(strategy, _FSDP)
 
 
 def check_early_step(sections: Mapping[str, Any], tree: Mapping[str, Any], micro_steps: int, *, world_size: int) -> Iterator[ConfigError]:
@@ -82,7 +99,7 @@ def check_early_step(sections: Mapping[str, Any], tree: Mapping[str, Any], micro
             expected="one of torch's, which step each parameter by itself (AdamW, SGD)",
             fix="optimizer=adamw",
         )
-    if world_size > 1 and strategy_name not in _REDUCES_IN_BACKWARD:
+    if world_size > 1 and not cuts_weights(strategy):
         yield ConfigError(
             key="strategy",
             happened=f"is {strategy_name.rpartition('.')[2]}, {with_it}",
@@ -120,7 +137,7 @@ def check_open_micro_batch(tree: Mapping[str, Any], *, world_size: int) -> Itera
 def check_local_sgd(tree: Mapping[str, Any], trainer: TrainerConfig, *, world_size: int) -> Iterator[ConfigError]:
     """Refuse ranks that take steps of their own with a loss scale of their own, and where a step is to be what it is not."""
     strategy = tree.get("strategy")
-    if not isinstance(strategy, dict) or strategy.get("_target_") != _LOCAL_SGD:
+    if not isinstance(strategy, dict) or not _is_one_of(strategy, _LOCAL_SGD):
         return
     every, lr, momentum = strategy.get("every_steps"), strategy.get("outer_lr"), strategy.get("outer_momentum")
     if isinstance(every, int) and every < 1:
@@ -153,7 +170,7 @@ def check_local_sgd(tree: Mapping[str, Any], trainer: TrainerConfig, *, world_si
 def check_power_sgd(tree: Mapping[str, Any], *, world_size: int) -> Iterator[ConfigError]:
     """Refuse products of no columns, and a loss scale, by which what was left out would be another number in the next step."""
     strategy, amp = tree.get("strategy"), tree.get("amp")
-    if not isinstance(strategy, dict) or strategy.get("_target_") != _POWER_SGD:
+    if not isinstance(strategy, dict) or not _is_one_of(strategy, _POWER_SGD):
         return
     for key, least in (("rank", 1), ("from_step", 0)):
         value = strategy.get(key)
@@ -179,7 +196,7 @@ def check_of_gpus(cluster: ClusterConfig, strategy: Any) -> Iterator[ConfigError
             expected="false on a CPU",
             fix="strategy.sync_batchnorm=false",
         )
-    if str(strategy.get("_target_")).startswith(_OF_DDP) and strategy.get("reduce_dtype") == "bfloat16":
+    if strategy.get("reduce_dtype") == "bfloat16" and _is_one_of(strategy, _OF_DDP):
         yield ConfigError(
             key="strategy.reduce_dtype",
             happened="is bfloat16, in which torch's DDP reduces on GPUs alone",

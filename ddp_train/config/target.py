@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ddp_train.config import object_names, refused_targets
-from ddp_train.config.from_source import stand_in
+from ddp_train.config.from_source import read_class, stand_in
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, NODE_KEYS, OWN_KEYS
 from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
 from ddp_train.config.tree import leaves
@@ -239,6 +239,26 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     except Exception:  # names that exist only for type checkers, and worse: then types are not checked
         return {}
+
+
+def class_of(path: str) -> type:
+    """Return the class that a dotted path names, or that its function says it returns: what it is derived from, its plain attributes.
+
+    `object` where nobody says it.
+    """
+    if (read := read_class(path)) is not None:
+        return read
+    try:
+        target = look_up(path)
+        found = target if inspect.isclass(target) else typing.get_type_hints(target).get("return")
+    except Exception:  # what is wrong with it is said elsewhere
+        return object
+    return found if inspect.isclass(found) else object
+
+
+def is_a(path: str, names: Collection[str]) -> bool:
+    """Tell whether a path names one of these classes, or one that is derived from it."""
+    return path in names or any(f"{each.__module__}.{each.__qualname__}" in names for each in class_of(path).__mro__)
 
 
 def admits_text(hint: Any) -> bool:

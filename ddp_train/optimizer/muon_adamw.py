@@ -103,6 +103,8 @@ def _split_by_role(model: nn.Module, head_names: Sequence[str]) -> tuple[list[nn
 class MuonAdamW(Several):
     """Muon and AdamW behind one interface."""
 
+    needs_whole_matrices = True
+
 
 def _size(parameters: Sequence[Tensor]) -> tuple[int, float]:
     """Number of tensors, and of weights in millions."""

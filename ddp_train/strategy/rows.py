@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import torch
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
-
-_WHOLE = ("Muon", "Adafactor", "LBFGS", "SOAP", "Shampoo", "LAMB", "LARS")
+from ddp_train.traits import needs_whole_matrices
 
 
 def require_rows(optimizer: Optimizer, *, strategy: str) -> None:
-    """Refuse an optimizer whose update of a number depends on other rows of its parameter: ranks have some of the rows each.
+    """Refuse an optimizer that needs whole matrices, or has a part that does: ranks have some of the rows each.
 
     Raises:
-        ConfigError: it is known to be one.
+        ConfigError: it does.
     """
     parts: tuple[Optimizer, ...] = getattr(optimizer, "_parts", (optimizer,))
     for part in parts:
-        if isinstance(part, (torch.optim.Muon, torch.optim.LBFGS)) or type(part).__name__ in _WHOLE:
+        if needs_whole_matrices(type(part)):
             raise ConfigError(
                 key="optimizer",
                 happened=f"is {type(part).__name__}, which needs whole matrices, and strategy={strategy} steps rows of them on each rank",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from ddp_train.config import from_source, target
 from ddp_train.config.check import CONF
 from ddp_train.config.node_keys import follows_a_metric
 from ddp_train.config.refused_targets import refuse
+from ddp_train.traits import needs_whole_matrices
 
 
 def named() -> Iterator[str]:
@@ -96,3 +98,25 @@ def test_what_is_not_plain_is_imported(source: str, tmp_path: Any, monkeypatch: 
     assert from_source.read("ddp_train.parts.Part") is None
     from_source._module.cache_clear()
     from_source.read.cache_clear()
+
+
+def test_what_a_class_is_derived_from_is_read_as_importing_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = (
+        "optimizer.adamw.AdamW",
+        "optimizer.muon",
+        "optimizer.several",
+        "strategy.fsdp.FSDP",
+        "strategy.zero1.Zero1",
+        "strategy.power_sgd.PowerSGD",
+    )
+    paths = [*(f"ddp_train.{path}" for path in ours), "torch.optim.Muon", "torch.optim.LBFGS"]
+    real = [target.class_of(path) for path in paths]
+    monkeypatch.delitem(sys.modules, "torch")
+    for path, kind in zip(paths, real, strict=True):
+        read = from_source.read_class(path)
+        assert read is not None and needs_whole_matrices(read) == needs_whole_matrices(kind)
+        assert [each.__qualname__ for each in read.__mro__ if each.__module__.startswith("ddp_train")] == [
+            each.__qualname__ for each in kind.__mro__ if each.__module__.startswith("ddp_train")
+        ]
+    assert [needs_whole_matrices(target.class_of(path)) for path in paths] == [False, True, False, False, False, False, True, True]
+    monkeypatch.undo()

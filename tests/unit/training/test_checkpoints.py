@@ -87,6 +87,7 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
     tracker.enter(Phase.START, 3)
     ours.rewind(Rewind({}, "lost"))
     moments.append(time.monotonic())
+    ours.records.close()
     assert (state.step, state.samples) == (1, 96)
     assert len(moments) > 20  # while it is verified, and while it is read
     longest = max(later - before for before, later in pairwise(moments))

@@ -11,6 +11,8 @@ import torch
 from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
+from ddp_train.strategy.fsdp import FSDP
+from ddp_train.strategy.local_sgd import LocalSGD
 from ddp_train.training import saved_state
 from ddp_train.training.state import TrainState
 from tests.unit.checkpoint.states import assert_same_state
@@ -78,6 +80,7 @@ def test_groups_change_nothing_where_they_say_the_same() -> None:
 
 PLATEAU = ["scheduler=plateau", "evaluation.every_steps=1", "scheduler.patience=0", "scheduler.threshold=10.0", "trainer.max_steps=4"]
 APART = ["strategy=local_sgd", "cluster.processes_per_node=2"]
+OWN_FSDP, OWN_LOCAL = (f"strategy._target_={__name__}.{name}" for name in ("OwnFSDP", "OwnLocalSGD"))
 THIN = ["strategy=power_sgd", "cluster.processes_per_node=2"]
 
 
@@ -93,6 +96,24 @@ def test_plateau_follows_the_evaluation() -> None:
     """No value is ten times better, so that every evaluation but the first cuts the rate."""
     assert evaluated() == pytest.approx([1e-2, 1e-3, 1e-4, 1e-5])
     assert evaluated("scheduler.metric=loss", "scheduler.threshold=-1000.0") == [0.01] * 4
+
+
+class OwnFSDP(FSDP):
+    """Derived from ours: the same rules hold."""
+
+
+class OwnLocalSGD(LocalSGD):
+    """Likewise."""
+
+
+class Slow(torch.optim.LBFGS):
+    """Derived from one of torch's."""
+
+
+class LAMB(torch.optim.AdamW):
+    """Says that it steps each number by itself, whatever its name."""
+
+    needs_whole_matrices = False
 
 
 @pytest.mark.parametrize(
@@ -169,6 +190,21 @@ def test_batches_that_grow_train_as_their_samples_say() -> None:
         ),
         (["strategy=fsdp", "optimizer=muon", "cluster.processes_per_node=2"], r"optimizer: is muon, which needs whole matrices"),
         (["strategy=zero1", "optimizer=muon", "cluster.processes_per_node=2"], r"optimizer: is muon, which needs whole matrices"),
+        (["strategy=fsdp", OWN_FSDP, "optimizer=muon", "cluster.processes_per_node=2"], r"optimizer: is muon, which needs whole matrices"),
+        (
+            ["strategy=fsdp", OWN_FSDP, f"optimizer._target_={__name__}.Slow", "cluster.processes_per_node=2"],
+            r"optimizer: is Slow, which needs whole matrices",
+        ),
+        (
+            [
+                "strategy=zero1",
+                "optimizer=several",
+                "optimizer.parts={net: {_target_: torch.optim.Muon, _partial_: true}}",
+                "cluster.processes_per_node=2",
+            ],
+            r"optimizer\.parts\.net: is Muon, which",
+        ),
+        ([*APART, OWN_LOCAL, "strategy.every_steps=0"], r"strategy\.every_steps: is 0"),
         (["strategy=fsdp", "strategy.replicas=2", "cluster.processes_per_node=3"], r"strategy\.replicas: is 2, on 3 ranks"),
         (["strategy.sync_batchnorm=true", "cluster.processes_per_node=2"], r"strategy\.sync_batchnorm: is true, and torch's SyncBatchNorm"),
         (["strategy=zero1", "strategy.sync_batchnorm=true", "cluster.processes_per_node=2"], r"strategy\.sync_batchnorm: is true"),
@@ -189,6 +225,17 @@ def test_batches_that_grow_train_as_their_samples_say() -> None:
 def test_sizes_and_strategies_that_cannot_be_are_refused(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigErrors, match=says):
         checked(*overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"optimizer._target_={__name__}.LAMB"],
+        ["optimizer=adamw", "trainer.optimizer_in_backward=true"],  # gradients are whole within backward, as with FSDP itself
+    ],
+)
+def test_what_is_derived_from_a_class_may_do_what_that_may(overrides: list[str]) -> None:
+    assert checked("strategy=fsdp", OWN_FSDP, "cluster.processes_per_node=2", *overrides).batch.world_size == 2
 
 
 def test_a_checkpoint_before_the_first_evaluation_has_no_best_value_yet(tmp_path: Path) -> None:
