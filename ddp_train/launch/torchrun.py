@@ -20,16 +20,13 @@ from ddp_train.errors import ENVIRONMENT_REFUSES, NO_PROGRESS, PREEMPTED, TERMIN
 from ddp_train.job import Job
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import expect_agents
-from ddp_train.launch.node.facts import Facts, collect
+from ddp_train.launch.node.facts import collect, of_a_command_line
 from ddp_train.launch.node.place import Place, listen
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.work import Work
 from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.system import devices
 from ddp_train.system.network import is_address
-
-_OWN = ("cluster.node_rank=", "cluster.processes_per_node=", "cluster.threads_per_process=")
-"""What machines may be told each for itself."""
 
 _taken: list[Place] = []  # by this process, which is the first machine's, until its run begins
 
@@ -151,12 +148,7 @@ def _work(config: RunConfig | ClusterConfig, place: Place, arguments: Sequence[s
         processes=processes,
     )
     if isinstance(config, ClusterConfig):
-        facts = _of_a_command_line(facts, arguments)
+        facts = of_a_command_line(facts, arguments)
     return Work(
         cluster=cluster, processes=processes, facts=facts, max_restarts=max_restarts(cluster, os.environ), token=found.word, job=None
     )
-
-
-def _of_a_command_line(facts: Facts, arguments: Sequence[str]) -> Facts:
-    shared = [text for text in arguments if not text.lstrip("+").startswith(_OWN)]
-    return replace(facts, config={"the command line": " ".join(shared)})

@@ -72,6 +72,7 @@ class Group:
 
     def __init__(self) -> None:
         self._rank, self._size = torchrun_env.rank(), torchrun_env.world_size()
+        self._words = sys.argv[1:]  # as they were typed: composing changes their order
         self._leader: Leader | None = None
         self._is_announced = False
         self._leaves_within_s = attempt.LEAVE_WITHIN_S
@@ -163,7 +164,16 @@ class Group:
             self._leaves_within_s = _LEAVES_CHECKUP_WITHIN_S
             return Checkup(self._attempt, self._rank, self._size, job).run()
         restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
-        return Rank(self._attempt.store, self._rank, self._size).run(job)
+        if handover.JOB not in os.environ and torchrun_env.num_nodes() > 1:
+            from ddp_train.rank import machines
+
+            if machines.are_refused(self._attempt.store, job, self._words):
+                return ENVIRONMENT_REFUSES
+        rank = Rank(self._attempt.store, self._rank, self._size)
+        code = rank.run(job)
+        if code in STOPPED.values():
+            rank.end_agent()
+        return code
 
     def _clear(self, remembered: Path) -> None:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""

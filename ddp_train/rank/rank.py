@@ -74,6 +74,7 @@ class Rank:
     def __init__(self, store: Store, rank: int, size: int, *, remark: str = "") -> None:
         self._store, self._rank, self._size, self._remark = store, rank, size, remark
         self._world: World | None = None
+        self._stop: Stop | None = None  # of the job at hand
         self._num_jobs = 0
         self._watch = WatchdogClient(size)  # has its heartbeats in memory before anybody knows this process
         self._watch.pids = _pids_of_node(store, rank)
@@ -118,16 +119,18 @@ class Rank:
                         self._recorder.hide_pipe(is_expected=self._size > 1)
                 self._world.use_device()
                 peers = Peers(self._world, name=f"{self._num_jobs}")
-                stop = Stop(
+                is_users_agent = handover.JOB not in os.environ and not job.in_sweep
+                self._stop = stop = Stop(
                     self._world,
                     peers,
                     leave=lambda number: _leave_untrained(job.run_folder, number),
-                    report=None
-                    if handover.JOB in os.environ or job.in_sweep
-                    else lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal),
+                    report=(lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal))
+                    if is_users_agent
+                    else None,
                     at=None  # a sweep stops as a whole
                     if job.in_sweep
                     else cluster.stops_at(config.cluster, os.environ, started=restart_note.run_started(), now=time.time()),
+                    agent=os.getppid() if is_users_agent else None,
                 )
                 if self._world.is_main:
                     notes = begin(job.run_folder)
@@ -141,9 +144,16 @@ class Rank:
                 if notes is not None:
                     notes.close()
                 found = _describe(error, job, state, peers, rank=self._rank)
+                if not job.in_sweep and (file := torchrun_env.error_file()):
+                    found.tell_torchrun(file, is_a_peers=_comes_from_a_peer(error))
                 _show(found, job, terminal, seconds=time.monotonic() - started)
                 first = failure.load(job.run_folder.failure) or found  # on another machine there is an agent that knows no other reason
                 os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
+
+    def end_agent(self) -> None:
+        """End a user's torchrun after a stop (`Stop.end_agent`)."""
+        if self._stop is not None:
+            self._stop.end_agent()
 
 
 def _pids_of_node(store: Store, rank: int) -> dict[int, int]:

@@ -17,11 +17,14 @@ Why nobody waits for long: only threads answer, which wait for no main thread.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -29,11 +32,13 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Peers
-from ddp_train.system.process import STOP_SIGNALS, exit_at_once
+from ddp_train.system import torchrun_env
+from ddp_train.system.process import STOP_SIGNALS, exit_at_once, handles_signal
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 86_400.0  # a socket's time-out has a limit
+_AGENT_LOOKS_S = 2.0  # every tenth of a second, where nobody says otherwise
 _CLOSE = 0  # no signal has this number
 
 WALLTIME = signal.SIGALRM
@@ -50,6 +55,7 @@ class Stop:
         report: what to do in a thread before this rank ends, because the rank that it is given is gone without a word. It gets that
             rank's pid, and what the others were doing. None: an agent of ours reports it, and knows more.
         at: when rank 0 stops the run by itself, in seconds since the epoch, as if it had got the signal `WALLTIME`; None: never.
+        agent: the pid of a user's torchrun, which `end_agent` ends; None: the ranks' agent is ours.
     """
 
     def __init__(
@@ -60,10 +66,13 @@ class Stop:
         leave: Callable[[signal.Signals], None] = lambda number: None,
         report: Callable[[int, int, dict[int, str]], None] | None = None,
         at: float | None = None,
+        agent: int | None = None,
     ) -> None:
         self._world, self._peers, self._leave, self._report = world, peers, leave, report
+        self._agent = agent
         self._at = at if world.is_main else None
         self._signal: signal.Signals | None = None  # what asked for the stop
+        self._is_told = False  # by a signal to this very process, which torchrun passes on from itself
         self._asked = Event()
         self._turn = Lock()  # to begin a step; the reading thread keeps it while a step is being agreed on
         self._begun = 0  # the newest step that the main thread has begun
@@ -141,6 +150,26 @@ class Stop:
         self._waker.close()
         self._woken.close()
 
+    def end_agent(self) -> None:
+        """End a user's torchrun that has not been told to stop, after a stop, as the last thing that this rank does.
+
+        It takes its ranks' exit code 0 for a run that is finished, and then waits minutes for the agents of other machines, which may have
+        been ended by the signal; any other code it takes for a failure, and starts the ranks again. Ended by SIGTERM it exits with 1.
+        """
+        if self._agent is None or torchrun_env.local_rank() != 0 or not handles_signal(self._agent, signal.SIGTERM):
+            return
+        if torchrun_env.num_nodes() > 1 and not self._is_told:  # that of another machine may be the first to see that one has come or gone
+            time.sleep(_AGENT_LOOKS_S)
+        if self._is_told:
+            return
+        print(
+            "stopped, not finished: torchrun ends with exit code 1, by SIGTERM; what it says below is no failure",
+            file=sys.stderr,
+            flush=True,
+        )
+        with suppress(ProcessLookupError):
+            os.kill(self._agent, signal.SIGTERM)
+
     def _listen(self) -> None:
         """Wait for signals, and on rank 0 for the time to stop (a thread)."""
         while True:
@@ -155,6 +184,7 @@ class Stop:
             if _CLOSE in numbers:
                 return
             for number in set(numbers) & set(STOP_SIGNALS):
+                self._is_told = True
                 self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -238,6 +268,7 @@ class Stop:
         self._peers.leave_together()
         if self._world.is_main:
             self._leave(self.cause())
+        self.end_agent()
         exit_at_once(0)  # not a failure: an agent that restarts failed ranks must not restart this one
 
     def _all_leave(self) -> bool:

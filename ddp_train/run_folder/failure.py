@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -99,6 +100,17 @@ class Failure:
                 result = Result(status=Status.FAILED, step=self.step, seconds=round(seconds, 3), error=f"{self.error}: {self.message}")
                 result.write(run_folder.result)
         return is_first
+
+    def tell_torchrun(self, file: str, *, is_a_peers: bool) -> None:
+        """Write what torchrun's own page shows, and TorchX and operators pass on: the file `error.json` in torch's own form.
+
+        Args:
+            is_a_peers: another rank is to blame. torch takes the earliest second for the cause, and this rank's may be the same one.
+        """
+        second = math.ceil(self.time) if is_a_peers else int(self.time)
+        more = {"py_callstack": self.traceback or self.message, "timestamp": str(second)}
+        with suppress(OSError):
+            create_json(Path(file), {"message": {"message": f"{self.error}: {self.message}", "extraInfo": more}})
 
     @property
     def who(self) -> str:

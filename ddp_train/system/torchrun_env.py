@@ -55,6 +55,11 @@ def is_last_attempt() -> bool:
     return restart_count() >= max_restarts()
 
 
+def error_file() -> str:
+    """Return the file in which an agent of torch's looks for the reason of this rank's end; "": it asks for none."""
+    return os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+
+
 def store_address() -> tuple[str, int]:
     """Return the host and the port of the store in which the ranks meet."""
     return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

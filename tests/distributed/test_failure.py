@@ -104,10 +104,19 @@ def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fa
 )
 def test_under_torchrun_there_is_one_screen_too(project: Project, fault: str, said: str) -> None:
     project.write("fragile.py", FRAGILE)
-    done = project.run("model=mlp", *USE_FRAGILE[:5], f"+model.fault={fault}", torchrun=["--standalone", "--nproc-per-node=2"])
+    torchrun = ["--standalone", "--nproc-per-node=2", "--log-dir=torchrun_logs", "--tee=3"]
+    done = project.run("model=mlp", *USE_FRAGILE[:5], f"+model.fault={fault}", torchrun=torchrun)
     assert done.returncode == 1
     assert screens(done.output) == 1
     assert said in done.output
+    if fault == "raise":  # torchrun's page has it as the cause, of the rank whose it is
+        [file] = project.folder.glob("torchrun_logs/*/attempt_0/1/error.json")
+        told = json.loads(file.read_text())["message"]
+        assert told["message"] == "ValueError: the third forward of rank 1" and "Traceback" in told["extraInfo"]["py_callstack"]
+        root = done.stderr.partition("Root Cause (first observed failure):")[2]
+        assert "(local_rank: 1)" in root and "the third forward of rank 1" in root, done.stderr
+        printed = [path.read_text() for path in sorted(project.folder.glob("torchrun_logs/*/attempt_0/*/stdout.log"))]
+        assert "run      outputs" in printed[0] and not printed[1]  # the others' logs are in the run folder
     failure = json.loads((project.the_run() / "failure.json").read_text())
     assert failure["rank"] == 1
     assert "in backward, gradient.py" in failure["others"][0]

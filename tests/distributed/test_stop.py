@@ -162,12 +162,12 @@ def test_a_stop_before_training_ends_at_once_and_says_that_nothing_is_saved(proj
     assert json.loads((project.the_run() / "result.json").read_text())["status"] == "preempted"
 
 
-def test_under_torchrun_a_stopped_rank_has_not_failed(project: Project) -> None:
+def test_under_torchrun_a_stopped_run_has_neither_failed_nor_finished(project: Project) -> None:
     command = [*TINY, "trainer.max_steps=100000", "trainer.max_epochs=null", "loader.num_workers=1"]
     process = project.start(*command, torchrun=["--standalone", "--nproc-per-node=2", "--max-restarts=1"])
     wait_for(lambda: any((run / "metrics.jsonl").exists() and len(metrics(run)) > 3 for run in project.runs()))
     os.kill(pid_of(1, process.pid), signal.SIGTERM)
     done = finish(process, timeout=20)
-    assert done.returncode == 0, done.output  # and it is not started again
-    assert done.stdout.count("stopped after step ") == 1
+    assert done.returncode == 1 and "torchrun ends with exit code 1" in done.stderr, done.output  # a scheduler takes 0 for finished
+    assert done.stdout.count("stopped after step ") == 1 and "restart 1 of 1" not in done.output and "FAILED" not in done.output
     assert json.loads((project.the_run() / "result.json").read_text())["status"] == "preempted"

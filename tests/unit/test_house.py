@@ -67,6 +67,7 @@ SHOWN_BY = {
     "metrics/trackio.py": "tests/thirdparty/test_metrics.py",
     "metrics/wandb.py": "tests/thirdparty/test_metrics.py",
     "rank/evaluate_job.py": "tests/unit/cli/test_evaluate.py, tests/distributed/test_evaluate.py",
+    "rank/machines.py": "tests/cluster/test_torchrun_hosts.py",
     "rank/main.py": "tests/distributed/test_run.py",
     "rank/run_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",
     "run_folder/trust.py": "tests/config/test_security.py",

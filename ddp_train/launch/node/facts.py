@@ -11,7 +11,7 @@ import platform
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +31,7 @@ from ddp_train.system import devices, network, nvml
 _DATA_WITHIN_S = 0.9
 _SOURCE_WITHIN_S = 0.4
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf")
+_OWN = ("cluster.node_rank=", "cluster.processes_per_node=", "cluster.threads_per_process=")  # what each machine may be told for itself
 _PATHS = ("root", "path", "file", "folder", "dir", "directory")  # how keys of data are called that hold a path
 
 
@@ -137,6 +138,12 @@ def collect(
         driver=machine.driver if machine is not None else "",
         problems=problems,
     )
+
+
+def of_a_command_line(facts: Facts, arguments: Sequence[str]) -> Facts:
+    """Return facts with what was typed in the place of what came of it, where the first machine alone composes."""
+    shared = [text for text in arguments if not text.lstrip("+").startswith(_OWN)]
+    return replace(facts, config={"the command line": redact_all(" ".join(shared))})
 
 
 def _values(config: RunConfig) -> Iterator[tuple[str, Any]]:

@@ -88,5 +88,5 @@ def test_several_tasks_on_a_node_are_refused_over_several_machines_too() -> None
 
 def test_a_sweep_is_refused_before_it_has_a_folder(project: Project) -> None:
     done = project.run("-m", "seed=1,2", *TINY, env=POD)
-    assert done.returncode == 2 and "WORLD_SIZE=4 says that 4 of this command are started" in done.output, done.output
+    assert done.returncode == 2 and "WORLD_SIZE=4 says that 4 of this command run" in done.output, done.output
     assert not (project.folder / "outputs").exists()

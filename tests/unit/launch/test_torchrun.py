@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import EnvironmentRefuses
+from ddp_train.launch.node.facts import of_a_command_line
 from ddp_train.launch.node.place import Place
-from ddp_train.launch.torchrun import _of_a_command_line, _place
+from ddp_train.launch.torchrun import _place
 from tests.unit.config.clusters import SILENT
 from tests.unit.launch.node.machines import facts
 
@@ -54,7 +55,7 @@ def test_one_machine_alone_meets_nobody() -> None:
 
 
 def test_of_a_command_line_what_is_each_machines_own_is_left_out() -> None:
-    one, other = (_of_a_command_line(facts(), ["-m", "seed=1,2", f"cluster.node_rank={number}"]) for number in (0, 1))
+    one, other = (of_a_command_line(facts(), ["-m", "seed=1,2", f"cluster.node_rank={number}"]) for number in (0, 1))
     assert one.config == other.config == {"the command line": "-m seed=1,2"}
 
 
