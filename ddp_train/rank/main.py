@@ -29,6 +29,7 @@ from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
 from ddp_train.system import handover, torchrun_env
+from ddp_train.system.process import command_line
 
 _LEAVES_CHECKUP_WITHIN_S = 3.0  # some may be stuck, and who waits for the doctor has heard enough
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
@@ -122,6 +123,8 @@ class Group:
             failure.from_verdict(verdict).record(job.run_folder)
             restart_note.remember(job.run_folder.root)
             return self._refuse(NO_PROGRESS)
+        if torchrun_env.joining_hangs(command_line(os.getppid()), os.environ):
+            print("warning  a machine that joins would wait for ever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
         text = job.to_json()
         self._announce({"job": text})
         return self._as_rank(Job.from_json(text))  # what the others receive, to the letter
@@ -165,9 +168,9 @@ class Group:
             return Checkup(self._attempt, self._rank, self._size, job).run()
         restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
         if handover.JOB not in os.environ and torchrun_env.num_nodes() > 1:
-            from ddp_train.rank import machines
+            from ddp_train.rank.machines import are_refused  # with what looks at a machine, which nobody else needs
 
-            if machines.are_refused(self._attempt.store, job, self._words):
+            if are_refused(self._attempt.store, job, self._words):
                 return ENVIRONMENT_REFUSES
         rank = Rank(self._attempt.store, self._rank, self._size)
         code = rank.run(job)

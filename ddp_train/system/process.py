@@ -276,6 +276,14 @@ def open_memory(pid: int, name: str) -> int | None:
     return None
 
 
+def command_line(pid: int) -> str:
+    """Return what a process was started with; "" where it cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def handles_signal(pid: int, number: int) -> bool:
     """Tell whether a process has a handler for a signal, which would end it otherwise."""
     handled = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(f"/proc/{pid}/status"), re.MULTILINE)

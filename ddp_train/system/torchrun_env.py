@@ -6,6 +6,7 @@ What an agent itself is told (PET_*, and MASTER_ADDR where a cluster sets it) is
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from functools import partial
 
@@ -58,6 +59,12 @@ def is_last_attempt() -> bool:
 def error_file() -> str:
     """Return the file in which an agent of torch's looks for the reason of this rank's end; "": it asks for none."""
     return os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+
+
+def joining_hangs(agent: str, environment: Mapping[str, str]) -> bool:
+    """Tell whether torch 2.13 waits for ever when a machine joins the run of this torchrun, whose command line is given."""
+    nodes = re.search(r"--nnodes[= ](\d+):(\d+)", agent) or re.fullmatch(r"(\d+):(\d+)", environment.get("PET_NNODES", ""))
+    return nodes is not None and nodes[1] != nodes[2] and environment.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
 
 
 def store_address() -> tuple[str, int]:

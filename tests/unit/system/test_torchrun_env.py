@@ -25,3 +25,21 @@ def test_an_agent_that_says_nothing_of_restarts_has_none_left(monkeypatch: pytes
     assert not torchrun_env.is_last_attempt()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     assert torchrun_env.is_last_attempt()
+
+
+@pytest.mark.parametrize(
+    ("agent", "environment", "hangs"),
+    [
+        ("torchrun --nnodes=1:4 -m ddp_train", {}, True),
+        ("torchrun --nnodes 2:3 -m ddp_train", {}, True),
+        ("torchrun -m ddp_train", {"PET_NNODES": "1:2"}, True),
+        ("torchrun --nnodes=1:4 -m ddp_train", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, False),
+        ("torchrun --nnodes=2 -m ddp_train", {}, False),
+        ("torchrun --nnodes=2:2 -m ddp_train", {}, False),
+        ("torchrun --standalone -m ddp_train", {"PET_NNODES": "2"}, False),
+    ],
+)
+def test_torch_waits_for_ever_for_a_machine_that_joins_a_range_without_the_variable(
+    agent: str, environment: dict[str, str], hangs: bool
+) -> None:
+    assert torchrun_env.joining_hangs(agent, environment) == hangs
