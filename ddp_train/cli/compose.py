@@ -24,7 +24,7 @@ from ddp_train.cli.composed_once import composed_once
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config import typed_options
-from ddp_train.config.check import CONF, ConfigErrors, options, section
+from ddp_train.config.check import CONF, ConfigErrors, check_folder, options, section
 from ddp_train.config.copies import check_copies
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
@@ -325,7 +325,7 @@ def fix_sweep_place(composed: DictConfig, folder: Path) -> None:
 def _place(node: DictConfig, *, key: str, is_typed: bool) -> Path:
     """Return the folder that a pattern comes to, where no value in it and no link below its first folders leads out of them."""
     pattern, folder = str(OmegaConf.to_container(node, resolve=False)["dir"]), str(node.dir)  # type: ignore[call-overload, index]
-    problems = check_pattern(pattern, folder, key=key)
+    problems = [*check_pattern(pattern, folder, key=key), *check_folder(folder, key=key)]
     fixed = os.path.dirname(pattern.partition("${")[0])
     if not problems and not is_typed and fixed:
         problems = check_below(Path(fixed).absolute(), Path(folder).absolute(), key=key)

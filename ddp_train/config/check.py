@@ -172,6 +172,13 @@ def _spelled_out(key: str, name: str) -> ConfigError:
     )
 
 
+def check_folder(folder: str, *, key: str) -> list[ConfigError]:
+    """Return what is wrong with the name of a folder, which everybody sees: a secret is in it."""
+    if (name := redaction.spelled_out("", folder)) is None:
+        return []
+    return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder's name that everybody may see")]
+
+
 def check_overrides(overrides: Sequence[str]) -> None:
     """Refuse overrides that hold a secret, or more than a config may, before anybody parses or shows them.
 

@@ -277,7 +277,9 @@ class Multirun:
         found |= {str(problem): (problem, []) for problem in placement.problems(checked, self._settings, plans_all=self._plans_all)}
         folders = [job_config.hydra.runtime.output_dir for job_config in composed]
         for folder in dict.fromkeys(folders):
-            found |= {str(problem): (problem, []) for problem in check_below(self.sweep.root, Path(folder), key="hydra.sweep.subdir")}
+            problems = check_below(self.sweep.root, Path(folder), key="hydra.sweep.subdir")
+            problems += config_check.check_folder(folder, key="hydra.sweep.subdir")
+            found |= {str(problem): (problem, []) for problem in problems}
         for folder in {folder for folder in folders if folders.count(folder) > 1}:
             found[folder] = (_shared(folder), [])
         if found:

@@ -128,6 +128,25 @@ def test_what_a_yaml_spells_out_is_not_repeated_by_advice(
     assert "abcdefgh12" not in said.out + said.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hydra.run.dir=outputs/${oc.env:MY_TOKEN}"],
+        ["plan", "hydra.run.dir=outputs/${oc.env:MY_TOKEN}"],
+        ["plan", "-m", "seed=1,2", "hydra.sweep.dir=outputs/${oc.env:MY_TOKEN}"],
+        ["plan", "-m", "seed=1,2", "hydra.sweep.subdir=${hydra.job.num}_${oc.env:MY_TOKEN}"],
+    ],
+)
+def test_a_secret_names_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "a-word-to-hide")
+    assert command_line(monkeypatch, tmp_path, *words, "cluster=cpu", "model=mlp", "data.num_samples=64") == (2, [])
+    shown = "".join(capsys.readouterr())
+    assert ".dir: holds the secret MY_TOKEN" in shown or ".subdir: holds the secret MY_TOKEN" in shown
+    assert "a-word-to-hide" not in shown and not [*tmp_path.rglob("*a-word-to-hide*")]
+
+
 def test_a_reference_to_a_secret_stays_one_and_the_hash_does_not_know_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(redaction, "_seen", {})
     monkeypatch.setattr(redaction, "_scanned", {})
