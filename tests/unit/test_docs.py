@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import yaml
 
 from ddp_train import checkpoint, launch
 from ddp_train.config import schema
+from ddp_train.config.check import _typed
+from ddp_train.config.command_line import COMMANDS
+from ddp_train.config.reference import options
+from ddp_train.errors import ConfigError
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.node import rounds, wire
 from ddp_train.rank.rank import _PEER_REPORTS_S
 from ddp_train.run_folder.attempts import _RESTARTS
 from ddp_train.system import folder_lock
 from ddp_train.watchdog import __main__
-from tests.unit.parts import checked
 
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,20 +47,67 @@ def test_files_and_links_exist(doc: Path) -> None:
     assert [name for name in re.findall(r"`make (\w+)", text) if f"\n{name}:" not in targets] == []
 
 
-def test_config_keys_exist() -> None:
-    tree = checked(base=[]).tree
-    sections = ("loader", "trainer", "evaluation", "health", "checkpoint", "cluster", "sweep", "debug", "profile", "strategy")
-    tree = {
-        **tree,
-        "strategy": {name: None for file in (ROOT / "conf/strategy").glob("*.yaml") for name in yaml.safe_load(file.read_text())},
-    }
-    unknown = []
-    for doc in DOCS:
-        for key in re.findall(rf"`((?:{'|'.join(sections)})\.(?!json|csv|py)[a-z_]+)[=`]", doc.read_text()):
-            section, _, name = key.partition(".")
-            if name not in tree[section]:
-                unknown.append(f"{doc.name}: {key}")
-    assert unknown == []
+OPTIONS = options(ROOT / "conf")
+KEYS = {key.name for option in OPTIONS for key in option.keys} | {
+    key for name, each in schema.SECTIONS.items() for key in schema.keys_of(each, f"{name}.")
+}
+OFFERED = {option.group: {other.name for other in OPTIONS if other.group == option.group} for option in OPTIONS if option.group}
+OPEN = (
+    "extra",
+    "hydra",
+    "init_from_keys",
+    "callbacks",
+    "metrics",
+    "cluster.env",
+    "cluster.slurm.options",
+    "evaluation.sets",
+    "evaluation.metrics",
+    "optimizer.groups",
+    "optimizer.parts",
+)
+
+
+def wrong_word(word: str) -> str | None:
+    """Return what is wrong with `key=value` or `section.key` in a text; None for what is none of ours."""
+    text, equals, value = word.strip("'\"").partition("=")
+    key, is_added = text.lstrip("+~"), text.startswith("+")
+    section = key.partition(".")[0]
+    if not re.fullmatch(r"[a-z_]+(\.\w+)*", key) or section not in {*OFFERED, *schema.SECTIONS, *schema.ROOT_KEYS, "hydra"}:
+        return None
+    if not equals and (key == section or key.endswith((".json", ".csv", ".py"))):
+        return None
+    if key not in {*KEYS, *OFFERED, *schema.ROOT_KEYS} and not is_added and not key.startswith(OPEN) and not key.endswith("._target_"):
+        return "no such key"
+    if not equals or re.search(r"\.\.\.|[A-Z$]|^$", value):  # FILE stands for anything
+        return None
+    given = list(yaml.safe_load(value)) if value.startswith("[") else value.split(",")
+    if key in OFFERED and not {str(each) for each in given} <= {*OFFERED[key], "mine"}:
+        return f"no option of {sorted(OFFERED[key])}"
+    if section in schema.SECTIONS and "." in key and key in KEYS and not key.startswith(OPEN) and "," not in value:
+        errors: list[ConfigError] = []
+        _typed(schema.SECTIONS[section], {key.partition(".")[2]: yaml.safe_load(value)}, section, errors)
+        return next((str(error) for error in errors if error.key == key), None)
+    return None
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_words_of_the_command_line_in_inline_code_are_understood(doc: Path) -> None:
+    text = re.sub(r"^ *```.*?^ *```", "", doc.read_text(), flags=re.DOTALL | re.MULTILINE)
+    codes = [] if doc.parent.name == "decisions" else re.findall(r"`([^`\n]+)`", text)  # a decision speaks of its day
+    words = [word for code in codes for word in (shlex.split(code) if code.count("'") % 2 == 0 else code.split())]
+    assert {word: wrong for word in words if (wrong := wrong_word(word)) is not None} == {}
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_commands_exist(doc: Path) -> None:
+    named = re.findall(r"(?:^ *|[`$;(]|&& )ddp-train ([a-z]+)(?=[ `\n])", doc.read_text(), flags=re.MULTILINE)
+    assert {*named} - {*COMMANDS} == set()
+
+
+def test_a_wrong_word_is_found() -> None:
+    wrong = ("compile=true", "trainer.max_step=3", "trainer.max_steps=many", "trainer.max_step", "model.widht=3", "cluster=slrum")
+    right = ("compile=default", "'trainer.max_steps=3'", "trainer.max_steps", "model.width=16", "cluster=...", "+model.more=1", "to=FOLDER")
+    assert [word for word in (*wrong, *right) if wrong_word(word)] == [*wrong]
 
 
 def test_the_table_of_options_is_that_of_conf() -> None:
