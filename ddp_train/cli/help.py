@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ddp_train import FOLDER
 from ddp_train.config.check import CONF
 from ddp_train.config.composition import parse
 from ddp_train.config.reference import Key, Option, argument_type, default_options, options
 from ddp_train.config.spelling import nearest
-from ddp_train.errors import DONE, ConfigError
+from ddp_train.errors import DONE, ConfigError, UserError
 from ddp_train.launch.launcher import Launcher
 
 USAGE = """ddp-train help KEY | GROUP | GROUP=OPTION     [--config-dir=FOLDER]
@@ -19,10 +22,13 @@ USAGE = """ddp-train help KEY | GROUP | GROUP=OPTION     [--config-dir=FOLDER]
   ddp-train help optimizer         a group: its options
   ddp-train help optimizer=muon    an option: all of its keys
   ddp-train help trainer           a section: all of its keys
+  ddp-train help docs/data.md      a page of the documentation; `ddp-train help docs` lists them
 
   docs/reference.md has everything at once; `ddp-train --help` has the commands.
 """
 _WIDTH = 110
+_DOCS = next((path for path in (FOLDER / "docs", FOLDER.parent / "docs") if path.is_dir()), FOLDER / "docs")
+"""The pages: inside the installed package, or at the top of a checkout. The copy of a run has none."""
 
 
 def explain(arguments: list[str], launcher: Launcher) -> int:
@@ -32,10 +38,41 @@ def explain(arguments: list[str], launcher: Launcher) -> int:
         print(USAGE)
         return DONE
     asked = str(args.overrides[0]).lstrip("+~")
+    if asked == _DOCS.name or asked.endswith(".md"):
+        _show_page(asked)
+        return DONE
     own = [options(Path(args.config_dir).absolute())] if args.config_dir is not None else []
     known = [option for each in [*own, options(CONF)] for option in each]
-    print("\n".join(_answer(asked, known)))
+    answer = "\n".join(_answer(asked, known))
+    print(answer)
+    for page in dict.fromkeys(re.findall(r"\bdocs/[\w/]+\.md", answer)):
+        print(f"\n`ddp-train help {page}` shows that page.")
     return DONE
+
+
+def _show_page(asked: str) -> None:
+    """Show a page of the documentation, laid out on a terminal and as it is elsewhere; of the folder alone the list of all.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    pages = {f"{_DOCS.name}/{path.relative_to(_DOCS)}": path for path in sorted(_DOCS.rglob("*.md"))}
+    if asked == _DOCS.name:
+        print("\n".join(pages))
+        return
+    page = asked if asked in pages else f"{_DOCS.name}/{asked}"
+    if page not in pages:
+        names = {path.stem: known for known, path in pages.items()}
+        fix = f"ddp-train help {names.get(nearest(Path(asked).stem, names) or '', _DOCS.name)}"
+        raise UserError(happened=f"there is no page {asked!r}", expected="a page of `ddp-train help docs`", fix=fix)
+    text = pages[page].read_text()
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(text))
+    else:
+        print(text, end="")
 
 
 def _answer(asked: str, known: Sequence[Option]) -> Iterator[str]:
@@ -92,7 +129,7 @@ def _paragraph(title: str, text: str) -> Iterator[str]:
 
 
 def _shown(file: Path) -> str:
-    return f"conf/{file.relative_to(CONF)}" if file.is_relative_to(CONF) else str(file)
+    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
 def _unknown(happened: str, name: str, names: Sequence[str] | dict[str, None], prefix: str) -> ConfigError:

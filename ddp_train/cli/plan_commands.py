@@ -65,7 +65,7 @@ def show(screen: Screen, jobs: Sequence[Job], given: Submitted | None) -> None:
     cluster = jobs[0].config.cluster
     screen.heading("How it is started")
     screen.table(_environment(jobs[0]))
-    screen.fact("writes", f"{_WRITTEN}: docs/run_folder.md")
+    screen.fact("writes", f"{_WRITTEN}: `ddp-train help docs/run_folder.md`")
     if given is not None:
         screen.fact("code", given.code)
         screen.fact("spec", f"{as_typed(given.spec)}: the frozen job, its shape, and the hash of the code")

@@ -148,7 +148,9 @@ def _unanswered(left: Mapping[str, str], facts: Mapping[str, Any]) -> ConfigErro
     return ConfigError(
         key=", ".join(left),
         happened=f"{'is' if len(left) == 1 else 'are'} auto, and {giver} does not say {'it' if len(left) == 1 else 'them'}",
-        expected=f"a fact of {giver}; it has {said}" if said else f"a fact of {giver}; it has none (`facts` of a data set: docs/data.md)",
+        expected=f"a fact of {giver}; it has {said}"
+        if said
+        else f"a fact of {giver}; it has none (`facts` of a data set: `ddp-train help docs/data.md`)",
         fix=typed + (", or text: data=char_text objective=language_modeling" if is_text else ""),
     )
 

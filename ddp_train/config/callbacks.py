@@ -45,5 +45,5 @@ def _check_events(path: str, key: str) -> Iterator[ConfigError]:
         yield ConfigError(
             key=key,
             happened=f"{path} has none of the methods {', '.join(EVENTS)}: it would never be called{close}",
-            expected="a callback (docs/callbacks.md), with at least one of them",
+            expected="a callback (`ddp-train help docs/callbacks.md`), with at least one of them",
         )

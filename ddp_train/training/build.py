@@ -213,7 +213,7 @@ def _start_from_data(model: StartingFromData, source: DataSource | Stream) -> No
             key="model",
             happened=f"a {type(model).__name__} begins with weights that it finds from training data, and the data is a stream",
             expected="data with positions, whose first samples can be read twice",
-            fix="another model, or data with positions (docs/data.md)",
+            fix="another model, or data with positions (`ddp-train help docs/data.md`)",
         )
     model.start_from(source)
 

@@ -64,7 +64,7 @@ def _part(made: Any, name: str, fields: list[str] | None, collate: Any) -> DataS
         raise ConfigError(
             key=f"data.sources.{name}.data",
             happened=f"is a stream ({type(made).__name__}): its samples have no positions to draw from, nor to go back to",
-            expected="data with positions (docs/data.md)",
+            expected="data with positions (`ddp-train help docs/data.md`)",
         )
     return as_source(made, fields, collate)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from ddp_train import FOLDER
 from ddp_train.cli.help import explain
 from ddp_train.config.check import CONF
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, UserError
 from ddp_train.launch.launcher import Launcher
 
 
@@ -65,3 +69,36 @@ def test_the_type_of_a_class_is_read_and_torch_is_not_imported_for_it() -> None:
         "print(argument_type('torch.optim.AdamW', 'lr'), 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "float | Tensor False\n"
+
+
+def test_a_page_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "docs/data.md\n" in shown(capsys, "docs")
+    assert shown(capsys, "docs/data.md") == shown(capsys, "data.md") == (FOLDER.parent / "docs/data.md").read_text()
+    assert "`ddp-train help docs/bad_numbers.md` shows that page." in shown(capsys, "health")
+    with pytest.raises(UserError, match=r"no page 'docs/dta.md'[^$]*ddp-train help docs/data.md"):
+        shown(capsys, "docs/dta.md")
+
+
+def test_the_wheel_has_every_page_and_file_that_a_message_names(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel: pip install hatchling")
+    build = "import hatchling.build, sys; hatchling.build.build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=FOLDER.parent, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.stat().st_size < 1_500_000
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(tmp_path / "there")
+    there = tmp_path / "there/ddp_train"
+    named = {
+        name
+        for file in (*there.rglob("*.py"), *(there / "conf").rglob("*.yaml"))
+        for name in re.findall(r"(?<![\w/-])docs/[\w/-]+\.md", file.read_text())
+    }
+    assert len(named) > 10 and [name for name in sorted(named) if not (there / name).exists()] == []
+    words = [sys.executable, "-m", "ddp_train", "help"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | {"PYTHONPATH": str(there.parent)}
+    page, key = (
+        subprocess.run([*words, asked], cwd=tmp_path, env=kept, capture_output=True, text=True, check=True).stdout
+        for asked in ("docs/data.md", "optimizer.lr")
+    )
+    assert page == (there / "docs/data.md").read_text()
+    assert "stands in there/ddp_train/conf/optimizer/adamw.yaml:" in key
