@@ -67,7 +67,7 @@ def test_an_auto_that_the_data_does_not_answer_is_refused_with_what_it_has() -> 
     error = refused("+model.num_classes=auto", base=[*OWN_DATA, *OWN_MODEL])
     assert str(error) == (
         "model.num_classes: is auto, and the data does not say it\n"
-        "  expected: a fact of the data; it has none (`facts` of a data set: docs/data.md)\n"
+        "  expected: a fact of the data; it has none (`facts` of a data set: `ddp-train help docs/data.md`)\n"
         "  fix: model.num_classes=VALUE"
     )
     assert error.exit_code == 2
