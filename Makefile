@@ -5,13 +5,15 @@
 # make thirdparty: one run for each of many packages of others (timm, transformers, ...), which it installs first.
 # make faults: the long tests, with every fault as often as docs/faults.md counts it (an hour).
 # make benchmark: whole commands, ours against torch alone and the peers that are installed; hours, or `make benchmark ARGS="--workloads W1 --pairs 3"`; what a step costs: ARGS=turns.
+# make torches: unit (launch in them), config and distributed tests with each torch; VERSIONS="2.15.0" takes some of them. Each takes up to 8 GB in .venvs/.
+# make hydras: config, launch and sweep tests with each Hydra; HYDRAS="1.4.0rc3:2.4.1rc1" takes some of them, with their OmegaConf.
 # make reference: docs/reference.md anew, from conf/ and the schema.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test gpu clusters thirdparty faults soak check reference benchmark clean
+.PHONY: train test gpu clusters thirdparty faults soak check reference benchmark torches hydras clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
@@ -47,6 +49,19 @@ reference: $(READY)
 benchmark: $(READY)
 	$(BIN)/python -m tests.benchmark.whole_command $(ARGS)
 
+# torch's CPU build where the index has one, else its CUDA build, which computes on the CPU: it cannot be imported without its nvidia packages.
+VERSIONS    ?= 2.10.0 2.11.0 2.13.0 newest
+TORCH_TESTS ?= tests/unit tests/config tests/distributed
+torches:
+	@for version in $(VERSIONS); do tests/environment.sh torch $$version && \
+	.venvs/torch-$$version/bin/python -m pytest $(TORCH_TESTS) -n2 --dist=loadgroup $(ARGS) || exit 1; done
+
+HYDRAS      ?= 1.3.5:2.3.0 1.3.8:2.3.1 1.4.0rc3:2.4.1rc1
+HYDRA_TESTS ?= tests/config tests/unit/launch tests/unit/config tests/unit/cli tests/unit/sweep tests/distributed/test_sweep.py
+hydras:
+	@for version in $(HYDRAS); do tests/environment.sh hydra $$version && \
+	.venvs/hydra-$${version%:*}/bin/python -m pytest $(HYDRA_TESTS) -n2 --dist=loadgroup -W "ignore:The version_base" $(ARGS) || exit 1; done
+
 # Installs into .venv, again only when what is installed has changed. The constraints pin torch's CPU build; on a GPU machine that has
 # torch already, `make train CONSTRAINTS=` keeps the one that pip finds.
 CONSTRAINTS ?= -c constraints.txt
@@ -63,4 +78,4 @@ $(VENV)/.thirdparty: $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venvs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -26,6 +26,7 @@ from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config import typed_options
 from ddp_train.config.check import CONF, ConfigErrors, check_folder, options, section
 from ddp_train.config.copies import check_copies
+from ddp_train.config.hydra_internals import MAIN
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
 from ddp_train.config.schema import ClusterConfig, SweepConfig
@@ -57,7 +58,7 @@ def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
     typed_options.refuse_unknown_options(sys.argv[1:])
     with _full_hydra_errors(), composed_once(), closing(_Command(launcher)) as command:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(command)()
+        hydra.main(**MAIN, config_path=str(CONF), config_name="config")(command)()
     return command.exit_code()
 
 

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+
+from ddp_train.config.hydra_internals import ConfigLoaderImpl
 
 _MODES = {f"hydra.mode={mode.name}": mode for mode in RunMode}
 """What Hydra adds to the overrides where nothing else says what the mode is."""

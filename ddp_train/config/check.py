@@ -215,6 +215,8 @@ def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -
             if inner_values is None:
                 continue
             value = typed(inner, inner_values)
+        if "float" in str(fields[name].type) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)  # OmegaConf 2.4 warns where it does so itself
         try:
             merged[name] = value
         except OmegaConfBaseException:

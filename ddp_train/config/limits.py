@@ -10,13 +10,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import omegaconf._utils
-import omegaconf.basecontainer
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf
 
-from ddp_train.config import refused_targets
+from ddp_train.config import hydra_internals, refused_targets
+from ddp_train.config.hydra_internals import ConfigLoaderImpl
 from ddp_train.config.target import locate
 from ddp_train.errors import ConfigError
 from ddp_train.system.module_names import module_name
@@ -26,7 +24,7 @@ MAX_DEPTH = 50
 MAX_NODES = 100_000
 
 _HYDRA = (
-    "hydra._internal.core_plugins",
+    hydra_internals.CORE_PLUGINS,
     "hydra.experimental.callbacks",
     "hydra_plugins",
     "optuna.samplers",
@@ -40,9 +38,9 @@ _REFERENCE = re.compile(r"\$\{(?:oc\.(?:select|deprecated|create|dict\.keys|dict
 
 def install() -> None:
     """Make OmegaConf's YAML loader and Hydra's composition look first. Once in a process; again does nothing."""
-    if not hasattr(omegaconf._utils.get_yaml_loader, "is_limited"):
-        loader = _limited(omegaconf._utils.get_yaml_loader())
-        for module in (omegaconf._utils, omegaconf.basecontainer):
+    if not hasattr(hydra_internals.yaml_loader(), "is_limited"):
+        loader = _limited(hydra_internals.yaml_loader())
+        for module in hydra_internals.yaml_loader_modules():
             vars(module)["get_yaml_loader"] = loader
         compose = ConfigLoaderImpl.load_configuration
 
@@ -137,6 +135,8 @@ def _limited(loader: Any) -> Any:
     class Limited(loader):  # type: ignore[misc]
         """OmegaConf's loader, which refuses what is too large, too deep or repeats itself too often."""
 
+        is_limited = True
+
         def __init__(self, stream: Any) -> None:
             text = stream if isinstance(stream, (str, bytes)) else stream.read(MAX_CHARACTERS + 1)
             self._where = str(getattr(stream, "name", "YAML"))
@@ -157,11 +157,7 @@ def _limited(loader: Any) -> Any:
                 _refuse("", f"{self._where} has more than {MAX_NODES:,} values when its aliases are written out")
             return node
 
-    def get_yaml_loader() -> Any:
-        return Limited
-
-    get_yaml_loader.is_limited = True  # type: ignore[attr-defined]
-    return get_yaml_loader
+    return lambda **its_own_limits: Limited  # OmegaConf 2.4 has some
 
 
 def _size(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:

@@ -23,6 +23,13 @@ def check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
             expected="a walltime that is longer than the time to save",
             fix="a smaller cluster.grace_s",
         )
+    if cluster.agent == "torch" and cluster.launcher != "local":
+        yield ConfigError(
+            key="cluster.agent",
+            happened=f"is torch, and cluster.launcher={cluster.launcher} starts agents of ours on several machines",
+            expected="own; or torchrun itself, typed on each machine (docs/versions.md)",
+            fix="cluster.agent=own",
+        )
     if cluster.launcher in ("slurm", "ssh") and not is_torchrun_worker():
         yield from _check_other_machines(cluster)
     if cluster.hosts is not None or cluster.launcher == "ssh":

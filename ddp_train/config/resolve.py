@@ -18,6 +18,7 @@ from omegaconf.resolvers import oc
 
 from ddp_train import redaction
 from ddp_train.config import object_names
+from ddp_train.config.hydra_internals import register_resolver
 from ddp_train.config.tree import changed
 from ddp_train.errors import ConfigError
 
@@ -66,12 +67,12 @@ def _sealed() -> Iterator[None]:
         is_secret = redaction.is_secret_reference(name) or redaction.is_secret_key(str(_node_._get_full_key(None)))
         return f"{_MARK}oc.env:{name}{_MARK}" if name in os.environ and is_secret else oc.env(name, *default)
 
-    OmegaConf.register_new_resolver("oc.env", env, replace=True)
-    OmegaConf.register_new_resolver(object_names.RESOLVER, lambda path: f"{_MARK}{object_names.RESOLVER}:{path}{_MARK}", replace=True)
+    register_resolver("oc.env", env)
+    register_resolver(object_names.RESOLVER, lambda path: f"{_MARK}{object_names.RESOLVER}:{path}{_MARK}")
     try:
         yield
     finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        register_resolver("oc.env", oc.env)
         OmegaConf.clear_resolver(object_names.RESOLVER)
 
 

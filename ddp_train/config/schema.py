@@ -278,6 +278,7 @@ class ClusterConfig:
     """The section `cluster`."""
 
     launcher: str = field(metadata={"one_of": ("local", "torchrun", "slurm", "ssh")})
+    agent: str = field(metadata={"one_of": ("own", "torch")})
     device: str = field(metadata={"one_of": ("auto", "cpu", "cuda")})
     nodes: Any = field(metadata={"parse": node_range})  # a number or "min:max"
     processes_per_node: int | None = field(metadata={"min": 1})

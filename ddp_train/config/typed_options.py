@@ -8,11 +8,10 @@ from argparse import ArgumentError
 from difflib import get_close_matches
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import get_args_parser
 from hydra.core.object_type import ObjectType
 
 from ddp_train.config.check import ConfigErrors
+from ddp_train.config.hydra_internals import ConfigLoaderImpl, get_args_parser
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import ConfigError
 

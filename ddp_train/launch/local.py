@@ -35,7 +35,7 @@ def run(job: Job) -> int:
 def agent_arguments(job: Job) -> list[str]:
     """Return what the agent of a job is told."""
     cluster = job.config.cluster
-    ours, restarts = [f"--grace-s={cluster.grace_s}"], 0
+    ours, restarts = [f"--grace-s={cluster.grace_s}", f"--agent={cluster.agent}"], 0
     if not job.examines:
         ours, restarts = [*ours, f"--run-dir={job.run_folder.root}"], max_restarts(cluster, {})
     return [*ours, *ALONE, f"--nproc-per-node={_processes(cluster)}", f"--max-restarts={restarts}", "-m", "ddp_train"]

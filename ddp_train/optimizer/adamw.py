@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
+from ddp_train import torch_internals
+
 
 class AdamW(torch.optim.AdamW):
     """AdamW, as torch's in its arguments, its state and its results.
@@ -63,7 +65,7 @@ class AdamW(torch.optim.AdamW):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step; see `torch.optim.AdamW.step`."""
-        if closure is not None or self._has_company():
+        if closure is not None or not _KNOWS_TORCH or self._has_company():
             return _step_in_company(self, closure)
         groups = self._arguments()
         if groups is None:
@@ -104,6 +106,7 @@ class AdamW(torch.optim.AdamW):
         return found
 
 
+_KNOWS_TORCH = not torch_internals.missing(torch_internals.OF_ADAMW)
 _Arguments = tuple[dict[str, Any], list[Tensor], list[dict[str, Tensor]]]
 """A group, and the gradient and the state of each of its parameters."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_train import FOLDER
+from ddp_train import FOLDER, torch_internals
 from ddp_train.training import compiled
 
 _INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(FOLDER))
@@ -43,6 +43,7 @@ _PRECISIONS = (  # (backend, operation) of `torch.backends.fp32_precision` and i
     ("generic", "all"),
     *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")),
 )
+_KNOWS_TORCH = not torch_internals.missing(torch_internals.OF_PRECISIONS)
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (lambda: None, torch.set_default_device),  # None: no default. Any other, also "cpu", would put a mode around every call of torch
@@ -118,8 +119,8 @@ def _asked(get: Callable[[], Any]) -> list[Any]:
 
 def _take_precisions() -> list[str]:
     """Return what each of `_PRECISIONS` has of its own, and take it away: one that has nothing answers with a more general one's."""
-    found = []
-    for backend, operation in _PRECISIONS:
+    found: list[str] = []
+    for backend, operation in _PRECISIONS if _KNOWS_TORCH else ():
         found.append(torch._C._get_fp32_precision_getter(backend, operation))
         torch._C._set_fp32_precision_setter(backend, operation, "none")
     return found
@@ -127,7 +128,7 @@ def _take_precisions() -> list[str]:
 
 def _set_precisions(values: list[str]) -> None:
     """Set `_PRECISIONS`. Not through torch.backends: `mkldnn.fp32_precision` sets the general one (torch 2.13)."""
-    for (backend, operation), value in zip(_PRECISIONS, values, strict=True):
+    for (backend, operation), value in zip(_PRECISIONS, values, strict=_KNOWS_TORCH):
         torch._C._set_fp32_precision_setter(backend, operation, value)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from ddp_train import torch_internals
 from ddp_train.config.schema import batch_changes, length_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
@@ -33,6 +34,8 @@ def opening(job: Job, world: World) -> str:
         [
             f"run      {job.run_folder.shown()}",
             f"ranks    {world.size} on {world.device.type}",
+            *([f"torch    {newer}"] if (newer := torch_internals.newer_than_passed()) else []),
+            *(f"torch    {line}" for line in torch_internals.missing()),
             *([f"warning  no GPU is used: {why} (cluster=cpu: on purpose)"] if why else []),
             *([f"batch    {job.config.batch}", *(f"         {line}" for line in job.config.batch_notes())] if job.task is None else []),
             *job.config.left_out,

@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.config import check as config_check
 from ddp_train.config import cluster
+from ddp_train.config.hydra_internals import BASIC_SWEEPER
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import nearest
@@ -42,7 +43,7 @@ from ddp_train.sweep.folder import GOALS, Sweep, SweepJob
 from ddp_train.sweep.frozen_yaml import freeze_yaml
 from ddp_train.sweep.gather import Gathered, gather
 from ddp_train.sweep.schedule import SweepScheduler
-from ddp_train.sweep.sweeper import BASIC_SWEEPER, plans_all, swept_keys
+from ddp_train.sweep.sweeper import plans_all, swept_keys
 from ddp_train.sweep.table import SweepScreen, show
 from ddp_train.system.torchrun_env import is_torchrun_worker
 

@@ -8,10 +8,8 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+from ddp_train.config.hydra_internals import BASIC_SWEEPER
 from ddp_train.config.tree import texts
-
-BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-"""Hydra's own: each combination of the values."""
 
 
 def swept_keys(base: DictConfig) -> list[str]:

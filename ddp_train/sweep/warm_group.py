@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ddp_train.config.cluster import ALONE, environment_of
+from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import FAILED, INTERRUPTED
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
@@ -55,7 +56,7 @@ class WarmSlot:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices.gpu_share(self._number, self._slots)[:processes])
         if self._group is None or not self._group.can_serve(processes, environment):
             self.end()
-            self._group = _Group(self._agent_log, processes, environment, grace_s=cluster.grace_s)
+            self._group = _Group(self._agent_log, processes, environment, cluster)
         self._group.send(job, fresh=fresh)
 
     def poll(self, timeout_s: float) -> int | None:
@@ -78,7 +79,7 @@ class WarmSlot:
 class _Group:
     """An agent with its members, and the socket to the member of rank 0."""
 
-    def __init__(self, agent_log: Path, processes: int, environment: Mapping[str, str], *, grace_s: int) -> None:
+    def __init__(self, agent_log: Path, processes: int, environment: Mapping[str, str], cluster: ClusterConfig) -> None:
         self._processes, self._environment = processes, environment
         self._folder = _make_folder()
         self._listener = socket.socket(socket.AF_UNIX)
@@ -92,7 +93,8 @@ class _Group:
         self._is_ending = False  # the agent has told its members to end
         self.agent = start_agent(
             [
-                f"--grace-s={grace_s}",
+                f"--grace-s={cluster.grace_s}",
+                f"--agent={cluster.agent}",
                 f"--log={agent_log}",
                 f"--group={self._folder}",
                 *ALONE,

@@ -6,6 +6,7 @@ strategy or a compiler looks for stay as they are.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,14 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from ddp_train import torch_internals
 from ddp_train.config.schema import ActivationCheckpointingConfig
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import blocks_of, few
 
 _KEY = "activation_checkpointing"
+_HOOKS = "respect_saved_tensors_hooks"
+"""Since torch 2.15: what is kept goes through the hooks of `save_on_cpu` and the like, as every other saved tensor does."""
 
 
 def checkpoint_activations(model: nn.Module, config: ActivationCheckpointingConfig) -> str:
@@ -34,6 +37,8 @@ def checkpoint_activations(model: nn.Module, config: ActivationCheckpointingConf
     """
     if config.blocks is None:
         return ""
+    if lacks := torch_internals.missing(torch_internals.OF_CHECKPOINTING):
+        raise ConfigError(key=_KEY, happened=lacks[0], fix=f"{_KEY}=off")
     found = blocks_of(model, config.blocks, key=f"{_KEY}.blocks")
     if not found:
         raise ConfigError(
@@ -72,6 +77,8 @@ def _operation(name: str) -> list[Any]:
 def _checkpointed(kind: Any, saved: list[Any]) -> type[nn.Module]:
     """Return a class as `kind`, of the same name, whose forward is checkpointed where gradients are taken."""
     contexts: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, saved)} if saved else {}
+    if saved and _HOOKS in inspect.signature(checkpoint).parameters:
+        contexts[_HOOKS] = True
 
     def forward(self: Any, *given: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -96,6 +103,8 @@ def _unchanged_buffers(block: nn.Module) -> Iterator[None]:
     Raises:
         ConfigError: its forward changes another buffer, which would have the batch twice.
     """
+    from torch.utils._python_dispatch import _disable_current_modes  # private (torch_internals.py)
+
     averages = [(module, dict(module._buffers)) for module in block.modules() if getattr(module, "track_running_stats", False)]
     own = {id(module) for module, _ in averages}
     others = [(name, each, each._version) for name, each in _buffers(block, without=own)]

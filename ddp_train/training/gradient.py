@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import is_cut, num_replicas, own_rows
 
+_engine_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)  # private (torch_internals.py)
 _EPS = 1e-6  # as torch's own clipping has it
 
 
@@ -24,7 +24,7 @@ def backward(loss: Tensor, seed: Tensor) -> None:
         loss: shape [].
         seed: what backward begins with, of the loss's shape, type and device.
     """
-    if type(loss) is Tensor:
+    if type(loss) is Tensor and _engine_run_backward is not None:
         _engine_run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
     else:  # a subclass may do more
         loss.backward(seed)

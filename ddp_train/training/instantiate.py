@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from torch import nn
 
 from ddp_train.config import auto, object_names
+from ddp_train.config.hydra_internals import IS_1_4
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import MADE
 from ddp_train.config.spelling import removal
@@ -21,6 +22,8 @@ from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.redaction import reveal
+
+_GET_OBJECT = "hydra.utils.get_object"
 
 
 def build_writers(nodes: Mapping[str, Any], **run_facts: Any) -> list[MetricWriter]:
@@ -47,7 +50,8 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
     given = {name: auto.put(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
     gives = _what_is_given(key, first)
     try:
-        make = hydra.utils.instantiate({"_convert_": "all", **_prepared(reveal(given), gives), "_partial_": True})
+        prepared = {"_convert_": "all", **_prepared(reveal(given), gives), "_partial_": True}
+        make = hydra.utils.instantiate(prepared, **_allowed(prepared))
         make = _with_given(make, node, gives) if gives else make
     except KeyError as error:
         raise ConfigError(key=key, happened=f"the environment variable {error} is not set here", fix=f"export {error}=...") from None
@@ -79,13 +83,29 @@ def _what_is_given(key: str, first: Any) -> dict[str, Any]:
     return {"model" if isinstance(first, nn.Module) else "params": first} if "params" in names else dict.fromkeys(names, first)
 
 
+def _allowed(node: Any) -> dict[str, Any]:
+    """Return Hydra 1.4's whitelist: the targets of this node, all of which were looked at before (`refuse_tools`), and no other."""
+    return {"_execution_whitelist_": sorted(_targets(node))} if IS_1_4 else {}
+
+
+def _targets(value: Any) -> set[str]:
+    if isinstance(value, Mapping):
+        own = {value[name] for name in ("_target_", "path") if isinstance(value.get(name), str) and _is_called(value, name)}
+        return own.union(*map(_targets, value.values()))
+    return set[str]().union(*map(_targets, value)) if isinstance(value, list) else set()
+
+
+def _is_called(node: Mapping[str, Any], name: str) -> bool:
+    return name == "_target_" or node.get("_target_") == _GET_OBJECT
+
+
 def _prepared(value: Any, gives: Mapping[str, Any], *, is_inside: bool = False) -> Any:
     """Return a node as Hydra is to make it: objects by their names, and what waits inside it as `_partial_`."""
     if isinstance(value, list):
         return [_prepared(item, gives, is_inside=True) for item in value]
     if not isinstance(value, Mapping):
         name = object_names.name_in(value)
-        return value if name is None else {"_target_": "hydra.utils.get_object", "path": name}
+        return value if name is None else {"_target_": _GET_OBJECT, "path": name}
     node = {name: _prepared(inner, gives, is_inside=True) for name, inner in value.items()}
     return {**node, "_partial_": True} if gives and is_inside and _waits(value, gives) else node
 

@@ -40,7 +40,7 @@ Again = Callable[[Mapping[int, ProcessFailure], int], bool]
 
 
 def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restarts: int = 0) -> None:
-    """Run torch's agent to its end.
+    """Run torch's agent, with our rules, to its end. `torch.distributed.run.run` is torch's own without them (`cluster.agent=torch`).
 
     Args:
         options: as torchrun parses them.
@@ -70,12 +70,12 @@ class _Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
         assert self._pcontext is not None
-        close = self._pcontext.close
+        close, self._ends_within_s = self._pcontext.close, _SURVIVORS_S
 
-        def close_soon(death_sig: signal.Signals | None = None, timeout: int = _SURVIVORS_S) -> None:
-            close(death_sig, timeout)
+        def close_in_time(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
+            close(death_sig, self._ends_within_s)
 
-        self._pcontext.close = close_soon  # type: ignore[method-assign]  # called without a time when one has failed
+        self._pcontext.close = close_in_time  # type: ignore[method-assign]  # when one has failed, and by `_shutdown`
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -94,7 +94,8 @@ class _Agent(LocalElasticAgent):
         return [failure for failure in failures.values() if failure.local_rank not in ended]
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
-        super()._shutdown(death_sig, self._grace_s)  # after a signal, and when machines come or go
+        self._ends_within_s = self._grace_s  # after a signal, and when machines come or go
+        super()._shutdown(death_sig)  # before 2.13 torch's takes no time, and gives it none
 
 
 class _NoLogs(DefaultLogsSpecs):

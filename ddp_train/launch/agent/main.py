@@ -19,6 +19,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from ddp_train import torch_internals
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, UserError
 from ddp_train.launch.agent import elastic, rendezvous
 from ddp_train.launch.agent.failures import Failures
@@ -29,6 +30,10 @@ from ddp_train.system import handover
 from ddp_train.system.nursery import Become
 from ddp_train.system.process import STOP_SIGNALS
 
+_PLAIN = (
+    "agent    torchrun's own: ranks have 30 s after a stop signal and none after a second one, whatever cluster.grace_s says;"
+    " each failure is started again, up to cluster.max_restarts"
+)
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 
 
@@ -55,17 +60,27 @@ def main(arguments: list[str], ranks: Ranks) -> int:
 
     Args:
         ranks: starts them.
-        arguments: --grace-s=SECONDS [--run-dir=DIR [--restarts=N] | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
+        arguments: --grace-s=SECONDS [--agent=torch] [--run-dir=DIR [--restarts=N] | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
     """
     own = take_options(arguments)
     signals = ",".join(number.name for number in _PASSED_ON)
-    options = torchrun.parse_args([f"--signals-to-handle={signals}", "--monitor-interval=0.001", *arguments])  # `elastic` waits itself
+    lacks = torch_internals.agent_lacks()
+    is_plain = own.is_plain or bool(lacks)
+    interval = "0.1" if is_plain else "0.001"  # `elastic` waits itself
+    options = torchrun.parse_args([f"--signals-to-handle={signals}", f"--monitor-interval={interval}", *arguments])
     number = next((int(part.removeprefix("rank=")) for part in options.rdzv_conf.split(",") if part.startswith("rank=")), 0)
     _quieten(own.log or (own.run_folder.agent_log(number) if own.run_folder is not None else None))
     rendezvous.register()
     failures = Failures(own, is_last_round=own.restarts == options.max_restarts)
+    if is_plain and own.in_round:
+        print(f"\n{UserError(key='cluster', happened=lacks[0], fix='torchrun --nnodes=N -m ddp_train on each machine')}", file=sys.stderr)
+        return ENVIRONMENT_REFUSES
     try:
-        elastic.run(options, ranks, grace_s=own.grace_s, again=failures.again, restarts=own.restarts or 0)
+        if is_plain:
+            print(*lacks, _PLAIN, sep="\n", flush=True)
+            torchrun.run(options)
+        else:
+            elastic.run(options, ranks, grace_s=own.grace_s, again=failures.again, restarts=own.restarts or 0)
     except ChildFailedError as error:
         return failures.end(error)
     except SignalException as error:

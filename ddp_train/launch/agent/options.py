@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddp_train.run_folder.paths import RunFolder
 
-_NAMES = ("--grace-s=", "--run-dir=", "--group=", "--log=", "--restarts=")
+_NAMES = ("--grace-s=", "--run-dir=", "--group=", "--log=", "--restarts=", "--agent=")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,9 @@ class Options:
     """How often the ranks of a run over several machines were started again: this agent starts them once and counts nothing; the first
     machine's node program decides what follows (`node/rounds.py`). None: this agent counts."""
 
+    is_plain: bool = False
+    """`cluster.agent=torch`: torchrun's own, with nothing of ours in it."""
+
     @property
     def in_round(self) -> bool:
         """Whether this is one start of all ranks of several machines."""
@@ -43,4 +46,5 @@ def take_options(arguments: list[str]) -> Options:
         group=Path(given["--group="]) if "--group=" in given else None,
         log=Path(given["--log="]) if "--log=" in given else None,
         restarts=int(given["--restarts="]) if "--restarts=" in given else None,
+        is_plain=given.get("--agent=") == "torch",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -67,3 +68,20 @@ def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
     result = run_folder.read_result()
     assert result is not None and (result.status, result.step) == (status, 8) and not run_folder.attempts.exists()
     assert exit_code(run_folder, code, before=before) == (0 if status is Status.COMPLETED else 75)
+
+
+def test_ranks_have_their_time_after_a_stop_where_torch_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.13 torch's `_shutdown` has no argument for it."""
+    agent: Any = object.__new__(elastic._Agent)
+    agent._grace_s, agent._ends_within_s = 7, 3
+    monkeypatch.setattr(elastic.LocalElasticAgent, "_shutdown", lambda self, death_sig: None)
+    agent._shutdown(signal.SIGTERM, 30)
+    assert agent._ends_within_s == 7
+
+
+def test_several_machines_are_refused_where_torch_lacks_what_our_agent_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr("torch.distributed.launcher.api.LocalElasticAgent")
+    assert main(["--grace-s=1", "--restarts=0", "--nproc-per-node=1", "-m", "ddp_train"], NO_RANKS) == 78
+    assert "has no torch.distributed.launcher.api.LocalElasticAgent" in capsys.readouterr().err

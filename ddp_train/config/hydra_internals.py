@@ -1,0 +1,59 @@
+"""What of Hydra and OmegaConf is private, in one place: seen with Hydra 1.3.5 to 1.4.0rc3 and OmegaConf 2.3 and 2.4.
+
+There is no public way to compose a command line without running it, to read its options before Hydra leaves with a usage, and to limit
+what a YAML may cost. Where a version lacks one of these names, importing this module says which.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import hydra.utils
+import omegaconf.basecontainer
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from omegaconf import OmegaConf
+
+__all__ = [
+    "BASIC_SWEEPER",
+    "CORE_PLUGINS",
+    "IS_1_4",
+    "MAIN",
+    "ConfigLoaderImpl",
+    "create_config_search_path",
+    "get_args_parser",
+    "register_resolver",
+    "yaml_loader",
+    "yaml_loader_modules",
+]
+
+CORE_PLUGINS = "hydra._internal.core_plugins"
+BASIC_SWEEPER = f"{CORE_PLUGINS}.basic_sweeper.BasicSweeper"
+"""Hydra's own: each combination of the values."""
+
+
+IS_1_4 = hasattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS")
+MAIN: dict[str, Any] = {"execution_whitelist": vars(hydra.utils)["UNSAFE_DISABLE_EXECUTION_CHECKS"]} if IS_1_4 else {"version_base": "1.3"}
+"""Arguments for `hydra.main`. Before 1.4 it warns where `version_base` is missing, since 1.4 where it is there. What the node starts
+was looked at before (`limits.check_hydra`)."""
+
+
+def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
+    """Let OmegaConf answer `${NAME:...}` so, in the place of what did it before."""
+    register: Any = OmegaConf.register_resolver if IS_1_4 else OmegaConf.register_new_resolver  # OmegaConf 2.4 warns of the latter
+    register(name, resolver, replace=True)
+
+
+def yaml_loader() -> Any:
+    """Return the class by which OmegaConf reads YAML."""
+    return vars(omegaconf.basecontainer)["get_yaml_loader"]()
+
+
+def yaml_loader_modules() -> list[ModuleType]:
+    """Return the modules that ask for that class by name; OmegaConf 2.4 has moved it."""
+    names = ("_utils", "_yaml", "basecontainer", "omegaconf")
+    found = [sys.modules.get(f"omegaconf.{name}") for name in names]
+    return [module for module in found if module is not None and "get_yaml_loader" in vars(module)]

@@ -1,0 +1,114 @@
+"""What of torch is replaced or private, in one table: where it is used, and what is done where a version of torch lacks it.
+
+Such names may go with any release. `missing` is asked when an agent and a rank start, and what it finds is said in a line. docs/versions.md
+has the versions that were run. This module imports no torch: it looks at what is imported already.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+PASSED = ("2.10", "2.15")
+"""The oldest and the newest torch that the tests were run with (docs/versions.md)."""
+
+PLAIN_AGENT = "cluster.agent=torch: torchrun's own agent"
+_OWN_STEP = "torch's own AdamW takes the step"
+_NO_COMPILE = "compile=off"
+_NO_CHECKPOINTING = "activation_checkpointing=off"
+_KEPT = "what a job of a sweep sets of fp32_precision stays for the next ones"
+_NONE = "no run without it: a name that torch's own packages and many others use"
+
+_ELASTIC = "torch.distributed.elastic"
+INTERNALS = {
+    # launch/agent/elastic.py replaces the first three, and its agent has methods in the place of the others.
+    f"{_ELASTIC}.multiprocessing.api._terminate_process_handler": PLAIN_AGENT,
+    f"{_ELASTIC}.multiprocessing.api.get_subprocess_handler": PLAIN_AGENT,
+    "torch.distributed.launcher.api.LocalElasticAgent": PLAIN_AGENT,
+    f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._start_workers": PLAIN_AGENT,
+    f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._monitor_workers": PLAIN_AGENT,
+    f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._shutdown": PLAIN_AGENT,
+    "torch.autograd.graph._engine_run_backward": "loss.backward(), which costs 15 us and an import",
+    "torch.optim.optimizer._global_optimizer_pre_hooks": _OWN_STEP,
+    "torch.optim.optimizer._global_optimizer_post_hooks": _OWN_STEP,
+    "torch.autograd.profiler._is_profiler_enabled": _OWN_STEP,
+    "torch._fused_adamw_": _OWN_STEP,
+    "torch._foreach_add_": _OWN_STEP,
+    "torch._foreach_mul_": _NONE,
+    "torch._foreach_copy_": _NONE,
+    "torch._foreach_lerp_": _NONE,
+    "torch._C._get_fp32_precision_getter": _KEPT,
+    "torch._C._set_fp32_precision_setter": _KEPT,
+    "torch._C._current_graph_task_id": _NO_CHECKPOINTING,
+    "torch._ops.OpOverload": _NO_CHECKPOINTING,
+    "torch.utils._python_dispatch._disable_current_modes": _NO_CHECKPOINTING,
+    "torch.utils._pytree.tree_map": _NONE,
+    "torch._inductor.runtime.cache_dir_utils.default_cache_dir": _NO_COMPILE,
+    "torch._dynamo.config": _NO_COMPILE,
+    "torch._dynamo.list_backends": _NO_COMPILE,
+    "torch._dynamo.callback.callback_handler": _NO_COMPILE,
+    "torch._dynamo.utils.counters": _NO_COMPILE,
+    "torch._dynamo.exc.TorchDynamoException": _NO_COMPILE,
+    "torch.cuda._is_in_bad_fork": _NONE,
+    "torch.cuda.memory._record_memory_history": "profile=trace: profile=memory is not there",
+    "torch.cuda.memory._dump_snapshot": "profile=trace: profile=memory is not there",
+    "torch.amp.grad_scaler.GradScaler._found_inf_per_device": "health.on_nonfinite=raise with amp=fp16",
+    "torch.distributed.checkpoint.filesystem._StorageInfo": "checkpoints and exports in our own format, and no init_from of dcp's",
+    "torch.nn.modules.batchnorm._NormBase": _NONE,
+    "torch.nn.modules.batchnorm._BatchNorm": _NONE,
+    "torch.utils.data._utils.collate.default_collate_fn_map": _NONE,
+    "torch.utils.data._utils.pin_memory.pin_memory": _NONE,
+}
+"""Dotted name -> what is done without. MKL's number of threads (rank/forked.py) and the flight recorder's variables
+(watchdog/flight_recorder.py) are no names of Python: without them threads are as torch sets them, and there are no records."""
+
+OF_ADAMW = [name for name, without in INTERNALS.items() if without is _OWN_STEP]
+OF_PRECISIONS = [name for name, without in INTERNALS.items() if without is _KEPT]
+OF_CHECKPOINTING = [name for name, without in INTERNALS.items() if without is _NO_CHECKPOINTING]
+
+
+def missing(names: Iterable[str] = INTERNALS) -> list[str]:
+    """Return a line for each name that this torch lacks, of those whose module is imported."""
+    return [
+        f"torch {_version()} has no {name}; instead: {INTERNALS[name]}" for name in names if (owner := _owner(name)) and not _has(*owner)
+    ]
+
+
+def agent_lacks() -> list[str]:
+    """Return a line for each name that our agent needs and this torch lacks."""
+    return missing(name for name, without in INTERNALS.items() if without is PLAIN_AGENT)
+
+
+def newer_than_passed() -> str:
+    """Return a line where torch is newer than what the tests were run with; else ""."""
+    found = _version()
+    if not found or _numbers(found) <= _numbers(PASSED[1]):
+        return ""
+    return f"{found} is newer than {PASSED[1]}, the newest that the tests were run with; where an agent behaves oddly: cluster.agent=torch"
+
+
+def _version() -> str:
+    return str(getattr(sys.modules.get("torch"), "__version__", ""))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+
+
+def _owner(name: str) -> tuple[Any, list[str]] | None:
+    """Return the imported module that is to have a name, and what remains of the name; None: that module is not imported."""
+    parts = name.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        if (module := sys.modules.get(".".join(parts[:count]))) is not None:
+            is_module = all(part.lstrip("_").islower() for part in parts[count:-1])  # one of torch's that was not imported, or a class
+            return None if count < len(parts) - 1 and is_module else (module, parts[count:])
+    return None
+
+
+def _has(owner: Any, parts: list[str]) -> bool:
+    for part in parts:
+        if not hasattr(owner, part):
+            return False
+        owner = getattr(owner, part)
+    return True
