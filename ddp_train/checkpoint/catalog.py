@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.errors import ConfigError, UserError
+from ddp_train.run_folder.paths import RunFolder
 
 BEST, LAST = "best", "last"
 """What a checkpoint can be called: RUN/checkpoints/best. No such folder exists."""
@@ -50,6 +51,7 @@ class CatalogEntry:
     step: int
     metrics: Mapping[str, Any]  # of its step
     ranking: Ranking | None  # by which its run compared checkpoints then
+    run: str | None = None  # the number of the run that saved it; None: it does not say
 
 
 def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool) -> Ranking:
@@ -77,7 +79,19 @@ def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool)
 
 
 def saved(folder: Path) -> list[CatalogEntry]:
-    """Return the checkpoints below a folder, the oldest first; what has no readable manifest is none. Their files are not verified."""
+    """Return a run's checkpoints below a folder, the oldest first, without those of other runs; their files are not verified."""
+    others = foreign(folder)
+    return [each for each in every(folder) if each.path not in others]
+
+
+def foreign(folder: Path) -> list[Path]:
+    """Return the checkpoints below a run's folder that another run has saved; [] where the run has no number."""
+    number = RunFolder(folder.parent).number()
+    return [each.path for each in every(folder) if number is not None and each.run != number]
+
+
+def every(folder: Path) -> list[CatalogEntry]:
+    """Return the checkpoints below a folder, whosever they are, the oldest first; what has no readable manifest is none."""
     found = [_read(path) for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name) and (path / "COMPLETE").exists()]
     return sorted((each for each in found if each is not None), key=lambda each: each.step)
 
@@ -108,7 +122,7 @@ def find(given: Path, verify: Callable[[Path], str], *, key: str) -> Path:
         if problem := verify(given):
             raise UserError(key=key, happened=f"{given}: {problem}", expected="a checkpoint that is complete and undamaged")
         return given
-    for path in require_candidates(given, key=key):
+    for path in [*foreign(given.parent), *require_candidates(given, key=key)]:  # those of other runs are named, and passed over
         problem = verify(path)
         if not problem:
             return path
@@ -162,6 +176,7 @@ def _read(path: Path) -> CatalogEntry | None:
             manifest = json.load(file)
         metrics, ranked_by = manifest["facts"].get("metrics", {}), manifest["facts"].get("ranked_by")
         ranking = Ranking(metric=str(ranked_by["metric"]), goal=str(ranked_by["goal"])) if ranked_by else None
-        return CatalogEntry(path=path, step=int(path.name.removeprefix("step_")), metrics=dict(metrics), ranking=ranking)
+        number = manifest.get("run")
+        return CatalogEntry(path=path, step=int(path.name.removeprefix("step_")), metrics=dict(metrics), ranking=ranking, run=number)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

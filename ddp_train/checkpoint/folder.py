@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+from ddp_train.checkpoint.catalog import foreign
 from ddp_train.checkpoint.verify import verify_files, verify_folder
 from ddp_train.distributed.world import World, alone
 
@@ -44,13 +45,15 @@ def verify_together(checkpoint: Path, world: World, *, moves: Callable[[], None]
 
 
 def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:
-    """Rename the checkpoints of later steps, which a run that continues from `chosen` leaves behind; return their new names.
+    """Rename the checkpoints of later steps, which a run that continues from `chosen` leaves behind, and those of other runs.
+
+    Returns the new names.
 
     Args:
         chosen: None: the run starts again, and leaves all of them.
     """
-    renamed = []
-    for later in sorted(path for path in folder.glob("step_*") if chosen is None or path.name > chosen.name):
+    renamed, others = [], foreign(folder)
+    for later in sorted(path for path in folder.glob("step_*") if chosen is None or path.name > chosen.name or path in others):
         free = (later.with_name(f"aside_{number}_{later.name}") for number in count())
         renamed.append(later.rename(next(path for path in free if not path.exists())).name)
     return renamed

@@ -20,7 +20,7 @@ from torch import Tensor
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.partition import Piece, pieces_between, whole
 from ddp_train.checkpoint.snapshot import OF_RANK_0, OWN, SHARED, divide_shared
-from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest
+from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces import as_cut, own_range, own_rows
 
@@ -56,6 +56,9 @@ def read_shared(
         files = _Files(checkpoint, stack)
         plain = world.from_main(files[0].plain(SHARED) if world.is_main else None)
         shares = _divide(plain, size)
+        state = plain.get("state") if isinstance(plain, dict) else None
+        if isinstance(state, dict) and "step" in state:
+            require_origin(checkpoint, "its state", step=state["step"])
         plain = plain if only is None else {part: value for part, value in plain.items() if part in only}
         wanted = codec.leaves(plain)
         likes = lay_out(plain, wanted)
@@ -241,7 +244,9 @@ class _File:
     def __init__(self, checkpoint: Path, rank: int, stack: ExitStack) -> None:
         self._name = rank_file(rank)
         self._descriptor = stack.enter_context(opened(checkpoint, self._name))
-        self._entries = tensor_file.read_header(self._descriptor, self._name)
+        self._entries, origin = tensor_file.read_header_and_origin(self._descriptor, self._name)
+        if origin:  # which older programs did not write
+            require_origin(checkpoint, self._name, step=origin.get("step"), run=origin.get("run"))
 
     def plain(self, name: str) -> Any:
         """Return a plain part."""

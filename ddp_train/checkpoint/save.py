@@ -47,6 +47,7 @@ class Saver:
     world: World
     _: KW_ONLY
     config_hash: str  # for the manifest
+    run: str | None = None  # likewise: the run's number
     asynchronous: bool = True  # False: `save` returns when the checkpoint is there, or has failed
     remove_old: Callable[[Path], None] = lambda folder: None  # called with the folder when a new one is there, on rank 0, in a thread
     moves: Callable[[], None] = lambda: None  # called while this rank waits for a disk that is slow, but goes on writing
@@ -70,7 +71,8 @@ class Saver:
             StateError: a checkpoint cannot hold the state.
         """
         self.finish()
-        snapshot = self._buffer.take(content.shared, content.own, rank=self.world.rank, size=self.world.size)
+        origin = {"step": content.step, "run": self.run}
+        snapshot = self._buffer.take(content.shared, content.own, rank=self.world.rank, size=self.world.size, origin=origin)
         self._count += 1
         order = SaveOrder(
             number=self._count,
@@ -79,7 +81,7 @@ class Saver:
             step=content.step,
             snapshot=snapshot,
             may_be_infinite=content.may_be_infinite,
-            facts={"config_sha256": self.config_hash, "facts": dict(facts or {})},
+            facts={"run": self.run, "config_sha256": self.config_hash, "facts": dict(facts or {})},
             remove_old=self.remove_old,
             wrote=self._count_part,
         )

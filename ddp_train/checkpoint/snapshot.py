@@ -93,12 +93,13 @@ class Buffer:
         self._stream = torch.cuda.Stream(device) if self._is_pinned else None
 
     @torch.no_grad()
-    def take(self, shared: Mapping[str, Any], own: Mapping[str, Any], *, rank: int, size: int) -> Snapshot:
+    def take(self, shared: Mapping[str, Any], own: Mapping[str, Any], *, rank: int, size: int, origin: Any = None) -> Snapshot:
         """Copy what this rank writes; nothing that happens to the state afterwards changes it. Waits for the device once.
 
         Args:
             shared: the same on every rank, or cut among them; each copies its share.
             own: this rank's.
+            origin: which run is saved after which step, for the file's header; None: it does not say.
 
         Raises:
             StateError: a checkpoint cannot hold it.
@@ -123,7 +124,8 @@ class Buffer:
             with torch.cuda.stream(self._stream):
                 _copy(tensors, places)
             self._stream.synchronize()
-        header = tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces])
+        metadata = {tensor_file.ORIGIN: json.dumps(origin)} if origin else None
+        header = tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces], metadata)
         common = [leaf for leaf in leaves if _part(leaf) not in of_rank_0]
         return Snapshot(header, self._memory[: sum(piece.num_bytes for piece in pieces)], places, common)
 

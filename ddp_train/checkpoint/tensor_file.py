@@ -39,6 +39,9 @@ _FILE_DTYPES = {  # the format's names; other types are written as bytes
 TORCH_DTYPES = {name: dtype for dtype, name in _FILE_DTYPES.items()}
 """By the format's names."""
 
+ORIGIN = "origin"
+"""In the metadata of a rank's file: the run that saved it and the step, as JSON."""
+
 _MAX_HEADER = 16 << 20  # bytes; 100,000 tensors take about 10 MB
 _CHUNK = 8 << 20  # bytes; written and hashed while they are in the cache
 
@@ -120,7 +123,12 @@ def write_each(path: str | os.PathLike[str], contents: Iterable[memoryview], *, 
 
 
 def read_header(descriptor: int, name: str) -> dict[str, Entry]:
-    """Return the tensors of an open file by name, after checking that the header can be true.
+    """Return the tensors of an open file by name; see `read_header_and_origin`."""
+    return read_header_and_origin(descriptor, name)[0]
+
+
+def read_header_and_origin(descriptor: int, name: str) -> tuple[dict[str, Entry], dict[str, Any]]:
+    """Return the tensors of an open file by name, after checking that the header can be true, and what it says of where it comes from.
 
     Args:
         name: the file's, for errors.
@@ -136,7 +144,7 @@ def read_header(descriptor: int, name: str) -> dict[str, Entry]:
         )
     try:
         header = json.loads(os.pread(descriptor, length, 8), object_pairs_hook=_without_repeats)
-        header.pop("__metadata__", None)
+        origin = json.loads((header.pop("__metadata__", None) or {}).get(ORIGIN, "{}"))
         entries = {key: _entry(value, 8 + length) for key, value in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TensorFileError(happened=f"{name}: its header cannot be read ({type(error).__name__}: {error})") from None
@@ -147,7 +155,7 @@ def read_header(descriptor: int, name: str) -> dict[str, Entry]:
         position = entry.end
     if position != size:
         raise TensorFileError(happened=f"{name}: its tensors end at byte {position:,}, the file has {size:,}")
-    return entries
+    return entries, origin if isinstance(origin, dict) else {}
 
 
 def read_into(descriptor: int, entry: Entry, values: Tensor) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from ddp_train.errors import UserError
+from ddp_train.run_folder.paths import RunFolder
 
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"
 FORMAT = 2
@@ -32,6 +33,22 @@ _CHUNK = 8 << 20
 def name_of(step: int) -> str:
     """Return the name of the checkpoint of a step."""
     return f"step_{step:08d}"
+
+
+_ANY = object()
+
+
+def require_origin(checkpoint: Path, part: str, *, step: Any, run: Any = _ANY) -> None:
+    """Refuse a part of a checkpoint that belongs to another step, or to another run than the folder that the checkpoint lies in.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    if checkpoint.name.startswith("step_") and (type(step) is not int or checkpoint.name != name_of(step)):
+        raise CheckpointError(happened=f"{part} is of step {step}")
+    number = RunFolder(checkpoint.parent.parent).number() if run is not _ANY else None
+    if number is not None and run != number:
+        raise CheckpointError(happened=f"it is of another run ({part} says {run}, and the run of this folder is {number})")
 
 
 def rank_file(rank: int) -> str:
@@ -62,8 +79,7 @@ def verify_folder(checkpoint: Path) -> tuple[str, Files]:
     try:
         with _opened(checkpoint) as folder:
             manifest = _manifest(folder)
-            if checkpoint.name.startswith("step_") and checkpoint.name != name_of(manifest["step"]):
-                return f"{MANIFEST} is of step {manifest['step']}", {}
+            require_origin(checkpoint, MANIFEST, step=manifest["step"], run=manifest.get("run"))
             files: Files = manifest["files"]
             foreign = sorted(set(os.listdir(folder)) - {MANIFEST, COMPLETE, *files})
             return (f"{foreign[0]} is not in {MANIFEST}", {}) if foreign else ("", files)
@@ -168,6 +184,12 @@ def _manifest(folder: int) -> dict[str, Any]:
             raise ValueError("a value is of another kind")
         if not all(type(each["bytes"]) is int and type(each["xxh3_128"]) is str for each in found["files"].values()):
             raise ValueError("a file has no size or no hash")
+        if wrong := next((name for name in found["files"] if not _NAME.fullmatch(name)), None):
+            raise CheckpointError(happened=f"{wrong!r} is no name of a file in a checkpoint")
+        if found["step"] < 0 or set(found["files"]) != {
+            rank_file(rank) for rank in range(min(found["world_size"], len(found["files"]) + 1))
+        }:
+            raise ValueError(f"{found['world_size']} ranks at step {found['step']} do not leave {len(found['files'])} files")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(happened=f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
     return found

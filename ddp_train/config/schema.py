@@ -159,6 +159,7 @@ class RootConfig:
     init_from: str | None
     init_from_keys: dict[str, str]
     init_from_strict: bool
+    accept_changed_data: str | None
     extra: dict[str, Any]
     sanity_check: bool
     summary: int = field(metadata={"min": 0})

@@ -20,6 +20,7 @@ def texts(overrides: Any) -> list[str]:
 WITHOUT_EFFECT_ON_RESULTS = {
     "name": "of the folder",
     "resume": "where a run goes on, not what it computes",
+    "accept_changed_data": "a code for what the data is: without it there is no run that goes on",
     "after": "when it begins",
     "extra": "read by other keys alone, which count with what they came to",
     "sanity_check": "the state of before is put back",

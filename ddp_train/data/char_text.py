@@ -15,6 +15,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
+from ddp_train.data.fingerprint import fingerprint_of
 from ddp_train.data.tokens.token_shards import require_positive
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import Indices
@@ -25,8 +26,9 @@ _CHUNK_BYTES = 1 << 22
 class CharText:
     """Windows of `context_length` tokens; a token is one byte, which in ASCII text is a character.
 
-    The vocabulary is the bytes that occur anywhere in the file, in order. The file is mapped, not loaded. As in nanoGPT, the split
-    "train" is the file's first part and "val" its last `val_fraction`. `batch` gives tokens [B, T] and, one further, targets [B, T].
+    The vocabulary is the bytes that occur anywhere in the file, in order; that of a run stays with it (`adopt`). The file is mapped, not
+    loaded. As in nanoGPT, the split "train" is the file's first part and "val" its last `val_fraction`. `batch` gives tokens [B, T] and,
+    one further, targets [B, T].
 
     Args:
         path: any text file.
@@ -61,13 +63,33 @@ class CharText:
                 expected=f"at least {context_length + 1}: a window of data.context_length={context_length} and the token after it",
                 fix="a longer file, or a shorter data.context_length",
             )
-        self._vocabulary = np.flatnonzero(_count_bytes(text)).astype(np.uint8)
-        self._token_of_byte = np.zeros(256, np.int64)
-        self._token_of_byte[self._vocabulary] = np.arange(len(self._vocabulary))
+        self._use(np.flatnonzero(_count_bytes(text)).astype(np.uint8))
 
     @property
     def facts(self) -> Mapping[str, Any]:
         return {"vocab_size": len(self._vocabulary), "context_length": self._context_length, "bytes_per_token": 1.0}
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return fingerprint_of(self._path.open("rb"))
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        return {"vocabulary": self._vocabulary.tobytes().decode("latin-1")}
+
+    def adopt(self, meaning: Mapping[str, Any]) -> None:
+        """Take the vocabulary of a run, in which every character of the file must be."""
+        if "vocabulary" not in meaning:
+            return
+        vocabulary = np.frombuffer(meaning["vocabulary"].encode("latin-1"), np.uint8)
+        if (unknown := np.setdiff1d(self._vocabulary, vocabulary)).size:
+            raise DataError(
+                key="data.path",
+                happened=f"{self._path} has {', '.join(map(repr, unknown.tobytes().decode('latin-1')))}, which the run's vocabulary lacks",
+                expected=f"the {len(vocabulary)} characters that the model knows",
+                fix="replace or remove the others",
+            )
+        self._use(vocabulary)
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -83,6 +105,11 @@ class CharText:
         """Return the text of a sequence of tokens; bytes that are no UTF-8 become the replacement character."""
         text: bytes = self._vocabulary[np.asarray(tokens)].tobytes()
         return text.decode("utf-8", errors="replace")
+
+    def _use(self, vocabulary: NDArray[np.uint8]) -> None:
+        self._vocabulary = vocabulary
+        self._token_of_byte = np.zeros(256, np.int64)
+        self._token_of_byte[vocabulary] = np.arange(len(vocabulary))
 
     @cached_property
     def _windows(self) -> NDArray[np.uint8]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ddp_train.data.fingerprint import fingerprint_of, hash_of
 from ddp_train.data.hashing import Keys
 from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
@@ -57,7 +58,8 @@ class ImageFolder(ImageArray):
     ) -> None:
         decoder = ImageDecoder(image_size=image_size, channels=channels)
         _require_split(root, split)
-        self.classes, paths, labels = (_list_images if labelled else _list_unlabelled)(os.path.join(root, split))
+        self._folder = os.path.join(root, split)
+        self.classes, paths, labels = (_list_images if labelled else _list_unlabelled)(self._folder)
         images = EncodedImages(_Files(paths), decoder)
         self._paths, self._is_labelled = paths, labelled
         super().__init__(
@@ -75,6 +77,17 @@ class ImageFolder(ImageArray):
         if not self._is_labelled:
             return {"image_shape": super().facts["image_shape"]}
         return {**super().facts, "classes": self.classes}
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """The names of all files, and the first and the last one."""
+        files = _Files(self._paths)
+        first, last = (fingerprint_of(files.open(place)) for place in (0, -1))
+        return {"names": hash_of(path.removeprefix(self._folder) for path in self._paths), "first_file": first, "last_file": last}
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        return {**super().meaning, "classes": list(self.classes)} if self._is_labelled else super().meaning
 
     @property
     def labels(self) -> NDArray[np.int64]:

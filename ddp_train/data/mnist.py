@@ -6,9 +6,9 @@ import gzip
 import math
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ class MNIST(ImageArray):
         "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
         "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     }
+    classes: ClassVar[Sequence[str]] = tuple("0123456789")
     mean: ClassVar[float] = 0.1307
     std: ClassVar[float] = 0.3081
 
@@ -52,6 +53,10 @@ class MNIST(ImageArray):
         images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
         _check(images, images_path, labels, labels_path)
         super().__init__(images[:, None], labels, num_classes=10, mean=[self.mean], std=[self.std], crop_padding=crop_padding, flip=flip)
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        return {**super().meaning, "classes": list(self.classes)}
 
     def _find_files(self, root: Path, prefix: str) -> list[Path]:
         names = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
@@ -69,6 +74,7 @@ class FashionMNIST(MNIST):
         "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
         "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     }
+    classes: ClassVar[Sequence[str]] = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
     mean: ClassVar[float] = 0.2860
     std: ClassVar[float] = 0.3530
 

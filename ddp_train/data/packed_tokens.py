@@ -62,6 +62,14 @@ class PackedTokens:
         return {**self._documents.index.facts(self._context_length), "ignore_index": IGNORE_INDEX}
 
     @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return self._documents.fingerprint
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        return self._documents.index.meaning
+
+    @property
     def efficiency(self) -> float:
         """Targets that count, as a fraction of the positions that are computed."""
         return self.num_targets / (len(self) * self._context_length)

@@ -37,6 +37,14 @@ class PaddedTokens:
     def facts(self) -> Mapping[str, Any]:
         return {**self._documents.index.facts(self._context_length), "ignore_index": IGNORE_INDEX}
 
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return self._documents.fingerprint
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        return self._documents.index.meaning
+
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, at most T + 1, shape [N]."""

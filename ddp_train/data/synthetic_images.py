@@ -70,6 +70,10 @@ class SyntheticImages:
         return {"image_shape": (self._channels, self._image_size, self._image_size), "num_classes": self._num_classes}
 
     @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return {"key": self._key_mask.tobytes().hex(), "noise": self._noise}
+
+    @property
     def labels(self) -> NDArray[np.int64]:
         return np.arange(self._num_samples) % self._num_classes
 

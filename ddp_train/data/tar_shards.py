@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from ddp_train.data.fingerprint import fingerprint_of, hash_of
 from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.data.tars.tar_index import TarIndex, open_index
@@ -74,6 +75,13 @@ class TarShards(ImageArray):
             crop_padding=crop_padding,
             flip=flip,
         )
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """The names and sizes of all tars, and the first and the last image."""
+        tars = [f"{os.fsdecode(shard['name'])} {shard['size']}" for shard in self._index.shards]
+        first, last = (fingerprint_of(self._members.open(index)) for index in (0, len(self._members) - 1))
+        return {"tars": len(tars), "names_and_sizes": hash_of(tars), "first_image": first, "last_image": last}
 
     def where(self, index: int) -> str:
         """Return the tar of a sample and its image's name in it."""

@@ -55,6 +55,14 @@ class TokenFiles:
     def facts(self) -> Mapping[str, Any]:
         return self._shards.index.facts(self._context_length)
 
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return self._shards.fingerprint
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        return self._shards.index.meaning
+
     def __len__(self) -> int:
         return (len(self._shards) - 1 - self._context_length) // self._stride + 1
 

@@ -14,6 +14,7 @@ Components import what is here and not each other.
 from ddp_train.interfaces.batch import Batch, batch_size, describe, few, map_tensors, tensors_of
 from ddp_train.interfaces.blocks import blocks_of, repeated_blocks
 from ddp_train.interfaces.component import (
+    Adopting,
     Alternating,
     Amp,
     Augmenting,
@@ -28,11 +29,13 @@ from ddp_train.interfaces.component import (
     Inferring,
     Labelled,
     Located,
+    Meaningful,
     Measured,
     Meeting,
     Objective,
     Place,
     Predicting,
+    Recognisable,
     Reducing,
     Resident,
     Sampler,
@@ -50,6 +53,7 @@ from ddp_train.interfaces.shard import as_cut, cut, is_cut, num_replicas, num_sh
 from ddp_train.interfaces.trained import Joint, matching, named_parameters, plain_name, whole_loss
 
 __all__ = [
+    "Adopting",
     "Alternating",
     "Amp",
     "Augmenting",
@@ -69,6 +73,7 @@ __all__ = [
     "Joint",
     "Labelled",
     "Located",
+    "Meaningful",
     "Measured",
     "Meeting",
     "MetricWriter",
@@ -77,6 +82,7 @@ __all__ = [
     "Pixels",
     "Place",
     "Predicting",
+    "Recognisable",
     "Reducing",
     "Resident",
     "Run",

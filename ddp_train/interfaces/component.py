@@ -82,6 +82,32 @@ class Located(Protocol):
 
 
 @runtime_checkable
+class Recognisable(Protocol):
+    """Data that says by what it is known again when a run goes on; of other data the length alone is compared."""
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Sizes, names, hashes of the first and last samples: plain values, had without reading all. Never times: a copy has others."""
+
+
+@runtime_checkable
+class Meaningful(Protocol):
+    """Data that says what its numbers mean; of other data that has `classes`, or one label in its `features`, their names count."""
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        """Vocabulary, classes, tokenizer, mean and std: plain values by name."""
+
+
+@runtime_checkable
+class Adopting(Protocol):
+    """Data whose samples can be given the numbers that a run's data had."""
+
+    def adopt(self, meaning: Mapping[str, Any]) -> None:
+        """Use the meaning of a run's data from now on, or raise a DataError."""
+
+
+@runtime_checkable
 class Resident(Protocol):
     """A data source that can live on the device."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import secrets
 import shlex
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from ddp_train import __version__
+from ddp_train.checkpoint import catalog
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.job import Job
@@ -74,6 +76,7 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
     write_json(
         job.run_folder.environment,
         {
+            "run": _number(job),
             "command": shlex.join(job.command),
             "overrides": job.overrides,
             "working_directory": os.getcwd(),
@@ -93,6 +96,12 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
             "packages": _packages(),
         },
     )
+
+
+def _number(job: Job) -> str:
+    """Return a new run's number. A run that has lost its environment.json keeps that of its newest checkpoint."""
+    numbers = [entry.run for entry in reversed(catalog.every(job.run_folder.checkpoints)) if entry.run]
+    return numbers[0] if numbers else secrets.token_hex(8)
 
 
 def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:

@@ -33,6 +33,7 @@ from ddp_train.run_folder.progress import BatchNotes
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.build import build_evaluated
 from ddp_train.training.components import Evaluated
+from ddp_train.training.data_identity import known_meaning
 from ddp_train.training.evaluation import evaluate
 from ddp_train.training.finished_run import records
 from ddp_train.training.inference import predict
@@ -59,7 +60,9 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
     with environment.recorded(job, world):
         if world.is_main:
             print(summary.opening(job, world), flush=True)
-        components = build_evaluated(job.config, world, world.from_main(answers_of(Path(task.run)) if world.is_main else None))
+        known = known_meaning(Path(task.run if task.watches else task.checkpoint)) if world.is_main else {}
+        answers, meaning = world.from_main((answers_of(Path(task.run)), known) if world.is_main else None)
+        components = build_evaluated(job.config, world, answers, meaning)
     log = _Log(job, world, tracker)
     metrics: dict[str, float] = {}
     for checkpoint in _checkpoints(task, log, world, tracker):

@@ -33,6 +33,7 @@ from ddp_train.training.build import build
 from ddp_train.training.checkpoints import Checkpoints, probe, ranking_of, retention
 from ddp_train.training.compiled import keep_cache
 from ddp_train.training.components import Components
+from ddp_train.training.data_identity import known_meaning, require_alike, require_meaning
 from ddp_train.training.evaluation import evaluate, joined
 from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.instantiate import build_writers
@@ -63,7 +64,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     run_folder = job.run_folder
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
-    _resume(job, components, state, world, tracker)
+    changed = _resume(job, components, state, world, tracker)
     is_over = state.step >= components.total_steps or state.stopped is not None
     if is_over and world.from_main(run_folder.is_completed()):
         _make_up_for_predictions(job, components, state, world, tracker)
@@ -76,6 +77,8 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_folder.predictions, state.step)
     records = Records(run_folder, world, partial(_writers, job, components, state, world, tracker))
+    if changed:
+        records.tell({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": changed}, "")
     checkpoints = Checkpoints(
         config=job.config,
         run_folder=run_folder,
@@ -153,6 +156,7 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
         if world.is_main:
             print(summary.opening(job, world), flush=True)
         components = build(job.config, world)
+        require_alike(components.identity, world)
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)
     return _with_micro_batch(job, components.answers), components
@@ -165,16 +169,23 @@ def _with_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
     return replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH]))
 
 
-def _resume(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:
-    """Go to where the run continues, or take the weights that it begins with, and say how long it is. Collective."""
+def _resume(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> list[str]:
+    """Go to where the run continues, or take the weights that it begins with, and say how long it is. Collective.
+
+    Returns:
+        What differs in the data from that of the checkpoint, and was accepted.
+    """
     config = job.config
-    has_resumed = resume(job, components, state, world, moves=tracker.move)
+    changed = resume(job, components, state, world, moves=tracker.move)
     if state.stopped is not None and not state.stopped.holds(config.callbacks):
         state.stopped = None  # asked of a callback that is not there any more, or not as it was
-    if not has_resumed and config.init_from is not None:
-        lines = initial_weights.load(
-            Path(config.init_from), components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict
-        )
+    if changed is None and config.init_from is not None:
+        begun = Path(config.init_from)
+        if config.init_from_strict and world.is_main:
+            accepted, own = config.accept_changed_data, components.identity["meaning"]
+            for line in require_meaning(own, known_meaning(begun), key="init_from", accepted=accepted):
+                print(f"{line}; accepted", flush=True)
+        lines = initial_weights.load(begun, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)
         if world.is_main:
             print(*lines, sep="\n", flush=True)
     if job.checkpoint is not None:
@@ -183,6 +194,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
             job.run_folder.continued.touch()
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
+    return changed or []
 
 
 def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:

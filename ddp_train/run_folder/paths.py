@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,6 +52,12 @@ class RunFolder:
         with suppress(OSError):
             return self.continued.stat().st_mtime >= self.spec.stat().st_mtime
         return False
+
+    def number(self) -> str | None:
+        """Return what tells this run from all others, wherever its folder goes; None: environment.json does not say it."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(self.environment.read_text())["run"])
+        return None
 
     def meeting(self, launch: str) -> Path:
         """Where the first machine says at which address and port it serves the registry of a start of the run."""

@@ -41,6 +41,7 @@ from ddp_train.training.build_data import (
 )
 from ddp_train.training.compiled import compile_model, note
 from ddp_train.training.components import Components, Evaluated, with_loss
+from ddp_train.training.data_identity import adopt, identity_of, meaning_of, require_meaning
 from ddp_train.training.early_step import EarlyStep
 from ddp_train.training.instantiate import instantiate, refuse_tools
 from ddp_train.training.metric import build_metrics, goals_of
@@ -51,6 +52,8 @@ from ddp_train.training.precision import in_memory_format, shared_dtype, use_pre
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.throughput import measure
 from ddp_train.training.turn import make_turns, takes_turns
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 def build(config: RunConfig, world: World) -> Components:
@@ -68,8 +71,11 @@ def build(config: RunConfig, world: World) -> Components:
         train_source = make_source(config, key="data")
         eval_sources = make_eval_sources(config)
     facts = train_source.facts
+    meaning = meaning_of(train_source)
     for key, source in eval_sources.items():
+        adopt(source, meaning)
         require_same_facts(facts, source.facts, key=key)
+        require_meaning(meaning_of(source), meaning, key=key, accepted=config.accept_changed_data)
     answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)
     place_data((train_source, *eval_sources.values()), config.loader, world)
     train_loader = _train_loader(train_source, config, world)
@@ -123,6 +129,7 @@ def build(config: RunConfig, world: World) -> Components:
         metrics=metrics,
         answers=answers,
         computes_together=strategy.computes_together and world.size > 1,
+        identity=identity_of(train_source, train_loader, config),
         notes=[each for each in notes if each],
         compiled=compiled,
         lengths=make_lengths(train_source, config.trainer),
@@ -136,7 +143,7 @@ def build(config: RunConfig, world: World) -> Components:
     return components
 
 
-def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any]) -> Evaluated:
+def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any] = _NOTHING) -> Evaluated:
     """Build what evaluation needs on this rank, and nothing else: no training data, no optimizer. Collective.
 
     The strategy serves where it cuts the model among the ranks, which may be too large for one; else the model is whole.
@@ -144,6 +151,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
     Args:
         config: of a run that has begun, without `auto`s.
         answers: what these have come to, by their keys.
+        meaning: what the numbers of the run's data mean to its model; {}: not known.
 
     Raises:
         UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
@@ -160,8 +168,10 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any])
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():
         sources = make_eval_sources(config)
-    for source in sources.values():
+    for key, source in sources.items():
+        adopt(source, meaning)
         auto.require_kind(answers, source.facts)
+        require_meaning(meaning_of(source), meaning, key=key, accepted=config.accept_changed_data)
     place_data(sources.values(), config.loader, world)
     facts = next(iter(sources.values())).facts
     added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)  # with what was typed: another metric

@@ -24,6 +24,7 @@ from ddp_train.loader.mixture_source import MixtureSource, mixture_source
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import labels_of, sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
+from ddp_train.training.data_identity import adopt, meaning_of
 from ddp_train.training.instantiate import instantiate
 
 
@@ -54,7 +55,10 @@ def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
         expected = "a function that takes a list of samples, or a class whose objects do"
         raise ConfigError(key="loader.collate._target_", happened=f"gave a {type(collate).__name__}", expected=expected)
     if isinstance(made, Mixture):
-        return mixture_source({name: _part(each, name, fields, collate) for name, each in made.sources.items()}, made.weights)
+        parts = {name: _part(each, name, fields, collate) for name, each in made.sources.items()}
+        for part in list(parts.values())[1:]:
+            adopt(part, meaning_of(next(iter(parts.values()))))  # one vocabulary for all
+        return mixture_source(parts, made.weights)
     return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
 
 

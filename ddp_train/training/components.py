@@ -19,6 +19,7 @@ from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.compiled import Compiled
+from ddp_train.training.data_identity import Identity
 from ddp_train.training.early_step import EarlyStep
 from ddp_train.training.metric import Metric, goals_of
 from ddp_train.training.throughput import Throughput
@@ -88,6 +89,7 @@ class Components(Evaluated):
     compiled: Compiled = field(default_factory=Compiled)
     lengths: LengthPlan | None = None  # of windows of tokens, by the step; None: they are not cut
     early_step: EarlyStep | None = None  # what lets the optimizer step in backward; None: it steps after it
+    identity: Identity = field(default_factory=dict)  # by what the data is known again
     notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
 
     def rest(self) -> None:

@@ -6,6 +6,7 @@ The config of a run names the code that is run: it is taken from nobody but its 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import require_own
 from ddp_train.training.build import build_model
 from ddp_train.training.build_data import make_data
+from ddp_train.training.data_identity import adopt, meaning_of, require_meaning, saved_identity
 from ddp_train.training.instantiate import refuse_tools
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.weights import find, put_weights, read_weights
@@ -40,21 +42,32 @@ class FinishedRun:
     config: dict[str, Any]  # as it was composed, everything resolved, each `auto` with what it came to
     model: nn.Module  # in the mode of evaluation
     typed: RunConfig  # the same, by its types
+    meaning: Mapping[str, Any]  # what the numbers of its data mean to the model
 
     @cached_property
     def data(self) -> Any:
         """The training data: what the config's `_target_` makes, opened when it is asked for."""
-        return make_data(self.typed, key="data")
+        return self._as_trained(make_data(self.typed, key="data"), key="data")
 
     @cached_property
     def eval_data(self) -> Any:
         """The evaluation data, likewise; None where the run has none."""
-        return make_data(self.typed, key="data.eval") if "data.eval" in self.typed.evaluation_sets() else None
+        return (
+            self._as_trained(make_data(self.typed, key="data.eval"), key="data.eval")
+            if "data.eval" in self.typed.evaluation_sets()
+            else None
+        )
 
     @cached_property
     def eval_sets(self) -> dict[str, Any]:
         """The data of `evaluation.sets` by its names, likewise."""
-        return {name: make_data(self.typed, key=key) for key in self.typed.evaluation_sets() if (name := set_name(key))}
+        keys = {set_name(key): key for key in self.typed.evaluation_sets()}
+        return {name: self._as_trained(make_data(self.typed, key=key), key=key) for name, key in keys.items() if name}
+
+    def _as_trained(self, data: Any, *, key: str) -> Any:
+        adopt(data, self.meaning)
+        require_meaning(meaning_of(data), self.meaning, key=key, accepted=self.typed.accept_changed_data)
+        return data
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -81,8 +94,9 @@ def load(run: str | Path, *, device: str | torch.device = "cpu") -> FinishedRun:
     model = build_model(typed, alone(), {})
     set_random_state(streams, torch.device("cpu"))
     put_weights(checkpoint, read_weights(checkpoint), {"model": model})
-    step = int(checkpoint.name.removeprefix("step_"))
-    return FinishedRun(folder=folder, checkpoint=checkpoint, step=step, config=config, model=model.to(device).eval(), typed=typed)
+    step, meaning = int(checkpoint.name.removeprefix("step_")), saved_identity(checkpoint).get("meaning", {})
+    model = model.to(device).eval()
+    return FinishedRun(folder=folder, checkpoint=checkpoint, step=step, config=config, model=model, typed=typed, meaning=meaning)
 
 
 def records(file: Path) -> list[dict[str, Any]]:

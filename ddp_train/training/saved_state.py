@@ -19,7 +19,7 @@ from ddp_train.checkpoint.snapshot import OF_RANK_0
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Place, Reducing, Synchronising, map_tensors, place_of, tensors_of
-from ddp_train.training import callbacks
+from ddp_train.training import callbacks, data_identity
 from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, parameter_names, regrouped_schedule
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import averages
@@ -84,6 +84,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         **({"parameters_in_training": list(aside.trained)} if aside.trained else {}),
         # What is evaluated instead of the weights: once in the files, for a callback's state has it, too.
         "averages": dict(averages(components)),
+        data_identity.PART: components.identity,
     }
     is_replica = isinstance(components.strategy, Synchronising) and world.size > 1
     if isinstance(components.strategy, Synchronising):

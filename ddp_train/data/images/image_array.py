@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import ArrayLike, NDArray
 
 from ddp_train.data.hashing import Keys
@@ -75,6 +76,7 @@ class ImageArray:
         self._num_classes, self._crop_padding, self._crop_fill, self._flip = num_classes, crop_padding, crop_fill, flip
         self._gives_pixels = False
         # (pixel / 255 - mean) / std as one multiplication and one addition
+        self._mean, self._std = [float(value) for value in mean], [float(value) for value in std]
         means, stds = np.asarray(mean, np.float64), np.asarray(std, np.float64)
         self._scale_C11 = torch.from_numpy((1 / (255 * stds)).astype(np.float32)).reshape(C, 1, 1)
         self._black_C11 = torch.from_numpy((-means / stds).astype(np.float32)).reshape(C, 1, 1)
@@ -82,6 +84,19 @@ class ImageArray:
     @property
     def facts(self) -> Mapping[str, Any]:
         return {"image_shape": self._image_shape, "num_classes": self._num_classes}
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """The first and the last image and label, or their files."""
+        ends = np.asarray([0, -1])
+        found = {"labels": self._labels[ends].tolist()}
+        if isinstance(self._images, torch.Tensor):
+            return {**found, "pixels": [xxhash.xxh3_64_hexdigest(self._images[int(end)].numpy().tobytes()) for end in ends]}
+        return found
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        return {"mean": self._mean, "std": self._std}
 
     @property
     def augments(self) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
@@ -25,6 +26,7 @@ from ddp_train.errors import ConfigError, DataError
 
 FORMAT = "ddp_train tokens 1"
 INDEX = "index.json"
+_ENDS = 256  # tokens at either end, by which a stream is known again
 _WRITTEN = "what `ddp-train prepare tokens` wrote"
 DTYPES: Mapping[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
@@ -118,6 +120,11 @@ class TokenIndex:
         facts = {"vocab_size": self.vocab_size, "context_length": context_length}
         return facts if self.bytes_per_token is None else {**facts, "bytes_per_token": self.bytes_per_token}
 
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """What the tokens mean."""
+        return {"tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "end_of_text": self.end_of_text}
+
     def _is_sound(self) -> bool:
         if not 0 <= self.end_of_text < self.vocab_size <= np.iinfo(DTYPES[self.dtype]).max + 1:
             return False
@@ -157,6 +164,13 @@ class TokenShards:
     def __len__(self) -> int:
         """Return the number of tokens."""
         return int(self._borders[-1])
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """How many tokens and documents there are, and the first and the last ones; not how they were cut into shards."""
+        count = min(_ENDS, len(self))
+        ends = xxhash.xxh3_64_hexdigest(self.windows(np.asarray([0, len(self) - count]), count).tobytes())
+        return {"tokens": len(self), "documents": sum(shard.documents for shard in self.shards), "first_and_last_tokens": ends}
 
     def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
         """Return the `length` tokens from each position of the stream in `starts` [B], shape [B, length].
@@ -240,6 +254,10 @@ class TokenDocuments:
     def __len__(self) -> int:
         """Return the number of documents, N."""
         return int(self._borders[-1])
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return self._tokens.fingerprint
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:

@@ -33,10 +33,11 @@ def assert_same_state(one: Components, other: Components) -> None:
             assert torch.equal(value, theirs["state"][number][name])
 
 
-def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2) -> Path:
+def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2, run: str | None = None) -> Path:
     """Save a checkpoint as a run does that keeps the newest ones, and return it."""
     state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
-    saver = Saver(folder, alone(), config_hash="abc", remove_old=lambda folder: remove_old(folder, Retention(last=keep_last, ranking=LOSS)))
+    keep = Retention(last=keep_last, ranking=LOSS)
+    saver = Saver(folder, alone(), config_hash="abc", run=run, remove_old=lambda folder: remove_old(folder, keep))
     saver.save(content(parts or components(), state, WindowSums(), alone()))
     assert saver.finish() == ""
     return folder / f"step_{step:08d}"

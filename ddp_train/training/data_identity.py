@@ -1,0 +1,217 @@
+"""By what a run's data is known again: in each checkpoint, and compared wherever a run goes on or its weights are used.
+
+    order      what decides which sample comes at which position, by config keys
+    data       how many samples there are, and what the data says of itself: sizes, names, first and last bytes
+    meaning    what its numbers mean: vocabulary, classes, tokenizer, mean and std
+
+What differs is refused with both values, or accepted by `accept_changed_data`, whose code says exactly what is accepted: another change
+later is refused again. docs/invariants.md has a table of what could differ, docs/decisions/0079-the-identity-of-the-data.md the reasons.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch.utils.data import TensorDataset
+
+from ddp_train.checkpoint import catalog
+from ddp_train.checkpoint.read import read_shared
+from ddp_train.config.auto import plain
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.spelling import override
+from ddp_train.config.tree import at
+from ddp_train.data.mixture import Mixture
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError, UserError
+from ddp_train.interfaces import Adopting, Meaningful, Recognisable
+from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.loader import Loader
+from ddp_train.loader.mixture_source import MixtureSource
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.stream import Stream
+
+Identity = Mapping[str, Mapping[str, Any]]
+
+PART = "data"
+"""Of a checkpoint's shared state."""
+
+_KEY, _BATCH = "accept_changed_data", "trainer.global_batch_size"
+_LOADER = ("loader.drop_last", "loader.sampling", "loader.bucket_batches", "loader.sampler")
+_ORDER = ("seed", "trainer.batch_size_schedule", "debug.overfit", *_LOADER)
+_PROBED = 64  # positions of the order; a function of others' (`loader.sampler`) has no other identity
+_OF_ONE = ("mean", "std")  # which the sources of a mixture may each have of their own
+_SHOWN = 8
+
+
+def identity_of(source: Any, loader: Loader, config: RunConfig) -> Identity:
+    """Return by what the training data and the order of its samples are known again. Its cost does not grow with the data."""
+    order = {_BATCH: config.batch.global_batch_size, **{key: at(config.tree, key) for key in _ORDER}}
+    if config.loader.sample_weights is not None:  # the file has been read: to hash it costs little beside that
+        order["loader.sample_weights"] = xxhash.xxh3_64_hexdigest(Path(config.loader.sample_weights).read_bytes())
+    if isinstance(loader.order, SampleOrder):
+        first = loader.order.indices(0, 0, min(_PROBED, loader.order.epoch_size))
+        order["the first samples"] = xxhash.xxh3_64_hexdigest(first.tobytes())
+    data: dict[str, Any] = {}
+    for key, part in _parts(source):
+        if isinstance(source, MixtureSource):
+            order[f"{key}.weight"] = source.weights[key.rpartition(".")[2]]
+        data[f"{key}.samples"] = part.length if isinstance(part, Stream) else len(part)
+        data |= {f"{key}.{name}": value for name, value in fingerprint_of_dataset(_raw(part)).items()}
+    return {name: plain(part) for name, part in {"order": order, "data": data, "meaning": meaning_of(source)}.items()}
+
+
+def meaning_of(data: Any) -> dict[str, Any]:
+    """Return what the numbers of a data set mean, of a source or of what the config names.
+
+    Raises:
+        ConfigError: they mean one thing in one source of a mixture, and another in another.
+    """
+    found: dict[str, Any] = {}
+    for key, part in _parts(data):
+        for name, value in plain(_meaning(_raw(part))).items():
+            if found.setdefault(name, value) != value:
+                if name not in _OF_ONE:
+                    raise ConfigError(key=key, happened=_change(name, found[name], value), expected="sources whose numbers mean the same")
+                found[name] = None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def adopt(data: Any, meaning: Mapping[str, Any]) -> None:
+    """Give the samples the numbers that they have in `meaning`, where the data can do that."""
+    for _, part in _parts(data):
+        if isinstance(_raw(part), Adopting):
+            _raw(part).adopt(meaning)
+
+
+def require_meaning(own: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:
+    """Refuse data whose numbers mean something else than a model knows, as far as both say it; return what differs and was accepted.
+
+    Raises:
+        UserError: with both values.
+    """
+    before, now = ({name: values[name] for name in own.keys() & known.keys()} for values in (known, own))
+    happened = "the numbers of the data mean something else than the model was trained with"
+    return _accept({"meaning": before}, {"meaning": now}, accepted=accepted, key=key, happened=happened)
+
+
+def _accept(before: Identity, now: Identity, *, accepted: str | None, key: str, happened: str) -> list[str]:
+    """Return what differs and was accepted on purpose."""
+    left, right = ({name: value for part in each.values() for name, value in part.items()} for each in (before, now))
+    names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
+    found = [_change(name, left.get(name), right.get(name)) for name in names]
+    code = "c" + xxhash.xxh3_64_hexdigest(json.dumps(now, sort_keys=True).encode())[:8]
+    if not found or accepted == code:
+        return found
+    typed = " ".join(override(name, left.get(name)) for name in names if name in (_BATCH, *_ORDER))
+    raise UserError(
+        key=key,
+        happened="\n    ".join([f"{happened}:", *found]),
+        expected="what it was before (on the left)",
+        fix=f"{typed or 'the data of before'}; or, to go on with what there is now, {_KEY}={code}",
+    )
+
+
+def saved_identity(checkpoint: Path) -> Identity:
+    """Return the identity of the data that a checkpoint was trained on; {} where it does not say."""
+    found: Identity = read_shared(checkpoint, only=[PART]).get(PART, {})
+    return found
+
+
+def known_meaning(run: Path) -> Mapping[str, Any]:
+    """Return what the numbers of a run's data mean to its model, as its newest checkpoint says that can be read; {}: none says it.
+
+    Args:
+        run: a run folder, one of its checkpoints, or a name for one; anything else says nothing.
+    """
+    given = run if catalog.is_checkpoint(run) else run / "checkpoints" / catalog.LAST
+    for checkpoint in catalog.candidates(given) if catalog.is_name(given) else [given]:
+        with suppress(UserError, OSError):  # whoever reads its weights says so
+            return saved_identity(checkpoint).get("meaning", {})
+    return {}
+
+
+def require_same(checkpoint: Path, now: Identity, world: World, config: RunConfig) -> list[str]:
+    """Refuse to go on from a checkpoint with other data, or in another order; return what differs and was accepted. Collective.
+
+    Rank 0 decides: `require_alike` has compared the ranks.
+    """
+    found: list[str] | UserError = []
+    if before := saved_identity(checkpoint) if world.is_main else {}:
+        happened = f"{checkpoint} was saved with other data than there is now: samples would come twice or never, or mean something else"
+        try:
+            found = _accept(before, now, accepted=config.accept_changed_data, key="resume", happened=happened)
+        except UserError as error:
+            found = error
+    elif world.is_main:
+        print(f"{checkpoint.name} does not say on which data it was trained: it is not compared", flush=True)
+    found = world.from_main(found)
+    if isinstance(found, UserError):
+        raise found
+    if found and world.is_main:
+        print(f"{_KEY}: the run goes on with what has changed:", *found, sep="\n    ", flush=True)
+    return found
+
+
+def require_alike(identity: Identity, world: World) -> None:
+    """Refuse ranks that have other data than rank 0: copies of it on several machines may differ. Collective."""
+    own = {name: xxhash.xxh3_64_hexdigest(json.dumps(value).encode()) for part in identity.values() for name, value in part.items()}
+    ranks = enumerate(world.gather_to_main(own))
+    differing = [(rank, name) for rank, each in ranks for name in sorted(own.keys() | each.keys()) if own.get(name) != each.get(name)]
+    if first := world.from_main(differing[:_SHOWN]):
+        happened = f"other ranks have other data than rank 0: {', '.join(f'rank {rank} {name}' for rank, name in first)}"
+        raise UserError(key="data", happened=happened, expected="the same data on every machine", fix="copy it again")
+
+
+def _parts(data: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the data sets of a mixture by their keys, or the one that it is."""
+    if isinstance(data, MixtureSource):
+        yield from ((f"data.sources.{name}", part) for name, part in zip(data.names, data.parts, strict=True))
+    elif isinstance(data, Mixture):
+        yield from ((f"data.sources.{name}", part) for name, part in data.sources.items())
+    else:
+        yield "data", data
+
+
+def _raw(part: Any) -> Any:
+    return part.dataset if isinstance(part, (DatasetSource, Stream)) else part
+
+
+def fingerprint_of_dataset(dataset: Any) -> Mapping[str, Any]:
+    if isinstance(dataset, Recognisable):
+        return dataset.fingerprint if isinstance(dataset.fingerprint, Mapping) else {}
+    if isinstance(dataset, TensorDataset) and len(dataset):
+        ends = [
+            tensor[place].cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for place in (0, -1) for tensor in dataset.tensors
+        ]
+        return {"first_and_last": xxhash.xxh3_64_hexdigest(b"".join(ends))}
+    return {}
+
+
+def _meaning(dataset: Any) -> Mapping[str, Any]:
+    if isinstance(dataset, Meaningful):
+        return dataset.meaning if isinstance(dataset.meaning, Mapping) else {}
+    classes = getattr(dataset, "classes", None)
+    features = getattr(dataset, "features", None)
+    labels = [feature for feature in features.values() if hasattr(feature, "num_classes")] if isinstance(features, Mapping) else []
+    if classes is None and len(labels) == 1:
+        classes = getattr(labels[0], "names", None)
+    return {"classes": list(classes)} if isinstance(classes, (list, tuple)) else {}
+
+
+def _change(name: str, before: Any, now: Any) -> str:
+    """Say how a value has changed; of a vocabulary and of classes, which have gone and which have come."""
+    if not (isinstance(before, list) and isinstance(now, list)) and name != "vocabulary":
+        return f"{name}: {before} -> {now}"
+    gone, come = [each for each in before or () if each not in (now or ())], [each for each in now or () if each not in (before or ())]
+    return f"{name}: without {_listed(gone)}, and with {_listed(come)} now" if gone or come else f"{name}: in another order"
+
+
+def _listed(values: list[Any]) -> str:
+    shown = ", ".join(map(repr, values[:_SHOWN])) or "none"
+    return f"{shown} and {len(values) - _SHOWN} more" if len(values) > _SHOWN else shown
