@@ -23,6 +23,7 @@ from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank import restart_report
 from ddp_train.rank.rank import Rank
+from ddp_train.rank.stop import end_agent
 from ddp_train.rank.sweep_member import Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure, forget
@@ -103,12 +104,13 @@ class Group:
             return self._refuse(self._final_code)
         launcher = Launcher(run=self._run, slots=self._slots)
         try:
-            return resume(remembered, launcher) if remembered else run(launcher)
+            code = resume(remembered, launcher) if remembered else run(launcher)
         finally:
             if self._leader is not None:
                 self._leader.leave()
             elif not self._is_announced:
                 self._announce({})
+        return _end_agent_of(self._leader, code) if self._leader is not None else code
 
     def leave(self) -> None:
         """Leave when all processes have ended well."""
@@ -148,7 +150,8 @@ class Group:
         announced = json.loads(wait_for(self._attempt.store, _COMMAND_KEY))
         if "sweep" in announced:
             restart_note.remember(Path(announced["sweep"]))
-            return Member(self._attempt, self._rank, self._size).follow()
+            member = Member(self._attempt, self._rank, self._size)
+            return _end_agent_of(member, member.follow())
         return self._as_rank(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
 
     def _refuse(self, exit_code: int) -> int:
@@ -187,3 +190,10 @@ class Group:
             return
         print(restart_report.line(run_folder, size=self._size, has_failed=restart_note.has_failed(self._recalled)), flush=True)
         run_folder.forget_failure()
+
+
+def _end_agent_of(member: Member, code: int) -> int:
+    """End a user's torchrun where a sweep was stopped, and return the exit code."""
+    if code in STOPPED.values() and handover.NODE not in os.environ:
+        end_agent(lambda: member.is_stopping)
+    return code

@@ -130,7 +130,7 @@ class Rank:
                     at=None  # a sweep stops as a whole
                     if job.in_sweep
                     else cluster.stops_at(config.cluster, os.environ, started=restart_note.run_started(), now=time.time()),
-                    agent=os.getppid() if is_users_agent else None,
+                    ends_agent=is_users_agent,
                 )
                 if self._world.is_main:
                     notes = begin(job.run_folder)

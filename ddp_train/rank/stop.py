@@ -55,7 +55,7 @@ class Stop:
         report: what to do in a thread before this rank ends, because the rank that it is given is gone without a word. It gets that
             rank's pid, and what the others were doing. None: an agent of ours reports it, and knows more.
         at: when rank 0 stops the run by itself, in seconds since the epoch, as if it had got the signal `WALLTIME`; None: never.
-        agent: the pid of a user's torchrun, which `end_agent` ends; None: the ranks' agent is ours.
+        ends_agent: the ranks' agent is a user's torchrun, and no sweep's, which outlives them.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Stop:
         leave: Callable[[signal.Signals], None] = lambda number: None,
         report: Callable[[int, int, dict[int, str]], None] | None = None,
         at: float | None = None,
-        agent: int | None = None,
+        ends_agent: bool = False,
     ) -> None:
         self._world, self._peers, self._leave, self._report = world, peers, leave, report
-        self._agent = agent
+        self._ends_agent = ends_agent
         self._at = at if world.is_main else None
         self._signal: signal.Signals | None = None  # what asked for the stop
         self._is_told = False  # by a signal to this very process, which torchrun passes on from itself
@@ -151,24 +151,9 @@ class Stop:
         self._woken.close()
 
     def end_agent(self) -> None:
-        """End a user's torchrun that has not been told to stop, after a stop, as the last thing that this rank does.
-
-        It takes its ranks' exit code 0 for a run that is finished, and then waits minutes for the agents of other machines, which may have
-        been ended by the signal; any other code it takes for a failure, and starts the ranks again. Ended by SIGTERM it exits with 1.
-        """
-        if self._agent is None or torchrun_env.local_rank() != 0 or not handles_signal(self._agent, signal.SIGTERM):
-            return
-        if torchrun_env.num_nodes() > 1 and not self._is_told:  # that of another machine may be the first to see that one has come or gone
-            time.sleep(_AGENT_LOOKS_S)
-        if self._is_told:
-            return
-        print(
-            "stopped, not finished: torchrun ends with exit code 1, by SIGTERM; what it says below is no failure",
-            file=sys.stderr,
-            flush=True,
-        )
-        with suppress(ProcessLookupError):
-            os.kill(self._agent, signal.SIGTERM)
+        """End the agent, if it is a user's, after a stop: the last thing that this rank does."""
+        if self._ends_agent:
+            end_agent(lambda: self._is_told)
 
     def _listen(self) -> None:
         """Wait for signals, and on rank 0 for the time to stop (a thread)."""
@@ -277,6 +262,29 @@ class Stop:
             return not self._peers.is_alone and self._peers.store.check(["leaving"])
         except DistError:
             return False
+
+
+def end_agent(is_told: Callable[[], bool]) -> None:
+    """End a user's torchrun after a stop: the last thing that the first rank of each machine does.
+
+    torchrun takes its ranks' exit code 0 for a run that is finished, and waits minutes for the torchruns of other machines, which may be gone;
+    any other code it takes for a failure, and starts the ranks again. Ended by SIGTERM it exits with 1.
+
+    Args:
+        is_told: tells whether this process has had a signal, which torchrun passes on from itself.
+    """
+    agent = os.getppid()
+    if torchrun_env.local_rank() != 0 or not handles_signal(agent, signal.SIGTERM):
+        return
+    if torchrun_env.num_nodes() > 1 and not is_told():  # that of another machine may be the first to see that one has come or gone
+        time.sleep(_AGENT_LOOKS_S)
+    if is_told():
+        return
+    print(
+        "stopped, not finished: torchrun ends with exit code 1, by SIGTERM; what it says below is no failure", file=sys.stderr, flush=True
+    )
+    with suppress(ProcessLookupError):
+        os.kill(agent, signal.SIGTERM)
 
 
 def _to_the_thread(number: int, frame: object) -> None:

@@ -91,7 +91,7 @@ class Member:
             while self.poll_rank(_POLL_S) is None:
                 pass
         self.end_rank()
-        return PREEMPTED if self.is_stopping else DONE
+        return PREEMPTED if self.is_stopping or self._exit_code in STOPPED.values() else DONE
 
     def begin(self, announced: Announcement) -> None:
         """Begin this rank's part of a job."""

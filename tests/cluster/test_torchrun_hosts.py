@@ -153,6 +153,16 @@ def test_a_sweep_trains_each_job_on_both_machines(agents: Agents, meet: list[str
 
 
 @pytest.mark.cluster_long
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_sweep_that_is_stopped_on_one_machine_ends_both_torchruns(agents: Agents, host: int) -> None:
+    running = [agents.start(each, C10D, "-m", "seed=1,2", *SLOWLY) for each in range(2)]
+    agents.takes_steps(4, within_s=START_S, of=running)
+    running[host].signal(signal.SIGTERM)
+    assert ended(running, within_s=STOPPED_S) == [1, 1], running[0].output
+    assert "2 of 2 jobs are not completed" in running[0].output
+
+
+@pytest.mark.cluster_long
 def test_an_elastic_run_takes_a_machine_in_and_goes_on_when_it_leaves(agents: Agents) -> None:
     words = [*SLOWLY, "trainer.max_epochs=null", "trainer.max_steps=150"]
     first = agents.start(0, C10D, *words, nodes="1:2", processes=1, restarts=5)
