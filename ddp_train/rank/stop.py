@@ -267,7 +267,7 @@ class Stop:
 def end_agent(is_told: Callable[[], bool]) -> None:
     """End a user's torchrun after a stop: the last thing that the first rank of each machine does.
 
-    torchrun takes its ranks' exit code 0 for a run that is finished, and waits minutes for the torchruns of other machines, which may be gone;
+    torchrun takes its ranks' exit code 0 for a run that is finished, and waits minutes for those of other machines, which may be gone;
     any other code it takes for a failure, and starts the ranks again. Ended by SIGTERM it exits with 1.
 
     Args:
