@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from ddp_train.config.hydra_internals import ConfigLoaderImpl
+from ddp_train.config.hydra_internals import IS_1_4, ConfigLoaderImpl
 
 _MODES = {f"hydra.mode={mode.name}": mode for mode in RunMode}
 """What Hydra adds to the overrides where nothing else says what the mode is."""
@@ -41,6 +41,9 @@ class _Asked:
 @contextmanager
 def composed_once() -> Iterator[None]:
     """Let Hydra's `run` and `multirun` have what `get_mode` has composed, with the mode that Hydra adds."""
+    if IS_1_4:  # which asks for the mode without composing
+        yield
+        return
     compose = ConfigLoaderImpl.load_configuration
     asked: list[_Asked] = []
 

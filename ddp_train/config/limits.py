@@ -42,7 +42,7 @@ def install() -> None:
         loader = _limited(hydra_internals.yaml_loader())
         for module in hydra_internals.yaml_loader_modules():
             vars(module)["get_yaml_loader"] = loader
-        compose = ConfigLoaderImpl.load_configuration
+        compose = getattr(ConfigLoaderImpl, hydra_internals.COMPOSE)
 
         def load_configuration(self: ConfigLoaderImpl, *arguments: Any, **named: Any) -> DictConfig:
             composed: DictConfig = compose(self, *arguments, **named)
@@ -50,7 +50,7 @@ def install() -> None:
             check_hydra(composed)
             return composed
 
-        ConfigLoaderImpl.load_configuration = load_configuration  # type: ignore[method-assign]
+        setattr(ConfigLoaderImpl, hydra_internals.COMPOSE, load_configuration)
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
