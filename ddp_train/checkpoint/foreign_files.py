@@ -24,7 +24,7 @@ _ENTRIES = 1_000_000  # tensors in a .pt file
 _ENTRY = re.compile(  # what torch.save writes: the structure, the tensors, and a few words about both
     r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)"
 )
-_NESTED = ("model", "state_dict")
+_NESTED = ("model", "state_dict", "model_state_dict")  # the last as in torch's tutorial
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -44,7 +44,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_pt(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file that `torch.save` wrote: of a dict of tensors, or of one below `model` or `state_dict`.
+    """Return the tensors of a file that `torch.save` wrote: of a dict of tensors, or of one below one of `_NESTED`.
 
     Raises:
         UserError: it is no regular file, of an old format, damaged, holds anything but tensors, or is made to deceive.

@@ -118,13 +118,24 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     batch, found = check_rules(typed_sections(sections), tree)
     errors += found
     if errors or batch is None or root is None:
-        raise ConfigErrors(errors)
+        raise ConfigErrors(_once(errors))
     tree.update(root)
     tree.update(sections)
     accumulation = None if batch.is_open else batch.grad_accum_steps
     tree["trainer"] |= {"global_batch_size": batch.global_batch_size, "grad_accum_steps": accumulation}
     tree["data"] = {**data, "eval": data.get("eval")}
     return RunConfig.of(tree, batch, left_out)
+
+
+def _once(errors: Iterable[ConfigError]) -> list[ConfigError]:
+    """Return errors; of those that tell the same reason why a module cannot be imported the first, with the keys of all."""
+    kept: dict[str, ConfigError] = {}
+    for error in errors:
+        is_import = error.happened.startswith("cannot import ") and "\n" in error.happened
+        reason = error.happened.partition(": ")[2] if is_import else str(error)
+        if (first := kept.setdefault(reason, error)) is not error and is_import:
+            first.key = ", ".join([*first.key.split(", "), error.key])
+    return [*kept.values()]
 
 
 def load(tree: dict[str, Any]) -> RunConfig:

@@ -37,6 +37,7 @@ from ddp_train.config.strategy_rules import (
     check_strategy,
     cuts_weights,
 )
+from ddp_train.config.target import class_of, is_a
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -79,6 +80,8 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
             errors += check_open_micro_batch(tree, world_size=batch.world_size)
         errors += check_local_sgd(tree, trainer, world_size=batch.world_size)
         errors += check_power_sgd(tree, world_size=batch.world_size)
+    if trainer and evaluation and (name := _open_stream(tree.get("data"))):
+        errors += without_epochs(name, trainer, evaluation, is_evaluated)
     if evaluation:
         errors += _check_evaluation(evaluation, is_evaluated=is_evaluated)
     if checkpoint and evaluation:
@@ -101,6 +104,27 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
     if debug and loader:
         errors += _check_faults(debug, loader, batch)
     return batch, errors
+
+
+def without_epochs(name: str, trainer: TrainerConfig, evaluation: EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
+    """Refuse to count in epochs where the data has none."""
+    needed = [("trainer.max_steps", trainer.max_steps, 1000)]
+    needed += [("evaluation.every_steps", evaluation.every_steps, 100)] if is_evaluated else []
+    for key, value, example in needed:
+        if value is None:
+            yield ConfigError(
+                key=key,
+                happened=f"is null, and {name} does not say how many samples it has: there are no epochs",
+                expected="a number of steps",
+                fix=f"{key}={example}",
+            )
+
+
+def _open_stream(data: Any) -> str | None:
+    """Return the name of the data's class where that says it is a stream of unknown length; None where it does not: on the ranks it is seen."""
+    path = str(data.get("_target_")) if isinstance(data, Mapping) else ""
+    is_stream = is_a(path, ("torch.utils.data.dataset.IterableDataset",)) and not hasattr(class_of(path), "__len__")
+    return path.rpartition(".")[2] if is_stream else None
 
 
 def _check_batch_sizes(

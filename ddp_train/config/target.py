@@ -9,12 +9,15 @@ import collections.abc
 import difflib
 import importlib
 import inspect
+import sysconfig
+import traceback
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ddp_train import FOLDER
 from ddp_train.config import object_names, refused_targets
 from ddp_train.config.from_source import read_class, stand_in
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, NODE_KEYS, OWN_KEYS
@@ -119,7 +122,7 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     try:
         target = look_up(path)
     except Exception as error:  # a user's module may raise anything while it is imported
-        return [ConfigError(key=f"{key}._target_", happened=f"cannot import {path}: {type(error).__name__}: {error}")]
+        return [ConfigError(key=f"{key}._target_", happened=f"cannot import {path}: {_why(error)}")]
     if problem := refusal(node, key, target):
         return problem
     if not callable(target):
@@ -129,6 +132,19 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     except (TypeError, ValueError):  # some C extensions have no signature
         return []
     return list(_check_arguments(node, key, path, target, parameters))
+
+
+def _why(error: Exception) -> str:
+    """Return an exception in words, with the line of the user's that raised it, where one did."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_a_librarys(frame.filename)]
+    where = f"\n    {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _is_a_librarys(file: str) -> bool:
+    """Tell whether a file of a stack is Python's own, a package's or ours."""
+    installed = ("site-packages", "dist-packages", "frozen")
+    return any(part in file for part in installed) or file.startswith((str(FOLDER), sysconfig.get_path("stdlib")))
 
 
 def refusal(node: Mapping[str, Any], key: str, target: Any) -> list[ConfigError]:
@@ -210,7 +226,7 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
             except ValueError as error:
                 yield ConfigError(key=at, happened=str(error), expected="${object:NAME} alone, as a whole argument")
             except Exception as error:  # a user's module may raise anything while it is imported
-                yield ConfigError(key=at, happened=f"cannot import {name}: {type(error).__name__}: {error}")
+                yield ConfigError(key=at, happened=f"cannot import {name}: {_why(error)}")
             else:
                 if reason:
                     yield ConfigError(key=at, happened=f"{name} {reason}", expected="a type, or a class or function of a component")

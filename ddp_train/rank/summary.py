@@ -53,7 +53,9 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     epoch = f"{per_epoch} of {order.epoch_size:,} samples" if order.epoch_size else "the data has no epochs"
     lines = [
         f"model    {type(components.model).__name__}, {sum(parameters):,} parameters, {frozen}",
+        f"data     {_named(job.config.data)}",
         f"steps    {components.total_steps} ({epoch})",
+        f"rate     {_rates(components.optimizer)} ({type(components.optimizer).__name__}, {_named(job.config.scheduler)})",
     ]
     lines[1:1] = [f"         {line}" for line in layer_table(components.model, depth=job.config.summary)] if job.config.summary else []
     if dtype := components.answers.get("amp.dtype"):
@@ -85,6 +87,17 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
 
 def _halfway(after: int | None, total_steps: int) -> str:
     return f"; after step {after} it is built anew and resumed" if after is not None and after < total_steps else ""
+
+
+def _named(node: Any) -> str:
+    """Return the class or function of a node, without its module."""
+    return str(node.get("_target_")).rpartition(".")[2]
+
+
+def _rates(optimizer: Optimizer) -> str:
+    """Return the peak learning rate, or those of the groups that there are."""
+    peaks = sorted({float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups})
+    return f"{peaks[0]:g}" if len(peaks) == 1 else f"{peaks[0]:g} to {peaks[-1]:g}"
 
 
 def _groups(optimizer: Optimizer) -> list[str]:

@@ -66,6 +66,10 @@ class Sweep:
             content = json.loads((root / "sweep.json").read_text())
             jobs = [SweepJob(**{**job, "status": Status(job["status"])}) for job in content.pop("jobs")]
             return cls(root=root, jobs=jobs, **content)
+        except (FileNotFoundError, NotADirectoryError):
+            sweeps = sorted(path.parent for path in root.rglob("sweep.json"))[-1:] if root.is_dir() else []
+            fix = f"ddp-train runs {RunFolder(sweeps[0]).shown()}" if sweeps else "ddp-train -m key=a,b ... makes one"
+            raise ConfigError(happened=f"{root} is no sweep", expected="a folder with sweep.json", fix=fix) from None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(happened=f"{root} holds no sweep that can be read: {error}", expected="a folder with sweep.json") from None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_train.config.batch_sizes import accumulation_of
 from ddp_train.config.evaluation_split import evaluation_sets, set_name, split_at
-from ddp_train.config.rules import uneven_length
+from ddp_train.config.rules import uneven_length, without_epochs
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig, batch_changes, length_changes
 from ddp_train.config.target import AUTO, accepts, given_in, locate
@@ -231,17 +231,9 @@ def _require_plain(loader: LoaderConfig) -> None:
 
 def _require_steps(config: RunConfig, stream: Stream) -> None:
     """Refuse to count in epochs where the data has none."""
-    name, is_evaluated = type(stream.dataset).__name__, bool(config.evaluation_sets())
-    needed = [("trainer.max_steps", config.trainer.max_steps, 1000)]
-    needed += [("evaluation.every_steps", config.evaluation.every_steps, 100)] if is_evaluated else []
-    for key, value, example in needed:
-        if stream.length is None and value is None:
-            raise ConfigError(
-                key=key,
-                happened=f"is null, and {name} does not say how many samples it has: there are no epochs",
-                expected="a number of steps",
-                fix=f"{key}={example}",
-            )
+    if stream.length is None:
+        for problem in without_epochs(type(stream.dataset).__name__, config.trainer, config.evaluation, bool(config.evaluation_sets())):
+            raise problem
 
 
 def _require_one_size(trainer: TrainerConfig, stream: Stream) -> None:

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _TELLING = (UserError, OSError, MemoryError, torch.OutOfMemoryError, DistError)  # these say by themselves what it is
 _LABEL_ERROR = re.compile(r"Target (-?\d+) is out of bounds|device-side (assert)")  # of torch, on the CPU and on a GPU
+_SHOWN_CHARACTERS = 160  # of what a batch is, and of what the model gives: dicts of many tensors
 _AT_RANDOM = 0.05  # a loss that differs by more from one time to the next says nothing about sum and mean
 
 
@@ -155,7 +156,11 @@ def _try(components: Components, named: NamedBatch, world: World, *, loader: Loa
     device = next((tensor.device for tensor in tensors_of(batch)), world.device)
     gives = f", the model gives {seen.gives}" if seen.gives else ""  # an objective may call parts of the model alone
     what = named.name.removeprefix("the first ").removeprefix("batch of ")
-    return f"{what} {describe(named.batch)} on {device}{gives}{shown}"
+    return f"{what} {_cut(describe(named.batch))} on {device}{_cut(gives)}{shown}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:

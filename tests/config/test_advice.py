@@ -432,3 +432,27 @@ class TakesAny(torch.utils.data.Dataset[int]):
 
     def __getitem__(self, place: int) -> int:
         return place
+
+
+def test_a_module_that_cannot_be_imported_is_told_once_with_the_users_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "of_mine.py").write_text("import torch\nimport not_installed\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ("model=custom", "model._target_=of_mine.Model", "data=custom", "data._target_=of_mine.Data", "cluster=cpu")
+    assert command_line(monkeypatch, tmp_path, *words) == (2, [])
+    shown = capsys.readouterr().err
+    assert shown.count("No module named 'not_installed'") == 1 and "of_mine.py:2: import not_installed" in shown
+    assert "data._target_" in shown and "model._target_" in shown
+
+
+def test_a_stream_of_unknown_length_is_refused_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "of_stream.py").write_text(
+        "import torch\n\nclass Endless(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        yield torch.zeros(3, 4, 4), 0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ("data=custom", "data._target_=of_stream.Endless", "+data.eval._target_=of_stream.Endless", "trainer.max_epochs=null")
+    assert command_line(monkeypatch, tmp_path, *words, "trainer.max_steps=5", "cluster=cpu", "model=mlp") == (2, [])
+    assert "evaluation.every_steps: is null, and Endless does not say how many samples it has" in capsys.readouterr().err

@@ -88,6 +88,11 @@ def test_what_is_no_single_run_is_refused_at_once(words: list[str]) -> None:
     assert raised.value.exit_code == 2
 
 
+def test_a_dict_of_overrides_is_refused_with_the_words_for_it() -> None:
+    with pytest.raises(RunFailed, match=r"run\(\['model=mlp', 'seed=3'\]\)"):
+        run({"model": "mlp", "seed": 3})  # type: ignore[arg-type]
+
+
 def test_under_torchrun_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "1")

@@ -72,3 +72,7 @@ def test_a_run_that_a_callback_has_stopped_goes_on_without_it() -> None:
     state = TrainState(stopped=Stopped.at("early_stopping", "why", {}))
     job = Job(config=checked(), run_folder=RunFolder(Path("run")), command=[], overrides=[])
     assert "resume run '~callbacks.early_stopping'` would continue" in summary.over(job, state)
+
+
+def test_data_rate_and_schedule_are_named() -> None:
+    assert "\ndata     SyntheticImages\n" in plan() and "\nrate     0.1 (SGD, warmup_cosine)" in plan("optimizer=sgd")

@@ -77,3 +77,12 @@ def test_the_metric_that_the_objective_names_first_ranks_the_jobs(tmp_path: Path
     Result(status=Status.FAILED, seconds=1.0, error="ValueError: too large").write(sweep.run_folder(sweep.jobs[2]).result)
     sweep.read_result(sweep.jobs[2], None)
     assert (sweep.jobs[2].status, sweep.jobs[2].metric, sweep.jobs[2].seconds) == (Status.FAILED, None, 1.0)
+
+
+def test_a_folder_above_a_sweep_is_none_and_the_newest_below_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no sweep\n  expected: a folder with sweep.json\n  fix: ddp-train -m"):
+        Sweep.load(tmp_path)
+    for day in ("2026-01-01", "2026-01-02"):
+        Sweep(root=tmp_path / "sweeps" / day, command=[]).save()
+    with pytest.raises(ConfigError, match=r"fix: ddp-train runs \S+2026-01-02"):
+        Sweep.load(tmp_path)
