@@ -97,10 +97,8 @@ def run(overrides: Sequence[str] = ()) -> RunResult:
 def _check(overrides: Sequence[str]) -> None:
     """Refuse what starts no single run here."""
     if isinstance(overrides, (str, Mapping)) or not all(isinstance(word, str) for word in overrides):
-        example = (
-            [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else ["model=mlp", "optimizer.lr=0.01"]
-        )
-        happened, fix = f"overrides is {overrides!r}", f"run({example})"
+        pairs = overrides.items() if isinstance(overrides, Mapping) else [("model", "mlp"), ("optimizer.lr", "0.01")]
+        happened, fix = f"overrides is {overrides!r}", f"run({[f'{key}={value}' for key, value in pairs]})"
         raise RunFailed(str(UserError(happened=happened, expected="a list of words", fix=fix)), exit_code=WRONG_INPUT)
     words = iter(overrides)
     for word in words:

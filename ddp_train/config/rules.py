@@ -121,7 +121,7 @@ def without_epochs(name: str, trainer: TrainerConfig, evaluation: EvaluationConf
 
 
 def _open_stream(data: Any) -> str | None:
-    """Return the name of the data's class where that says it is a stream of unknown length; None where it does not: on the ranks it is seen."""
+    """Return the name of the data's class where it is a stream of unknown length; None where the class alone does not tell."""
     path = str(data.get("_target_")) if isinstance(data, Mapping) else ""
     is_stream = is_a(path, ("torch.utils.data.dataset.IterableDataset",)) and not hasattr(class_of(path), "__len__")
     return path.rpartition(".")[2] if is_stream else None
