@@ -11,7 +11,7 @@ trained    the module in which an objective with weights joins its model, and th
 Components import what is here and not each other.
 """
 
-from ddp_train.interfaces.batch import Batch, batch_size, describe, few, map_tensors, tensors_of
+from ddp_train.interfaces.batch import Batch, Counted, batch_size, describe, few, map_tensors, note_size, tensors_of
 from ddp_train.interfaces.blocks import blocks_of, repeated_blocks
 from ddp_train.interfaces.component import (
     Adopting,
@@ -63,6 +63,7 @@ __all__ = [
     "Callback",
     "ChoosingTurns",
     "Comparing",
+    "Counted",
     "Counting",
     "DataSource",
     "GivingPixels",
@@ -106,6 +107,7 @@ __all__ = [
     "map_tensors",
     "matching",
     "named_parameters",
+    "note_size",
     "num_replicas",
     "num_shards",
     "own_range",

@@ -6,24 +6,36 @@ Shapes: B samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 Batch = Any
-"""Tensors that share the leading dimension B, nested in tuples, lists or dicts; usually `(inputs, targets)`."""
+"""Tensors nested in tuples, lists or dicts, as a rule with a leading dimension B; usually `(inputs, targets)`."""
+
+
+class Counted(NamedTuple):
+    """What a collate returns that drops or repeats samples: its batch, and how many samples that has.
+
+    Of any other batch the loader knows it: as many as it has asked for.
+    """
+
+    batch: Batch
+    num_samples: int
 
 
 _SHOWN = 8  # parts of a nest, names of parameters
 
 
 def batch_size(batch: Batch) -> int:
-    """Return the number of samples B: the first dimension of the first tensor in the nest. Reads shapes only, never the device.
+    """Return the number of samples B: the first dimension of the first tensor, unless `note_size` said another. Never reads the device.
 
     Raises:
         TypeError: the batch holds no tensor with a leading dimension.
     """
+    if _noted is not None:
+        return _noted
     first = batch
     while type(first) in (tuple, list) and first:  # in nearly all batches what comes first is a tensor: asked for several times a step
         first = first[0]
@@ -31,6 +43,22 @@ def batch_size(batch: Batch) -> int:
         if tensor.ndim > 0:
             return int(tensor.shape[0])
     raise TypeError(f"a batch is tensors with a leading dimension B in tuples, lists or dicts; found none in a {type(batch).__name__}")
+
+
+_noted: int | None = None
+
+
+def note_size(batch: Batch, num_samples: int | None) -> Batch:
+    """Return the batch that is worked on from now on, and note its number of samples where its tensors do not tell it: of a jagged one.
+
+    Not noted at the batch itself: a strategy may hand on another nest of the same tensors, as DDP does on GPUs.
+
+    Args:
+        num_samples: None: its tensors tell it.
+    """
+    global _noted
+    _noted = num_samples
+    return batch
 
 
 def tensors_of(batch: Batch) -> Iterator[Tensor]:

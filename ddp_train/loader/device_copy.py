@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ddp_train.interfaces import Batch, finished, map_tensors, tensors_of
+from ddp_train.interfaces import Batch, finished, map_tensors, note_size, tensors_of
 from ddp_train.loader.reader import MicroBatch
 
 
@@ -17,6 +17,12 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu" and not isinstance(batch, Tensor):
         return finished(batch)
     return finished(map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch))
+
+
+def batch_on(device: torch.device, micro_batch: MicroBatch) -> Batch:
+    """Return the batch of a micro-batch on the device; `batch_size` of it is what the loader says."""
+    batch = to_device(micro_batch.batch, device) if micro_batch.placed is None else micro_batch.placed
+    return note_size(batch, micro_batch.samples)
 
 
 def copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:

@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ddp_train.errors import DataError, UserError
-from ddp_train.interfaces import Alternating, Augmenting, Batch, DataSource, Indices, Located
+from ddp_train.interfaces import Alternating, Augmenting, Batch, Counted, DataSource, Indices, Located, tensors_of
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.dataset_adapter import DatasetSource, lengths_of
 from ddp_train.loader.mixture_source import MixtureSource
@@ -38,10 +38,19 @@ class MicroBatch(NamedTuple):
     skipped: tuple[BadSample, ...] = ()
     placed: Batch | None = None  # the batch on the device, where it was copied ahead
     pieces: int = 1  # rows of the batch that are one sample: windows of tokens may be cut (`length_plan.py`)
+    samples: int | None = None  # how many it has; None: its first tensor has a row for each
 
     def pin_memory(self) -> MicroBatch:
         """Return a copy in page-locked memory."""
-        return MicroBatch(pin_memory(self.batch), self.counts, self.skipped)
+        return self._replace(batch=pin_memory(self.batch))
+
+
+def as_micro_batch(made: Batch | Counted, asked: int, *, counts: bool = True, skipped: tuple[BadSample, ...] = ()) -> MicroBatch:
+    """Return a batch with its number of samples: as many as were asked for, unless its collate says another."""
+    batch, num_samples = made if isinstance(made, Counted) else (made, asked)
+    first = next((tensor for tensor in tensors_of(batch) if tensor.ndim), None)
+    tells = first is not None and len(first) == num_samples
+    return MicroBatch(batch, counts, skipped, samples=None if tells else num_samples)
 
 
 class TrainRequest(NamedTuple):
@@ -85,7 +94,7 @@ class TrainReader:
         if self._blend is not None:
             others, _, _ = self._read(request.epoch, *self._order.partners(request.epoch, positions))
             batch = self._blend(batch, others, self._order.sample_keys(request.epoch, wanted, positions=positions))
-        return MicroBatch(batch, request.counts, skipped if request.counts else ())
+        return as_micro_batch(batch, len(wanted), counts=request.counts, skipped=skipped if request.counts else ())
 
     def of_size(self, size: int) -> MicroBatch:
         """Return so many samples as one micro-batch: the longest ones where the data tells lengths, else the first of the order."""
@@ -93,7 +102,7 @@ class TrainReader:
         if lengths is None or len(lengths) != len(self.samples):  # of some parts of a mixture alone
             return self(TrainRequest(0, 0, size, True))
         longest = np.sort(np.argpartition(lengths, -size)[-size:])
-        return MicroBatch(self._read(0, longest, longest)[0], True)
+        return as_micro_batch(self._read(0, longest, longest)[0], size)
 
     def _read(self, epoch: int, wanted: Indices, positions: Indices) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
         """Return samples of an epoch as they are trained on, which they are, and those that cannot be read.
@@ -133,12 +142,13 @@ class EvalReader:
     def __call__(self, request: EvalRequest) -> MicroBatch:
         if not self._skips:
             is_empty = request.start == request.stop
-            return MicroBatch(self.samples.read(np.zeros(1, np.int64) if is_empty else self.indices(request)), not is_empty)
+            indices = np.zeros(1, np.int64) if is_empty else self.indices(request)
+            return as_micro_batch(self.samples.read(indices), len(indices), counts=not is_empty)
         batch, skipped = self.samples.read_leaving_out(self.indices(request))
         if batch is not None:
-            return MicroBatch(batch, True, skipped)
+            return as_micro_batch(batch, request.stop - request.start - len(skipped), skipped=skipped)
         stand_in, _, _ = self.samples.read_replacing(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.samples))))
-        return MicroBatch(stand_in, False, skipped)
+        return as_micro_batch(stand_in, 1, counts=False, skipped=skipped)
 
 
 class Samples:

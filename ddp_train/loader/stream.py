@@ -23,7 +23,7 @@ from ddp_train.interfaces import Batch
 from ddp_train.loader.collate import Collate, collate
 from ddp_train.loader.dataset_adapter import facts_of
 from ddp_train.loader.order import GlobalBatch, share
-from ddp_train.loader.reader import MicroBatch
+from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.loader.stream_shard import comes_from, cut, reads_all
 from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 
@@ -152,12 +152,12 @@ class StreamLoader:
                         if requests[place].keeps_position:
                             positions[number] = position
                             self._note(position)
-                        micro_batch = MicroBatch(batch, counts=True)
+                        micro_batch = as_micro_batch(batch, requests[place].size)
                         if self._pin_memory and workers is None:
                             micro_batch = micro_batch.pin_memory()
                     else:
                         assert micro_batch is not None  # a rank has a sample of each step at least
-                        micro_batch = MicroBatch(micro_batch.batch, counts=False)
+                        micro_batch = micro_batch._replace(counts=False)
                     if place == num_read - 1:
                         self._passed.append((samples, list(positions.items())))
                     yield micro_batch
@@ -186,7 +186,7 @@ class StreamLoader:
         with suppress(Exception):  # one that cannot be copied is read itself
             reader = copy.deepcopy(reader)
         batch, _ = reader(_Request(size, keeps_position=False))
-        return MicroBatch(batch, counts=True)
+        return as_micro_batch(batch, size)
 
     def sample_ids(self, samples: int, number: int) -> None:
         """They have none."""
@@ -256,12 +256,12 @@ class StreamEvalLoader:
         is_empty = True
         while batch := list(islice(samples, self._batch_size)):
             is_empty = False
-            yield MicroBatch(self._stream.collate(batch), counts=True)
+            yield as_micro_batch(self._stream.collate(batch), len(batch))
         if is_empty:  # fewer samples than ranks: a stand-in, so that all ranks have the same sums to reduce
             first = list(islice(self._samples(0), 1))
             if not first:
                 raise DataError(key="data.eval", happened="the stream gave no sample", expected="at least 1")
-            yield MicroBatch(self._stream.collate(first), counts=False)
+            yield as_micro_batch(self._stream.collate(first), 1, counts=False)
 
     def peek(self) -> MicroBatch | None:
         """Return this rank's first micro-batch, of a copy; None where a stream that cannot be copied gives its samples only once."""

@@ -67,6 +67,13 @@ class Supervised(ABC):
         """
         given, targets = call(model, batch)
         outputs, beside = (given, []) if isinstance(given, Tensor) else unwrap(given)
+        if outputs.ndim and len(outputs) != batch_size(batch):
+            raise ConfigError(
+                key="loader.collate",
+                happened=f"the model gives {len(outputs)} outputs for the {batch_size(batch)} samples that the loader asked for",
+                expected="one for each sample; a collate that drops or repeats samples says how many its batch has",
+                fix="return ddp_train.interfaces.Counted(batch, number) from it",
+            )
         total = self.total_loss(at_least_float32(outputs), targets)
         for aux, weight in weighed(beside, self.aux_weight) if beside else ():
             part = aux.float() * self.weight(batch) if aux.ndim == 0 else self.total_loss(at_least_float32(aux), targets)

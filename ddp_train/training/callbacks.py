@@ -20,7 +20,7 @@ from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError
 from ddp_train.interfaces import Batch, Callback, Goal, named_parameters
-from ddp_train.loader.device_copy import to_device
+from ddp_train.loader.device_copy import batch_on
 from ddp_train.metrics import model_log
 from ddp_train.metrics.model_log import Sink
 from ddp_train.training.callback_error import named
@@ -135,7 +135,7 @@ class RunView:
         micro_batch = loader.peek() if loader is not None else None
         if micro_batch is None:
             return None
-        return to_device(micro_batch.batch, self.device) if micro_batch.placed is None else micro_batch.placed
+        return batch_on(self.device, micro_batch)
 
 
 class Callbacks:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Amp, Batch, ChoosingTurns, Comparing, Goal, Joint, Objective, Predicting, Scheduler, Strategy
-from ddp_train.loader.device_copy import to_device
+from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
@@ -156,7 +156,7 @@ class Components(Evaluated):
     def try_step(self, world: World, micro_batch: MicroBatch | None = None, *, times: int = 1) -> None:
         """Take forward and backward of a micro-batch so many times, of each turn where there are some; forget the gradients. Collective."""
         micro_batch = micro_batch or self.train_loader.peek()
-        batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
+        batch = batch_on(world.device, micro_batch)
         for turn in times * [*self.turns.values()] or times * [None]:
             self.optimizer.zero_grad(set_to_none=True)  # which would keep the first buckets alive beside those that replace them
             with turn.alone() if turn else nullcontext():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Averaging, Place, Synchronising, cut, describe, is_cut, own_rows, plain_name
-from ddp_train.loader.device_copy import copied_ahead, to_device
+from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.metrics import model_log
 from ddp_train.training import metric
@@ -112,7 +112,7 @@ def _measure(components: Evaluated, loader: Evaluation, world: World, pace: _Pac
         if components.computes_together:
             batches, is_stopping = in_step(batches, world), agreed(is_stopping, world)
         for number, micro_batch in enumerate(batches):
-            batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
+            batch = batch_on(world.device, micro_batch)
             try:
                 with components.amp.autocast(world.device):
                     scores, rows, pair = components.examine(batch, predicts=files is not None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Inferring, Located, Objective, batch_size, describe
-from ddp_train.loader.device_copy import copied_ahead, to_device
+from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.model_call import TARGETS, give
 from ddp_train.training.components import Evaluated
@@ -45,7 +45,7 @@ def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: 
         begins_batch()
         batches = copied_ahead(iter(loader), world.device)
         for micro_batch in in_step(batches, world) if components.computes_together else batches:
-            batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
+            batch = batch_on(world.device, micro_batch)
             with components.amp.autocast(world.device):
                 rows = infer(components.objective, model, inputs_of(batch))
             skips = [bad.sample for bad in micro_batch.skipped]

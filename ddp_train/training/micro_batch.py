@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.interfaces import Batch
-from ddp_train.loader.device_copy import to_device
+from ddp_train.loader.device_copy import batch_on
 from ddp_train.training.components import Components
 from ddp_train.training.memory import is_out_of_memory, shown
 from ddp_train.training.sanity_check import try_training, untouched, without_compiling
@@ -185,7 +185,7 @@ class _Search:
         """Take forward and backward as a step does: a second time where it accumulates, with the gradients of the first."""
         components, world = self._components, self._world
         micro_batch = components.train_loader.of_size(size)
-        batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
+        batch = batch_on(world.device, micro_batch)
         turns: list[Turn | None] = [*components.turns.values()] or [None]
         for turn in turns:
             with turn.alone() if turn is not None else nullcontext():

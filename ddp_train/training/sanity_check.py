@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,19 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.interfaces import Batch, Indices, Labelled, Objective, batch_size, describe, finished, map_tensors, tensors_of, whole_loss
-from ddp_train.loader.device_copy import to_device
+from ddp_train.interfaces import (
+    Batch,
+    Indices,
+    Labelled,
+    Objective,
+    batch_size,
+    describe,
+    finished,
+    note_size,
+    tensors_of,
+    whole_loss,
+)
+from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
@@ -36,13 +45,13 @@ from ddp_train.run_folder import failure
 from ddp_train.training import metric
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.seeding import random_state, set_random_state
+from ddp_train.training.sum_check import refuse_mean_loss, refuse_mean_scores
 
 logger = logging.getLogger(__name__)
 
 _TELLING = (UserError, OSError, MemoryError, torch.OutOfMemoryError, DistError)  # these say by themselves what it is
 _LABEL_ERROR = re.compile(r"Target (-?\d+) is out of bounds|device-side (assert)")  # of torch, on the CPU and on a GPU
 _SHOWN_CHARACTERS = 160  # of what a batch is, and of what the model gives: dicts of many tensors
-_AT_RANDOM = 0.05  # a loss that differs by more from one time to the next says nothing about sum and mean
 
 
 @dataclass(frozen=True)
@@ -56,12 +65,13 @@ class NamedBatch:
     @property
     def batch(self) -> Batch:
         """As a model gets it."""
-        return finished(self.micro_batch.batch)
+        return note_size(finished(self.micro_batch.batch), self.micro_batch.samples)
 
     def true_ids(self) -> Indices | None:
         """Return the samples, if all that were asked for are in the batch."""
-        is_whole = self.ids is not None and not self.micro_batch.skipped and len(self.ids) == batch_size(self.micro_batch.batch)
-        return self.ids if is_whole else None
+        if self.ids is None or self.micro_batch.skipped or self.micro_batch.samples is not None:
+            return None
+        return self.ids if len(self.ids) == batch_size(self.batch) else None
 
 
 def check(components: Components, first: Sequence[MicroBatch], world: World, *, samples: int, predicts: bool) -> None:
@@ -80,12 +90,13 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
         if first:
             tried = NamedBatch(first[0], components.train_loader.sample_ids(samples, 0), "the first training batch")
             lines.append(_try(components, tried, world, loader=components.train_loader, predicts=predicts))
-            _refuse_means(components, first[0], world)
+            refuse_mean_loss(components, first[0], tried.ids, world)
         for part, loader in components.eval_loaders.items():
             if (evaluated := loader.peek()) is not None:
                 name = f"the first batch of evaluation set {part}" if part else "the first evaluation batch"
                 tried = NamedBatch(evaluated, loader.sample_ids(0), name)
                 lines.append(_try(components, tried, world, loader=loader, predicts=predicts))
+                refuse_mean_scores(components, loader, evaluated, tried.ids, world)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # its blocks are of other sizes than the steps'
     if world.is_main:
@@ -130,7 +141,7 @@ def _try(components: Components, named: NamedBatch, world: World, *, loader: Loa
     model.train(trains)
     shown = ""
     try:
-        batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
+        batch = batch_on(world.device, micro_batch)
         with components.amp.autocast(world.device), seen.forward():
             if trains:
                 weight = float(objective.weight(named.batch))
@@ -286,59 +297,6 @@ def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, 
         expected=f"labels from 0 to {num_classes - 1}",
         fix="data whose labels count from 0, or a model with more classes",
     )
-
-
-def _refuse_means(components: Components, micro_batch: MicroBatch, world: World) -> None:
-    """Refuse an objective whose loss is a mean: trained on, it gives 1/B of the gradient, and another one for every split.
-
-    Some samples are taken once and then twice over. A sum doubles, exactly, whatever the samples weigh; a mean stays.
-    """
-    try:
-        once, twice = _once_and_twice(components, micro_batch, world)
-    except Exception as error:
-        logger.info("not tried whether the loss is a sum: %s: %s", type(error).__name__, error)
-        return
-    if not once:  # also where nothing counts, as in a batch of padding
-        return
-    ratio, objective = twice / once, components.objective
-    if 0.8 < ratio < 1.25:
-        raise ConfigError(
-            key="objective",
-            happened=f"{type(objective).__name__}.loss gives a mean: {once:.6g} for some samples, {twice:.6g} for the same ones twice",
-            expected="a sum, which doubles: it is divided by the weight of the whole global batch, over all ranks and micro-batches",
-            fix='reduction="sum", or the mean times what `weight` gives; sanity_check=false if it is meant',
-        )
-    if isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
-        name = getattr(objective.loss_fn, "__name__", type(objective.loss_fn).__name__)
-        raise ConfigError(
-            key="objective",
-            happened=f"{name} gives the sum over the batch",
-            expected="the mean over its samples, as loss functions do: it is multiplied by their number",
-            fix="objective.reduction=mean; sanity_check=false if it is meant",
-        )
-
-
-@torch.no_grad()
-def _once_and_twice(components: Components, micro_batch: MicroBatch, world: World) -> tuple[float, float]:
-    """Return the loss of half of the batch, and of that half twice over; 0 where they tell nothing. In evaluation mode: no dropout."""
-    batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
-    size = batch_size(batch)
-    half = max(1, size // 2)
-
-    def taken(tensor: Tensor, *, times: int) -> Tensor:
-        if tensor.ndim == 0:
-            return tensor
-        if tensor.shape[0] != size:
-            raise ValueError("the batch's tensors do not share one leading dimension")
-        return torch.cat([tensor[:half]] * times)
-
-    components.model.eval()
-    with components.amp.autocast(world.device):
-        parts = (map_tensors(partial(taken, times=times), batch) for times in (1, 1, 2))
-        losses = [float(whole_loss(components.objective, components.model, part)) for part in parts]
-    if not all(map(math.isfinite, losses)) or abs(losses[0] - losses[1]) > _AT_RANDOM * abs(losses[0]):
-        return 0.0, 0.0
-    return losses[1], losses[2]
 
 
 def without_compiling() -> contextlib.AbstractContextManager[Any]:

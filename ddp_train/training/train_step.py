@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Objective, Reducing, as_pair, batch_size
-from ddp_train.loader.device_copy import to_device
+from ddp_train.interfaces import Objective, Reducing, as_pair, batch_size, note_size
+from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.components import Components
 from ddp_train.training.gradient import backward, clip, total_norm
@@ -148,7 +148,7 @@ class TrainStep:
     def _accumulate(self, micro_batch: MicroBatch, total_weight: Callable[[], float | Tensor], turn: Turn | None) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
-        batch = to_device(micro_batch.batch, world.device) if micro_batch.placed is None else micro_batch.placed
+        batch = batch_on(world.device, micro_batch)
         with components.amp.autocast(world.device):
             loss_sum = components.loss(batch) if turn is None else turn.loss(batch)
         if not micro_batch.counts:
@@ -177,14 +177,19 @@ def _start_total_weight(
     """
     rest = iter(micro_batches)
     first = next(rest)
-    weight = objective.weight(as_pair(first.batch))
+    weight = _weight(objective, first)
     if isinstance(weight, int):
-        known = weight * first.pieces / batch_size(first.batch) * global_batch_size
+        known = weight * first.pieces / (first.samples or batch_size(first.batch)) * global_batch_size
         return lambda: known, one_by_one([first], rest)
     every = [first, *rest]
-    weights = [torch.as_tensor(objective.weight(as_pair(each.batch)), dtype=torch.float64) * each.counts for each in every]
+    weights = [torch.as_tensor(_weight(objective, each), dtype=torch.float64) * each.counts for each in every]
     wait = start_sum(torch.stack(weights).sum())  # reduced where the data is, mostly on the CPU: no wait for the device
     return cache(lambda: wait().to(device, non_blocking=True)), every
+
+
+def _weight(objective: Objective, micro_batch: MicroBatch) -> int | Tensor:
+    """Return the weight of a micro-batch where it is: on the host, if it was not copied ahead."""
+    return objective.weight(note_size(as_pair(micro_batch.batch), micro_batch.samples))
 
 
 def _keep(weight: Tensor) -> Callable[[], Tensor]:

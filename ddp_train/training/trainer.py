@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Synchronising, finished
-from ddp_train.loader.device_copy import copied_ahead, to_device
+from ddp_train.interfaces import Synchronising, finished, note_size
+from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.metrics import model_log
@@ -151,7 +151,7 @@ class Trainer:
             return stream
         first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
         if components.throughput.wants_batch and first:
-            components.throughput.see(finished(first[0].batch))
+            components.throughput.see(note_size(finished(first[0].batch), first[0].samples))
         if self.sanity_check:
             check(components, first, world, samples=state.samples, predicts=self.predictions_of is not None)
         if not is_settled and first:
@@ -171,7 +171,7 @@ class Trainer:
             evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
             if evaluated is not None and not components.computes_together:  # there a rank without a batch would be missed
                 with evaluation.as_evaluated(components), components.amp.autocast(world.device):
-                    batch = to_device(evaluated.batch, world.device) if evaluated.placed is None else evaluated.placed
+                    batch = batch_on(world.device, evaluated)
                     components.examine(batch, predicts=self.predictions_of is not None)
         components.compiled.end_warm_up()
 
