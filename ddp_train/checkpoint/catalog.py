@@ -52,6 +52,7 @@ class CatalogEntry:
     metrics: Mapping[str, Any]  # of its step
     ranking: Ranking | None  # by which its run compared checkpoints then
     run: str | None = None  # the number of the run that saved it; None: it does not say
+    is_foreign: bool = False  # it lies in the folder of another run
 
 
 def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool) -> Ranking:
@@ -80,20 +81,14 @@ def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool)
 
 def saved(folder: Path) -> list[CatalogEntry]:
     """Return a run's checkpoints below a folder, the oldest first, without those of other runs; their files are not verified."""
-    others = foreign(folder)
-    return [each for each in every(folder) if each.path not in others]
-
-
-def foreign(folder: Path) -> list[Path]:
-    """Return the checkpoints below a run's folder that another run has saved; [] where the run has no number."""
-    number = RunFolder(folder.parent).number()
-    return [each.path for each in every(folder) if number is not None and each.run != number]
+    return [each for each in every(folder) if not each.is_foreign]
 
 
 def every(folder: Path) -> list[CatalogEntry]:
-    """Return the checkpoints below a folder, whosever they are, the oldest first; what has no readable manifest is none."""
-    found = [_read(path) for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name) and (path / "COMPLETE").exists()]
-    return sorted((each for each in found if each is not None), key=lambda each: each.step)
+    """Return the checkpoints below a run's folder, whosever they are, the oldest first; what has no readable manifest is none."""
+    number = RunFolder(folder.parent).number()
+    paths = [path for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name) and (path / "COMPLETE").exists()]
+    return sorted((each for path in paths if (each := _read(path, number)) is not None), key=lambda each: each.step)
 
 
 def candidates(name: Path) -> list[Path]:
@@ -122,7 +117,8 @@ def find(given: Path, verify: Callable[[Path], str], *, key: str) -> Path:
         if problem := verify(given):
             raise UserError(key=key, happened=f"{given}: {problem}", expected="a checkpoint that is complete and undamaged")
         return given
-    for path in [*foreign(given.parent), *require_candidates(given, key=key)]:  # those of other runs are named, and passed over
+    foreign = [each.path for each in every(given.parent) if each.is_foreign]  # they are named, and passed over
+    for path in [*foreign, *require_candidates(given, key=key)]:
         problem = verify(path)
         if not problem:
             return path
@@ -165,8 +161,8 @@ def best_first(saved: Sequence[CatalogEntry], ranking: Ranking) -> list[CatalogE
     return sorted((each for each in saved if values[each.step] is not None), key=lambda each: (-(values[each.step] or 0.0), each.step))
 
 
-def _read(path: Path) -> CatalogEntry | None:
-    """Read a manifest that anybody may have written."""
+def _read(path: Path, number: str | None) -> CatalogEntry | None:
+    """Read a manifest that anybody may have written, in the folder of the run with this number."""
     try:
         descriptor = os.open(path / "manifest.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # which a named pipe does not hold up
         with os.fdopen(descriptor) as file:
@@ -176,7 +172,8 @@ def _read(path: Path) -> CatalogEntry | None:
             manifest = json.load(file)
         metrics, ranked_by = manifest["facts"].get("metrics", {}), manifest["facts"].get("ranked_by")
         ranking = Ranking(metric=str(ranked_by["metric"]), goal=str(ranked_by["goal"])) if ranked_by else None
-        number = manifest.get("run")
-        return CatalogEntry(path=path, step=int(path.name.removeprefix("step_")), metrics=dict(metrics), ranking=ranking, run=number)
+        run, step = manifest.get("run"), int(path.name.removeprefix("step_"))
+        is_foreign = number is not None and run != number
+        return CatalogEntry(path=path, step=step, metrics=dict(metrics), ranking=ranking, run=run, is_foreign=is_foreign)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

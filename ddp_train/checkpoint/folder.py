@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from ddp_train.checkpoint.catalog import foreign
+from ddp_train.checkpoint.catalog import every
 from ddp_train.checkpoint.verify import verify_files, verify_folder
 from ddp_train.distributed.world import World, alone
 
@@ -52,7 +52,7 @@ def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:
     Args:
         chosen: None: the run starts again, and leaves all of them.
     """
-    renamed, others = [], foreign(folder)
+    renamed, others = [], [each.path for each in every(folder) if each.is_foreign]
     for later in sorted(path for path in folder.glob("step_*") if chosen is None or path.name > chosen.name or path in others):
         free = (later.with_name(f"aside_{number}_{later.name}") for number in count())
         renamed.append(later.rename(next(path for path in free if not path.exists())).name)

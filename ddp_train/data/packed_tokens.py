@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.tokens.token_shards import TokenDocuments, require_positive
+from ddp_train.data.tokens.token_shards import OfTokens, TokenDocuments, require_positive
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices
 
@@ -24,7 +24,7 @@ IGNORE_INDEX = -100
 logger = logging.getLogger(__name__)
 
 
-class PackedTokens:
+class PackedTokens(OfTokens):
     """Windows of T + 1 tokens that hold documents whole, so that few are cut and little is padding. Sample i is window i.
 
     A document longer than a window is cut into windows that share one token, and its rest is packed like a document. Every token of a
@@ -43,9 +43,11 @@ class PackedTokens:
     Source: Ding et al. 2024, "Fewer truncations improve language modeling", arXiv:2404.10830 (best-fit packing).
     """
 
+    _tokens: TokenDocuments
+
     def __init__(self, root: str, split: str = "train", *, context_length: int) -> None:
         require_positive(context_length=context_length)
-        self._documents, self._context_length = TokenDocuments(root, split), context_length
+        self._tokens, self._context_length = TokenDocuments(root, split), context_length
         lengths = TokenDocuments(root, split).lengths  # of another instance: this one would keep them
         require_targets(lengths, root, split)
         documents, starts, sizes = cut(lengths, context_length)
@@ -59,15 +61,7 @@ class PackedTokens:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {**self._documents.index.facts(self._context_length), "ignore_index": IGNORE_INDEX}
-
-    @property
-    def fingerprint(self) -> Mapping[str, Any]:
-        return self._documents.fingerprint
-
-    @property
-    def meaning(self) -> Mapping[str, Any]:
-        return self._documents.index.meaning
+        return {**self._tokens.index.facts(self._context_length), "ignore_index": IGNORE_INDEX}
 
     @property
     def efficiency(self) -> float:
@@ -80,13 +74,13 @@ class PackedTokens:
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens [B, T] and targets [B, T], int64."""
         size = self._context_length + 1
-        window_BS = np.full((len(indices), size), self._documents.index.end_of_text, np.int64)
+        window_BS = np.full((len(indices), size), self._tokens.index.end_of_text, np.int64)
         counts_BS = np.zeros((len(indices), size), np.bool_)  # whether the token is a target
         first_piece, document, start = self._first_piece.numpy(), self._piece_document.numpy(), self._piece_start.numpy()
         for window, counts, index in zip(window_BS, counts_BS, indices, strict=True):
             filled = 0
             for piece in range(first_piece[index], first_piece[index + 1]):
-                tokens = self._documents.read(int(document[piece]))[start[piece] : start[piece] + size]
+                tokens = self._tokens.read(int(document[piece]))[start[piece] : start[piece] + size]
                 end = filled + len(tokens)
                 window[filled:end] = tokens
                 counts[filled + 1 : end] = True

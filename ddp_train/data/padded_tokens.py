@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from ddp_train.data.packed_tokens import IGNORE_INDEX, require_targets
-from ddp_train.data.tokens.token_shards import TokenDocuments, require_positive
+from ddp_train.data.tokens.token_shards import OfTokens, TokenDocuments, require_positive
 from ddp_train.interfaces import Indices
 
 
-class PaddedTokens:
+class PaddedTokens(OfTokens):
     """Sample i is document i, cut after T + 1 tokens.
 
     `batch` gives tokens [B, T'] and, one further, targets [B, T'], where T' is the longest of the batch; the target is `IGNORE_INDEX` at
@@ -28,37 +28,31 @@ class PaddedTokens:
     Args: as for `PackedTokens`.
     """
 
+    _tokens: TokenDocuments
+
     def __init__(self, root: str, split: str = "train", *, context_length: int) -> None:
         require_positive(context_length=context_length)
-        self._documents, self._context_length = TokenDocuments(root, split), context_length
+        self._tokens, self._context_length = TokenDocuments(root, split), context_length
         require_targets(self.lengths, root, split)
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {**self._documents.index.facts(self._context_length), "ignore_index": IGNORE_INDEX}
-
-    @property
-    def fingerprint(self) -> Mapping[str, Any]:
-        return self._documents.fingerprint
-
-    @property
-    def meaning(self) -> Mapping[str, Any]:
-        return self._documents.index.meaning
+        return {**self._tokens.index.facts(self._context_length), "ignore_index": IGNORE_INDEX}
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, at most T + 1, shape [N]."""
-        return np.minimum(self._documents.lengths, self._context_length + 1)
+        return np.minimum(self._tokens.lengths, self._context_length + 1)
 
     def __len__(self) -> int:
-        return len(self._documents)
+        return len(self._tokens)
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens [B, T'] and targets [B, T'], int64; T' is at least 1 and at most T."""
-        documents = [self._documents.read(int(index))[: self._context_length + 1] for index in indices]
+        documents = [self._tokens.read(int(index))[: self._context_length + 1] for index in indices]
         sizes_B = np.asarray([len(tokens) for tokens in documents])
         width = max(int(sizes_B.max()) - 1, 1)
-        padded_BS = np.full((len(documents), width + 1), self._documents.index.end_of_text, np.int64)
+        padded_BS = np.full((len(documents), width + 1), self._tokens.index.end_of_text, np.int64)
         for row, tokens in zip(padded_BS, documents, strict=True):
             row[: len(tokens)] = tokens
         counts_BT = np.arange(width) < sizes_B[:, None] - 1

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_train.data.tokens.token_shards import TokenShards, require_positive
+from ddp_train.data.tokens.token_shards import OfTokens, TokenShards, require_positive
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices
 
 
-class TokenFiles:
+class TokenFiles(OfTokens):
     """Windows of `context_length` tokens. `batch` gives tokens [B, T] and, one further, targets [B, T].
 
     A split is one stream: windows cross from a document into the next, with `end_of_text` between them, and from a shard into the next,
@@ -32,42 +32,36 @@ class TokenFiles:
         DataError: a file is missing, foreign or damaged, or the split is too short for one window.
     """
 
+    _tokens: TokenShards
+
     def __init__(self, root: str, split: str = "train", *, context_length: int, stride: int | None = None) -> None:
         stride = context_length if stride is None else stride
         require_positive(context_length=context_length, stride=stride)
-        self._shards, self._context_length, self._stride = TokenShards(root, split), context_length, stride
-        if len(self._shards) == 0:
+        self._tokens, self._context_length, self._stride = TokenShards(root, split), context_length, stride
+        if len(self._tokens) == 0:
             raise DataError(
                 key="data.root",
                 happened=f"{root} was prepared without a split {split!r}",
                 expected="tokens",
                 fix="data.eval=null, or prepare it again with val_fraction=0.01" if split == "val" else "prepare it again",
             )
-        if len(self._shards) <= context_length:
+        if len(self._tokens) <= context_length:
             raise DataError(
                 key="data.root",
-                happened=f"the {split} split of {root} has {len(self._shards)} tokens",
+                happened=f"the {split} split of {root} has {len(self._tokens)} tokens",
                 expected=f"at least {context_length + 1}: a window of data.context_length={context_length} and the token after it",
                 fix="more text, or a shorter data.context_length",
             )
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return self._shards.index.facts(self._context_length)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Any]:
-        return self._shards.fingerprint
-
-    @property
-    def meaning(self) -> Mapping[str, Any]:
-        return self._shards.index.meaning
+        return self._tokens.index.facts(self._context_length)
 
     def __len__(self) -> int:
-        return (len(self._shards) - 1 - self._context_length) // self._stride + 1
+        return (len(self._tokens) - 1 - self._context_length) // self._stride + 1
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens [B, T] and targets [B, T], int64; window i starts at i * `stride` of the split's stream."""
-        windows = self._shards.windows(indices * self._stride, self._context_length + 1)
+        windows = self._tokens.windows(indices * self._stride, self._context_length + 1)
         tokens_BT, targets_BT = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
         return torch.from_numpy(tokens_BT), torch.from_numpy(targets_BT)

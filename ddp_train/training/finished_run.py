@@ -47,24 +47,20 @@ class FinishedRun:
     @cached_property
     def data(self) -> Any:
         """The training data: what the config's `_target_` makes, opened when it is asked for."""
-        return self._as_trained(make_data(self.typed, key="data"), key="data")
+        return self._made("data")
 
     @cached_property
     def eval_data(self) -> Any:
         """The evaluation data, likewise; None where the run has none."""
-        return (
-            self._as_trained(make_data(self.typed, key="data.eval"), key="data.eval")
-            if "data.eval" in self.typed.evaluation_sets()
-            else None
-        )
+        return self._made("data.eval") if "data.eval" in self.typed.evaluation_sets() else None
 
     @cached_property
     def eval_sets(self) -> dict[str, Any]:
         """The data of `evaluation.sets` by its names, likewise."""
-        keys = {set_name(key): key for key in self.typed.evaluation_sets()}
-        return {name: self._as_trained(make_data(self.typed, key=key), key=key) for name, key in keys.items() if name}
+        return {name: self._made(key) for key in self.typed.evaluation_sets() if (name := set_name(key))}
 
-    def _as_trained(self, data: Any, *, key: str) -> Any:
+    def _made(self, key: str) -> Any:
+        data = make_data(self.typed, key=key)
         adopt(data, self.meaning)
         require_meaning(meaning_of(data), self.meaning, key=key, accepted=self.typed.accept_changed_data)
         return data

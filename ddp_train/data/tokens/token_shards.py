@@ -303,6 +303,20 @@ class TokenDocuments:
         return self._starts[number]
 
 
+class OfTokens:
+    """What data sets of tokens are known by."""
+
+    _tokens: TokenShards | TokenDocuments
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return self._tokens.fingerprint
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        return self._tokens.index.meaning
+
+
 def require_positive(**sizes: int) -> None:
     """Refuse arguments of a data set that are below 1."""
     for name, value in sizes.items():

@@ -9,9 +9,11 @@ from unittest import mock
 
 import pytest
 
+from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
 from ddp_train.rank import environment
 from ddp_train.run_folder.paths import RunFolder
+from tests.unit.checkpoint.states import saved
 
 
 def test_the_packages_have_the_names_and_versions_of_their_own_metadata() -> None:
@@ -40,3 +42,22 @@ def test_it_is_written_beside_the_block_and_there_when_the_block_is_left_also_by
         environment.recorded(job, alone()),
     ):
         pass
+
+
+def test_a_run_has_a_number_of_its_own_and_keeps_it_when_the_file_is_lost(tmp_path: Path) -> None:
+    numbers = []
+    for name in ("one", "other"):
+        job = mock.Mock(run_folder=RunFolder(tmp_path / name), command=["ddp-train"], overrides=[])
+        job.config.hash.return_value, job.config.batch = "abc", "16"
+        job.run_folder.checkpoints.mkdir(parents=True)
+        job.run_folder.config.touch()
+        with environment.recorded(job, alone()):
+            pass
+        numbers.append(job.run_folder.number())
+    assert numbers[0] and numbers[1] and numbers[0] != numbers[1]
+    checkpoint = saved(job.run_folder.checkpoints, 3, run=numbers[1])
+    job.run_folder.environment.unlink()
+    assert verify(checkpoint) == ""  # nothing says whose it is not
+    with environment.recorded(job, alone()):
+        pass
+    assert job.run_folder.number() == numbers[1] and verify(checkpoint) == ""
