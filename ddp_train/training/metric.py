@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -154,11 +155,12 @@ def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, 
     """
     wanted = {name: node for name, node in nodes.items() if node}
     if wanted and not isinstance(objective, Comparing):
+        left_out = shlex.join(f"~{EVALUATION_METRICS}.{name}" for name in wanted)
         raise ConfigError(
             key=EVALUATION_METRICS,
             happened=f"has {', '.join(wanted)}, but the objective {type(objective).__name__} does not say what is compared",
-            expected="an objective with the method `compare` (ddp_train.interfaces.Comparing)",
-            fix=f"evaluation.metrics={{}}, or `compare` beside the `score` of {type(objective).__name__}",
+            expected="an objective with compare(model, batch) (`ddp-train help docs/components.md`)",
+            fix=f"`compare` beside the `score` of {type(objective).__name__}, or {left_out}",
         )
     if taken := [name for name in wanted if name in objective.goals]:
         raise ConfigError(

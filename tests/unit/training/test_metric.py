@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.training.evaluation import evaluate
-from ddp_train.training.metric import FunctionMetric, KeptMetric, as_metric, refuse_others, results, update
+from ddp_train.training.metric import FunctionMetric, KeptMetric, as_metric, build_metrics, refuse_others, results, update
 from tests.unit.parts import checked, components
 
 torch.manual_seed(0)
@@ -197,3 +198,11 @@ def test_a_metric_that_gives_no_number_is_refused_before_the_first_step() -> Non
     metrics["table"].update(torch.zeros(3, 10), torch.zeros(3))
     with pytest.raises(ConfigError, match=r"gave a tensor \[10, 10\]"):
         refuse_others(metrics)
+
+
+def test_an_objective_that_compares_nothing_is_told_the_signature_and_how_to_leave_the_metric_out() -> None:
+    class Silent:
+        goals = MappingProxyType({"loss": "min"})
+
+    with pytest.raises(ConfigError, match=r"compare\(model, batch\)(.|\n)*or '~evaluation\.metrics\.f1'"):
+        build_metrics({"f1": {"_target_": "any"}}, Silent(), alone(), {})  # type: ignore[arg-type]

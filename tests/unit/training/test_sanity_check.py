@@ -21,7 +21,7 @@ from ddp_train.objective.loss import LossObjective, as_objective
 from ddp_train.training import throughput
 from ddp_train.training.components import Components, with_loss
 from ddp_train.training.records import Record
-from ddp_train.training.sanity_check import check
+from ddp_train.training.sanity_check import _cut, check
 from tests.unit.parts import components, trainer
 from tests.unit.training.ragged import ragged_components
 
@@ -311,3 +311,7 @@ def test_no_tensor_of_the_check_is_kept() -> None:
     check(parts, [next(parts.train_loader.micro_batches(0))], alone(), samples=0, predicts=False)
     assert len(alive) == 2 + 3 + 3  # one batch of each split, and what is tried of each for sums
     assert [reference() for reference in alive] == [None] * 8
+
+
+def test_a_batch_of_many_tensors_is_cut() -> None:
+    assert len(_cut("float32 [32, 10], " * 40)) < 200 and _cut("float32 [32]") == "float32 [32]"
