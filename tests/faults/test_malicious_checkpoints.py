@@ -313,7 +313,7 @@ def test_a_shard_that_deceives_though_its_manifest_knows_it_is_refused(
     content = shard.read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
     entries = json.loads(content[8 : 8 + length])
-    first, last = sorted(entries.keys() - {"__metadata__"}, key=lambda name: int(entries[name]["data_offsets"][0]))[:: len(entries) - 1]
+    first, *_, last = sorted(entries.keys() - {"__metadata__"}, key=lambda name: int(entries[name]["data_offsets"][0]))
     if deceit == "overlap":
         entries[last]["data_offsets"] = entries[first]["data_offsets"]
     text = json.dumps(entries)
