@@ -168,10 +168,10 @@ def environment_of(env: Mapping[str, Any], *, deterministic: bool = False, given
 
     Args:
         deterministic: add what cuBLAS and NCCL need to give the same bits each time. cuBLAS reads it once in a process, when CUDA starts,
-            NCCL when the process group opens. Its NVLS adds in an order that differs from call to call.
+            NCCL when the process group opens. Its NVLS and NVLSTree add in an order that differs from call to call.
         given: the variables that the environment has; one that chooses NCCL's algorithms is left alone.
     """
-    ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS"} if deterministic else {}
+    ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"} if deterministic else {}
     return {name: value for name, value in ours.items() if name != "NCCL_ALGO" or name not in given} | {
         str(name): str(int(value)) if isinstance(value, bool) else str(reveal(value)) for name, value in env.items() if value is not None
     }

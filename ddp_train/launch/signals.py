@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -27,7 +27,8 @@ def is_final_stop(number: int, earlier: Sequence[int]) -> bool:
 def announce_stop(number: int) -> None:
     """Say what happens after the first stop signal, and how to stop at once. Not by print: the signal may have interrupted one."""
     again = "Ctrl-C again" if number == signal.SIGINT else "Ctrl-C twice"
-    os.write(2, f"\nstopping after this step; {again}, or SIGQUIT (Ctrl-\\), ends it at once\n".encode())
+    with suppress(OSError):  # the terminal is closed: why it stops
+        os.write(2, f"\nstopping after this step; {again}, or SIGQUIT (Ctrl-\\), ends it at once\n".encode())
 
 
 @contextmanager

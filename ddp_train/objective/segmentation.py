@@ -47,7 +47,7 @@ class Segmentation(Supervised):
 
     def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross entropy in nats, summed over the pixels that count, shape []."""
-        return F.cross_entropy(_resized(outputs, targets), targets, reduction="sum", ignore_index=self._ignored())
+        return _cross_entropy(_resized(outputs, targets), targets, reduction="sum", ignore_index=self._ignored())
 
     def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the sums `loss` (float64), `pixels`, and for each class `intersection`, `found` and `there`; and per sample `target`,
@@ -55,7 +55,7 @@ class Segmentation(Supervised):
         """
         logits_BKHW = _resized(outputs, targets)
         num_classes = logits_BKHW.shape[1]
-        losses_BHW = F.cross_entropy(logits_BKHW, targets, reduction="none", ignore_index=self._ignored())
+        losses_BHW = _cross_entropy(logits_BKHW, targets, reduction="none", ignore_index=self._ignored()).view_as(targets)
         counts_BHW = targets != self._ignored()
         found, there = logits_BKHW.argmax(dim=1).flatten(), targets.flatten()
         rest = num_classes  # one more class for what does not count: no mask, whose size the host would wait for
@@ -103,3 +103,10 @@ def _resized(logits: Tensor, targets: Tensor) -> Tensor:
 def _histogram(classes: Tensor, num_classes: int) -> Tensor:
     """Count how often each class comes, shape [K]; values of K are left out. bincount would make the host wait for a GPU."""
     return classes.new_zeros(num_classes + 1).scatter_add_(0, classes, torch.ones_like(classes))[:num_classes]
+
+
+def _cross_entropy(logits_BKHW: Tensor, targets_BHW: Tensor, **options: Any) -> Tensor:
+    """Return torch's, of pixels in a row where algorithms must be deterministic: CUDA has no such kernel for [B, K, H, W]."""
+    if torch.are_deterministic_algorithms_enabled():
+        logits_BKHW, targets_BHW = logits_BKHW.movedim(1, -1).flatten(0, -2), targets_BHW.flatten()
+    return F.cross_entropy(logits_BKHW, targets_BHW, **options)

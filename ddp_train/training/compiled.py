@@ -32,12 +32,14 @@ def keep_cache(folder: Path, world: World) -> None:
 
     Ranks that compile the same at the same time wait for each other's locks, and take what the first has made. They share the cores.
     """
+    from torch._inductor import config as inductor
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     if os.environ.get(_CACHE, "") in ("", os.path.abspath(default_cache_dir())):  # which torch sets where nobody has
         os.environ[_CACHE] = str(folder)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault(_THREADS, str(max(1, min(32, cores // world.local_size))))  # 32: torch's own limit
+    inductor.compile_threads = int(os.environ[_THREADS])  # it was imported, and has read the variable, before
 
 
 class Compiled:

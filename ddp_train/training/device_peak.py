@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -86,4 +86,6 @@ def products(amp: Amp, model: nn.Module, device: torch.device) -> str:
 def _uses_tf32(model: nn.Module) -> bool:
     """Tell whether float32 is rounded for the tensor cores: for convolutions it is unless somebody forbids it."""
     has_convolutions = any(isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for part in model.modules())
-    return bool(torch.backends.cuda.matmul.allow_tf32 or (has_convolutions and torch.backends.cudnn.allow_tf32))
+    backends: Any = torch.backends
+    asked = [backends.cuda.matmul, *([backends.cudnn.conv] if has_convolutions else [])]
+    return any(each.fp32_precision == "tf32" for each in asked)  # `allow_tf32` raises once anything has used this newer name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,13 @@ from ddp_train.training.components import Components
 
 logger = logging.getLogger(__name__)
 
-_WORDS = ("CUDA out of memory", "can't allocate memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
+_WORDS = re.compile(
+    r"\bout of memory\b|can't allocate memory|CU(DNN|BLAS|FFT|SOLVER|SPARSE)_(STATUS_)?ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
+    r"|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY",
+    re.IGNORECASE,
+)
+"""What torch's allocator, the CUDA runtime and driver, cuBLAS, cuDNN, NCCL and Triton say. cuBLAS is not initialised where its handle, made
+at its first product, finds no memory."""
 _MIB = 2.0**20
 _MOST = 0.95  # of a device; what libraries take beside torch's allocator comes on top
 
@@ -41,7 +48,7 @@ def tell(components: Components, world: World) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether memory of the device or the machine was short."""
-    return type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or any(word in str(error) for word in _WORDS)
+    return type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or _WORDS.search(str(error)) is not None
 
 
 def parts_of(components: Components) -> dict[str, int]:

@@ -74,7 +74,7 @@ class SkippingGuard(StepGuard):
         is_bad = torch.isfinite(grad_norm).logical_not_()
         if scaler.is_enabled():  # it skips by itself what unscaling found, which a norm that overflows is not
             for found in scaler._found_inf_per_device(optimizer).values():
-                found.logical_or_(is_bad)
+                found.logical_or_(is_bad.to(found.device))  # of shards that lie in the host's memory it is there
         if not (self._can_tell and turn in self._begun):
             if not is_bad.item():
                 scaler.step(optimizer)

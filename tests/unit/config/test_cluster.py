@@ -112,7 +112,7 @@ def test_a_run_stops_so_long_before_its_time_is_up_as_saving_may_take() -> None:
 
 
 def test_what_the_user_says_of_cublas_and_nccl_wins() -> None:
-    assert environment_of({}, deterministic=True) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS"}
+    assert environment_of({}, deterministic=True) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"}
     environment = environment_of({"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}, deterministic=True)
     assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}
     environment = environment_of({}, deterministic=True, given={"NCCL_ALGO": "Tree", "CUBLAS_WORKSPACE_CONFIG": ":0:0"})

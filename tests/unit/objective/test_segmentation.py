@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_train.objective.segmentation import Segmentation
 from tests.unit.objective.batches import IDENTITY
@@ -44,3 +47,28 @@ def test_small_logits_are_resized_to_the_masks() -> None:
     small = logits[:, :, :3, :3]
     assert objective.loss(IDENTITY, (small, targets)).isfinite()
     assert objective.score(IDENTITY, (small, targets))["found"].sum() == 100
+
+
+class _OfPlanes(TorchDispatchMode):
+    """Fails where CUDA has no deterministic kernel: the cross entropy of [B, K, H, W]."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert "nll_loss2d" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_must_be_deterministic_uses_no_kernel_that_is_not_on_a_gpu() -> None:
+    logits, targets = masks()
+    objective = Segmentation(ignore_index=255)
+    plain, (sums, rows) = objective.total_loss(logits, targets), objective.measure(logits, targets)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with _OfPlanes():
+            wanted = logits.clone().requires_grad_()
+            objective.total_loss(wanted, targets).backward()
+            same_sums, same_rows = objective.measure(logits, targets)
+            assert torch.allclose(objective.total_loss(logits, targets), plain)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.allclose(same_sums[name], value) for name, value in sums.items())
+    assert all(torch.allclose(same_rows[name], value) for name, value in rows.items())

@@ -22,8 +22,25 @@ def test_what_torch_and_python_say_is_known() -> None:
     assert is_out_of_memory(found.value)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
     assert is_out_of_memory(MemoryError())
-    assert is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",  # the runtime
+        "CUDA driver error: out of memory",  # expandable segments
+        "Triton Error [CUDA]: out of memory",
+        "NCCL error in: ProcessGroupNCCL.cpp, unhandled cuda error: Cuda failure 2 'out of memory'",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",  # a full device has no room for the handle
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuFFT error: CUFFT_ALLOC_FAILED",
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+    ],
+)
+def test_what_the_libraries_of_a_gpu_say_is_known(text: str) -> None:
+    assert is_out_of_memory(RuntimeError(text))
 
 
 class Greedy(torch.autograd.Function):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -62,3 +64,21 @@ def test_the_type_is_that_of_autocast_else_that_of_the_weights(tf32: Callable[[b
     assert products(off, nn.Conv2d(1, 1, 1), cpu) == "tf32"  # which cuDNN rounds unless it is told not to
     tf32(True)
     assert products(off, model, cpu) == "tf32"
+
+
+NEWER = """
+import torch
+from torch import nn
+from ddp_train.amp import Amp
+from ddp_train.training.device_peak import products
+
+torch.backends.cuda.matmul.fp32_precision = "tf32"  # after that, reading allow_tf32 raises
+print(products(Amp(dtype=None), nn.Linear(1, 1), torch.device("cpu")))
+torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = "ieee", "ieee"
+print(products(Amp(dtype=None), nn.Conv2d(1, 1, 1), torch.device("cpu")))
+"""
+
+
+def test_what_the_newer_names_of_torch_have_set_is_read() -> None:
+    done = subprocess.run([sys.executable, "-c", NEWER], capture_output=True, text=True)  # torch cannot be set back
+    assert done.stdout.split() == ["tf32", "float32"], done.stderr

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ddp_train.amp import Amp
 from ddp_train.loader.reader import MicroBatch
@@ -130,3 +131,29 @@ def test_nothing_is_read_from_the_device_with_a_fused_optimizer(monkeypatch: pyt
         step()
         step()
     assert reads + counter.reads == []
+
+
+class _Scaler:
+    """A loss scaler that is on, whose note on overflows lies on the CPU, as where the optimizer steps shards in the host's memory."""
+
+    def __init__(self) -> None:
+        self.found = torch.zeros(())
+
+    def is_enabled(self) -> bool:
+        return True
+
+    def _found_inf_per_device(self, optimizer: object) -> dict[str, Tensor]:
+        return {"cpu": self.found}
+
+    def step(self, optimizer: object) -> None:
+        """Take no step."""
+
+
+def test_a_norm_on_a_gpu_is_noted_for_an_optimizer_that_steps_on_the_host() -> None:
+    """Without a GPU by torch's fake tensors, which fail as it would."""
+    model = nn.Linear(2, 2)
+    guard = SkippingGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    guard._can_tell, guard._begun = True, {""}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        scaler: Any = _Scaler()
+        guard.step(torch.optim.SGD([torch.zeros(1)]), scaler, torch.empty((), device="cuda"))
