@@ -29,6 +29,7 @@ from ddp_train.config.schema import (
     length_changes,
 )
 from ddp_train.config.strategy_rules import (
+    check_cuda_graphs,
     check_early_step,
     check_local_sgd,
     check_of_gpus,
@@ -72,6 +73,7 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
             most = max(most, *(accumulation_of(size, loader, batch.world_size) for size in sizes))
             errors += _check_batch_sizes(trainer, loader, debug, sizes=sizes, world_size=batch.world_size)
         errors += check_strategy(tree.get("strategy"), tree.get("optimizer"), most, world_size=batch.world_size)
+        errors += check_cuda_graphs(sections.get("compile"), tree.get("strategy"), most, world_size=batch.world_size)
         if trainer.optimizer_in_backward:
             errors += check_early_step(sections, tree, 2 if batch.is_open else most, world_size=batch.world_size)
         if trainer.length_schedule:

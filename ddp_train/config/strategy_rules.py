@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ddp_train.config.batch_sizes import MICRO_BATCH
-from ddp_train.config.schema import ClusterConfig, TrainerConfig
+from ddp_train.config.schema import ClusterConfig, CompileConfig, TrainerConfig
 from ddp_train.config.target import class_of, is_a
 from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError
@@ -14,6 +14,7 @@ from ddp_train.system import devices
 from ddp_train.traits import needs_whole_matrices
 
 _OF_ROWS = ("ddp_train.strategy.fsdp.FSDP", "ddp_train.strategy.zero1.Zero1")
+_WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 _OF_DDP = ("ddp_train.strategy.ddp.DDP",)
 _FSDP = ("ddp_train.strategy.fsdp.FSDP",)
 _LOCAL_SGD = ("ddp_train.strategy.local_sgd.LocalSGD",)
@@ -43,6 +44,32 @@ def check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, worl
             happened=f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them",
             expected="an optimizer that steps each number by itself (AdamW, SGD)",
             fix="optimizer=adamw, or strategy=ddp",
+        )
+
+
+def check_cuda_graphs(compile: CompileConfig | None, strategy: Any, grad_accum_steps: int, *, world_size: int) -> Iterator[ConfigError]:
+    """Refuse CUDA graphs with gradients outside of DDP's buckets, where they are wrong, and under FSDP, where they are slow.
+
+    Autograd takes what a graph gives for a parameter's gradient, and the next micro-batch's graph writes over it (pytorch issue 169545).
+    FSDP's weights move from step to step, and graphs are recorded anew for some 2,000 steps (pytorch issue 183451).
+    """
+    if compile is None or compile.mode not in _WITH_CUDA_GRAPHS or not isinstance(strategy, dict):
+        return
+    in_buckets = world_size > 1 and strategy.get("gradient_as_bucket_view") and not strategy.get("find_unused_parameters")
+    if grad_accum_steps > 1 and not in_buckets:
+        yield ConfigError(
+            key="compile.mode",
+            happened=f"is {compile.mode}, whose CUDA graphs write over gradients, with {grad_accum_steps} micro-batches a step"
+            f" on {world_size} rank{'s' * (world_size != 1)}",
+            expected="gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step",
+            fix="compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1",
+        )
+    if world_size > 1 and cuts_weights(strategy):
+        yield ConfigError(
+            key="compile.mode",
+            happened=f"is {compile.mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp",
+            expected="no CUDA graphs with strategy=fsdp",
+            fix="compile=default, or compile.mode=max-autotune-no-cudagraphs",
         )
 
 

@@ -135,6 +135,7 @@ class RunView:
         micro_batch = loader.peek() if loader is not None else None
         if micro_batch is None:
             return None
+        self.components.compiled.begin_batch()
         return batch_on(self.device, micro_batch)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from traceback import FrameSummary
 from typing import Any
 
+import torch
 from torch import nn
 
 from ddp_train.config.schema import CompileConfig
@@ -50,6 +51,9 @@ class Compiled:
         self.graphs = self.recompiles = self.given_up = 0
         self.seconds = 0.0
         self.breaks: dict[str, int] = {}  # reason -> how often
+        self.begin_batch: Callable[[], None] = lambda: None
+        """Called before the forwards of each micro-batch. CUDA graphs of blocks would else begin anew at each block without gradients, and
+        give back the output of the one before (pytorch issue 152887)."""
         self._says = False  # on rank 0
         self._is_warm = False
         self._began = 0.0
@@ -90,6 +94,7 @@ class Compiled:
         options: dict[str, Any] = {"backend": config.backend, "fullgraph": config.fullgraph}
         if config.mode != "default":
             options["mode"] = config.mode
+            self.begin_batch = torch.compiler.cudagraph_mark_step_begin
         self._before = {_LIMIT: getattr(dynamo.config, _LIMIT)}
         setattr(dynamo.config, _LIMIT, config.max_recompiles + len(regions))  # those whose class is the same are counted together
         self._counted = {"graphs": dynamo.utils.counters["stats"]["unique_graphs"], **dynamo.utils.counters["graph_break"]}

@@ -96,10 +96,15 @@ class Components(Evaluated):
         """Let nothing be left of forwards that no backward follows."""
         self.strategy.rest(self.module)
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the objective's loss of a batch, shape [], computed through what the strategy has wrapped."""
-        loss: Tensor = self.module(batch)
+    def loss(self, batch: Batch, turn: Turn | None = None) -> Tensor:
+        """Return the objective's loss of a batch, or of one of its turns, shape [], computed through what the strategy has wrapped."""
+        self.compiled.begin_batch()
+        loss: Tensor = (self.module if turn is None else turn.module)(batch)
         return loss
+
+    def examine(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
+        self.compiled.begin_batch()
+        return super().examine(batch, predicts=predicts)
 
     def turns_at(self, step: int) -> list[Turn]:
         """Return the turns of the step that comes after `step` steps.
@@ -161,6 +166,6 @@ class Components(Evaluated):
             self.optimizer.zero_grad(set_to_none=True)  # which would keep the first buckets alive beside those that replace them
             with turn.alone() if turn else nullcontext():
                 with self.amp.autocast(world.device):
-                    loss = turn.loss(batch) if turn else self.loss(batch)
+                    loss = self.loss(batch, turn)
                 loss.backward()
         self.zero_gradients()

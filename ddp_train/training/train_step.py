@@ -150,7 +150,7 @@ class TrainStep:
         components, world = self.components, self.world
         batch = batch_on(world.device, micro_batch)
         with components.amp.autocast(world.device):
-            loss_sum = components.loss(batch) if turn is None else turn.loss(batch)
+            loss_sum = components.loss(batch, turn)
         if not micro_batch.counts:
             loss_sum = loss_sum * 0.0
         weight = total_weight()  # not needed before

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Joint, Strategy, TakingTurns, matching, named_parameters
+from ddp_train.interfaces import Joint, Strategy, TakingTurns, matching, named_parameters
 
 _SHOWN = 6  # names of parameters
 
@@ -28,11 +28,6 @@ class Turn:
     name: str
     module: nn.Module  # computes the turn's loss of a batch, as the strategy has wrapped it
     others: Sequence[nn.Parameter]  # that other turns train
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the turn's loss of a batch, shape []."""
-        loss: Tensor = self.module(batch)
-        return loss
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -170,6 +170,17 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["activation_checkpointing.every=2"], "activation_checkpointing.every", "activation_checkpointing.blocks=auto"),
         (["activation_checkpointing.blocks=Block"], "activation_checkpointing.blocks", "[Block]"),
         (["compile=max_autotune", "compile.backend=eager"], "compile.mode", "compile=default"),
+        (["compile=max_autotune", "strategy=fsdp", "cluster=cpu"], "compile.mode", "max-autotune-no-cudagraphs"),
+        (
+            ["compile=reduce_overhead", "trainer.grad_accum_steps=2", "cluster=cpu", "cluster.processes_per_node=1"],
+            "compile.mode",
+            "trainer.grad_accum_steps=1",
+        ),
+        (
+            ["compile=reduce_overhead", "trainer.grad_accum_steps=2", "cluster=cpu", "strategy.find_unused_parameters=true"],
+            "compile.mode",
+            "compile=default",
+        ),
         (["compile=default", "compile.regions=all"], "compile.regions", "auto, whole, or the classes"),
         (["strategy=fsdp", "precision.channels_last=true"], "precision.channels_last", "precision.channels_last=false"),
         (["deterministic=true", "precision.cudnn_benchmark=true"], "precision.cudnn_benchmark", "precision.cudnn_benchmark=false"),

@@ -18,6 +18,7 @@ from ddp_train.errors import ConfigError, RunError
 from ddp_train.model.gpt import GPT
 from ddp_train.training import compiled as module_of
 from ddp_train.training.compiled import Compiled, compile_model, keep_cache, note
+from ddp_train.training.components import with_loss
 from ddp_train.training.state import TrainState
 from tests.unit.parts import components, trainer
 
@@ -185,3 +186,52 @@ def test_a_run_compiles_before_its_first_step_and_trains_as_without(capsys: pyte
     assert [record["loss"] for record in with_] == pytest.approx([record["loss"] for record in without], rel=1e-5)
     assert with_[0]["compile/graphs"] >= 2 and "compile/graphs" not in without[0]
     torch.testing.assert_close([*runs[0].model.buffers()], [*runs[1].model.buffers()])  # what warmed up left no trace
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(768, 768)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(inputs)
+        return outputs
+
+
+class _Graphs:
+    """Notes what torch's own code decides: where CUDA graphs begin anew, and give back the memory of those before."""
+
+    def __init__(self) -> None:
+        from torch._inductor.cudagraph_trees import CUDAGraphTreeManager  # warns of torch's own names where it is imported
+
+        class Manager(CUDAGraphTreeManager):
+            running_forwards_with_pending_backwards = False
+            current_gen = None
+
+            def __init__(self) -> None:
+                """Take no GPU."""
+
+        self.begins: list[bool] = []
+        self._manager: Any = Manager()
+
+    def backend(self, module: Any, inputs: Any, **options: Any) -> Any:
+        def run(*given: Any) -> Any:
+            self.begins.append(self._manager.can_start_new_generation())
+            self._manager.current_gen = self._manager.get_curr_generation()
+            return module.forward(*given)
+
+        return run
+
+
+def test_cuda_graphs_of_blocks_begin_anew_with_each_batch_and_not_with_each_block() -> None:
+    parts, graphs = components(), _Graphs()
+    blocks = nn.Sequential(Block(), Block())
+    parts.model = nn.Sequential(nn.Flatten(), blocks, nn.Linear(768, 10))
+    parts.module = with_loss(parts.model, parts.objective)
+    parts.compiled = compiled(parts.model, mode="reduce-overhead", backend=graphs.backend)
+    batch = parts.train_loader.peek().batch
+    for _ in range(2):
+        parts.loss(batch)
+        with torch.no_grad():
+            parts.examine(batch, predicts=False)
+    assert graphs.begins == 4 * [True, False]
