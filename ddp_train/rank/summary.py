@@ -157,13 +157,16 @@ def _without(job: Job, callback: str) -> str:
 
 
 def _next(job: Job, state: TrainState, result: Result) -> list[str]:
-    """Return commands that may come next: the whole of a run that was cut off; else one that goes on, and a sweep around it."""
+    """Return commands that may come next: the whole of a run that was cut off; else a longer one, and a sweep around it."""
     command, trainer = _command("ddp-train"), job.config.trainer
     if job.config.debug.max_steps is not None:
         whole = [text for key, text in _typed(job).items() if key != "debug" and not key.startswith("debug.")]
         return [" ".join([command, *(printable(shlex.quote(word)) for word in [*job.options, *whole])])]
     longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
-    onward = f"{command} resume {shlex.quote(job.run_folder.shown())} trainer.{longer}={2 * (limit or 1)}"
+    key, more = f"trainer.{longer}", f"trainer.{longer}={2 * (limit or 1)}"
+    onward = f"{command} resume {shlex.quote(job.run_folder.shown())} {more}"
+    if "total_steps" in job.config.scheduler:  # it ends with the run: the same, but longer, begins anew, as its rates would jump here
+        onward = f"{command} {printable(shlex.join([*job.options, *(text for each, text in _typed(job).items() if each != key), more]))}"
     if state.stopped is not None:
         onward = _without(job, state.stopped.by)
     return [onward, f"{command} -m {printable(shlex.join(_sweep(job)))}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +21,15 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Place, Reducing, Synchronising, map_tensors, place_of, tensors_of
 from ddp_train.training import callbacks, data_identity
-from ddp_train.training.compare_state import class_of, compare_model, compare_optimizer, load_optimizer, parameter_names, regrouped_schedule
+from ddp_train.training.compare_state import (
+    class_of,
+    compare_model,
+    compare_optimizer,
+    load_optimizer,
+    parameter_names,
+    regrouped,
+    regrouped_schedule,
+)
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import averages
 from ddp_train.training.evaluation_mode import training_mode
@@ -162,6 +171,7 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
             for name, module in found.items():
                 put_state(module, shared[name], shared[f"{name}_versions"])
             schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
+            rates = [float(group["lr"]) for group in regrouped(optimizer, shared["optimizer"])]
             differences = load_optimizer(optimizer, shared["optimizer"])
             training_mode(optimizer, shared.get("parameters_in_training", ()))
             for name, part in parts(components, state).items():
@@ -175,7 +185,19 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
             expected="a checkpoint of the same configuration",
             fix="resume=never, or the configuration that it was saved with",
         )
+    differences += _jump(rates, [float(group["lr"]) for group in optimizer.param_groups])
     differences += callbacks.load_states(components.callbacks, shared["callbacks"], components.fresh)
     if world.is_main:
         for difference in differences:
             print(difference, flush=True)
+
+
+def _jump(before: list[float], now: list[float]) -> list[str]:
+    """Say where the learning rate of the next step is not that which the checkpoint was saved with: the run has another length, or rate."""
+    for was, becomes in zip(before, now, strict=False):
+        if not math.isclose(was, becomes, rel_tol=1e-6, abs_tol=1e-15):
+            return [
+                f"rate     the learning rate goes from {was:.4g} to {becomes:.4g} here, and the result is not that of a run that began with"
+                " these settings; scheduler=constant and warmup_stable_decay, before it decays, go on without a jump"
+            ]
+    return []

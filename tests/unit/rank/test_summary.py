@@ -44,6 +44,19 @@ def test_a_run_that_is_cut_off_says_so_and_names_the_whole_one_next() -> None:
     assert summary.closing(job, TrainState(), result).endswith("ddp-train --config-dir=mine model=mlp +model.bias=true")
 
 
+def test_a_schedule_that_ends_with_the_run_begins_anew_in_a_longer_one() -> None:
+    """Resumed, its learning rate would jump up."""
+    result = Result(status=Status.COMPLETED, step=20, samples=4, seconds=1.0, metrics={"last": {}, "best": {}})
+
+    def onward(*words: str) -> str:
+        overrides = ["model=mlp", "trainer.max_epochs=1", "hydra.run.dir=run", *words]
+        job = Job(config=checked(*words), run_folder=RunFolder(Path("run")), command=[], overrides=overrides)
+        return summary.closing(job, TrainState(), result).splitlines()[-2].partition("ddp-train ")[2]
+
+    assert onward().startswith("model=mlp trainer.max_epochs=")
+    assert onward("scheduler=constant").startswith("resume run trainer.max_epochs=")
+
+
 def test_layers_are_listed_where_they_are_asked_for() -> None:
     assert "Linear" not in plan() and "\n           0     Linear" in plan("summary=2")
 

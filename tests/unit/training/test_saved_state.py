@@ -179,3 +179,18 @@ def test_a_weight_decay_that_is_switched_on_or_off_keeps_every_parameters_state(
     path = saved(tmp_path / "other", 1, trained)  # one group, in another order than that of an optimizer that does not know of decay
     with pytest.raises(UserError, match="had the parameters in another order"):
         saved_state.load(path, components(*base, "~optimizer.weight_decay"), TrainState(), alone())
+
+
+def test_a_rate_that_jumps_because_the_run_is_longer_now_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        parts, state = components("trainer.max_steps=2", "scheduler.warmup_steps=0", *words), TrainState()
+        trainer(parts, state).train()
+        path = saved(tmp_path / "-".join(["run", *words]), 2, parts)
+        capsys.readouterr()
+        saved_state.load(path, components("trainer.max_steps=2", "scheduler.warmup_steps=0", *words), TrainState(), alone())
+        assert "rate " not in capsys.readouterr().out  # with the same settings
+        saved_state.load(path, components("trainer.max_steps=8", "scheduler.warmup_steps=0", *words), TrainState(), alone())
+        return capsys.readouterr().out
+
+    assert "the learning rate goes from 0.0001 to 0.0008" in said()
+    assert "rate " not in said("scheduler=constant")
