@@ -45,6 +45,7 @@ INTERNALS = {
     "torch.utils._python_dispatch._disable_current_modes": _NO_CHECKPOINTING,
     "torch.utils._pytree.tree_map": _NONE,
     "torch._inductor.runtime.cache_dir_utils.default_cache_dir": _NO_COMPILE,
+    "torch._inductor.config": _NO_COMPILE,
     "torch._dynamo.config": _NO_COMPILE,
     "torch._dynamo.list_backends": _NO_COMPILE,
     "torch._dynamo.callback.callback_handler": _NO_COMPILE,

@@ -22,8 +22,9 @@ import torch.distributed as dist
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # `make test &`: what the tests start would never see Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # `nohup make test`
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+for number in (signal.SIGQUIT, signal.SIGHUP):  # the first in the background of a script, too, the second of `nohup make test`
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 FEW = ["data.num_samples=640", "data.eval.num_samples=101", "trainer.log_every_steps=1", "~metrics.tensorboard"]
 TINY = ["model=mlp", "model.width=16", *FEW]

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
+from statistics import fmean, stdev
 
 from rich.console import Console
 from rich.live import Live
@@ -24,6 +25,7 @@ _COLOURS = {Status.COMPLETED: "green", Status.FAILED: "red", Status.RUNNING: "cy
 _REFRESH_S = 0.5
 _TAIL_BYTES = 4096
 _WIDTH = 10  # of a number that is shown as it is
+_REPEATS = ("seed", "fold")  # the last part of keys that make a job another try of the same, and no other setting
 _LINES_AROUND = 8  # the table's head and foot, and the line that the user typed
 
 
@@ -129,9 +131,8 @@ def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
     console = Console(file=sys.stdout)
     console.print(table)
     folder = RunFolder(sweep.root).shown()
-    best = next(iter(sweep.ranked()), None)
-    if best is not None and best.metric is not None and sweep.goal is not None:
-        print(f"best     job {best.number}: {sweep.metric} {best.metric:.6g}  {folder}/{best.folder}")
+    for line in _conclusion(sweep, folder):
+        print(line)
     print(f"table    {folder}/sweep.csv", flush=True)
     if alive:
         print(f"{len(alive)} of {len(sweep.jobs)} jobs are queued or running; they go on without this command")
@@ -139,6 +140,27 @@ def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
     unfinished = sum(job.status != Status.COMPLETED and job.number not in alive for job in sweep.jobs)
     if unfinished:
         print(f"{unfinished} of {len(sweep.jobs)} jobs are not completed; `ddp-train resume {folder}` runs them", flush=True)
+
+
+def _conclusion(sweep: Sweep, folder: str) -> list[str]:
+    """Return the best job; where jobs repeat others with another seed or fold, the means of those: the best of them was lucky."""
+    ranked = [job for job in sweep.ranked() if job.metric is not None]
+    if not ranked or sweep.goal is None:
+        return []
+    repeats = [key for key in sweep.swept() if key.rpartition(".")[2] in _REPEATS]
+    if not repeats:
+        return [f"best     job {ranked[0].number}: {sweep.metric} {ranked[0].metric:.6g}  {folder}/{ranked[0].folder}"]
+    groups: dict[str, list[float]] = {}
+    for job in ranked:
+        settings = " ".join(f"{key}={_short(sweep.value(job, key))}" for key in sweep.swept() if key not in repeats)
+        groups.setdefault(settings, []).append(job.metric or 0.0)
+    found = sorted(groups.items(), key=lambda group: fmean(group[1]), reverse=sweep.goal == "max")
+    spread = {settings: f", standard deviation {stdev(values):.2g}" if len(values) > 1 else "" for settings, values in found}
+    return [
+        f"mean     {settings + ': ' if settings else ''}{sweep.metric} {fmean(values):.6g}{spread[settings]}"
+        f" over {len(values)} job{'s' * (len(values) != 1)} ({', '.join(repeats)})"
+        for settings, values in found
+    ]
 
 
 def _table(sweep: Sweep, caption: str | None = None) -> Table:

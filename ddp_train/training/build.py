@@ -95,7 +95,7 @@ def build(config: RunConfig, world: World) -> Components:
     amp: Amp = instantiate(config.amp, key="amp", answers=answers)
     throughput = measure(world, objective, trained, amp, source=train_source)
     strategy: Strategy = instantiate(config.strategy, key="strategy")
-    notes = [checkpoint_activations(model, config.activation_checkpointing)]
+    notes = [_not_called(model), checkpoint_activations(model, config.activation_checkpointing)]
     called = [*model.children()] if takes_turns(objective) else [model]
     compiled = compile_model(model, config.compile, world, parts=called)
     notes.append(note(compiled, config.compile))
@@ -215,6 +215,17 @@ def _model_and_objective(config: RunConfig, world: World, answers: Mapping[str, 
     if isinstance(objective, Borrowing):
         _borrow(objective, world)
     return model, objective, Joint(model, objective) if has_state(objective) else model
+
+
+def _not_called(model: nn.Module) -> str:
+    """Return a line for a model that brings a training step of its own, as LightningModules do; "" for any other."""
+    own = [name for name in _OF_LIGHTNING if callable(getattr(model, name, None))]
+    if "training_step" not in own:
+        return ""
+    return f"model    {', '.join(own)} of {type(model).__name__} are not called: the objective, optimizer and scheduler of this run are"
+
+
+_OF_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
 
 
 def _start_from_data(model: StartingFromData, source: DataSource | Stream) -> None:

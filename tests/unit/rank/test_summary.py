@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from ddp_train.distributed.world import alone
 from ddp_train.job import Job
 from ddp_train.rank import summary
@@ -55,6 +57,29 @@ def test_a_schedule_that_ends_with_the_run_begins_anew_in_a_longer_one() -> None
 
     assert onward().startswith("model=mlp trainer.max_epochs=")
     assert onward("scheduler=constant").startswith("resume run trainer.max_epochs=")
+
+
+class Module(nn.Module):
+    """As Lightning's: it brings its own steps."""
+
+    def __init__(self, **unused: object) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(images)
+        return logits
+
+    def training_step(self, batch: object, number: int) -> None:
+        raise AssertionError
+
+    def configure_optimizers(self) -> None:
+        raise AssertionError
+
+
+def test_steps_that_a_model_brings_are_said_to_be_not_called() -> None:
+    text = plan("model._target_=tests.unit.rank.test_summary.Module")
+    assert "model    training_step, configure_optimizers of Module are not called: the objective, optimizer and scheduler" in text
 
 
 def test_layers_are_listed_where_they_are_asked_for() -> None:
