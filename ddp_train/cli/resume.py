@@ -10,7 +10,7 @@ from pathlib import Path
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose
 from ddp_train.cli.saved_run import frozen_job, record, refuse_without_effect, require_more, run_of
-from ddp_train.errors import ConfigError
+from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import torchrun
 from ddp_train.launch.after import before, wait_before_meeting
 from ddp_train.launch.engine.engine import ENGINES
@@ -77,8 +77,12 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     job.run_folder.forget_failure()
     if not is_restart:
         begin_anew(job.run_folder)
+    saved = job.run_folder.config.read_text()
     record(job.run_folder, job.config)
-    return launcher.begin(job)
+    code = launcher.begin(job)
+    if code == WRONG_INPUT:  # the ranks have refused what was typed, and trained nothing: it is not the run's
+        job.run_folder.record_config(saved)
+    return code
 
 
 def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_restart: bool) -> int:

@@ -31,6 +31,7 @@ def test_a_run_goes_on_and_is_evaluated_with_its_own_data_only(project: Project)
     text.write_text(TEXT * 8)  # shorter, and every character is there
     refused = project.run("resume", "outputs/run", "trainer.max_steps=6", "trainer.global_batch_size=12", "seed=1")
     assert refused.returncode == 2, refused.output
+    assert "\nseed: 0\n" in (project.folder / "outputs/run/config.yaml").read_text()  # what was refused is not the run's
     for line in ("data.samples: 578 -> 380", "data.bytes: 660 -> 440", "seed: 0 -> 1", "trainer.global_batch_size: 8 -> 12"):
         assert line in refused.output, refused.output
     assert "fix: seed=0 trainer.global_batch_size=8; or" in refused.output, refused.output
