@@ -136,7 +136,7 @@ class Checked(Callback):
                 waits = not _examines(config.hydra) and not _has_begun(config, checked)
                 if waits and (waited := wait_before_meeting(checked)):
                     raise Exit(waited)
-                if (code := torchrun.follow(checked)) is not None:
+                if (code := torchrun.follow(checked, run=_typed_folder(config))) is not None:
                     raise Exit(code)  # the first machine claims
             folder, is_resumed = _claim(config, checked)
             with read_write(config.hydra), open_dict(config.hydra):
@@ -283,6 +283,14 @@ def place_of(composed: DictConfig, checked: RunConfig) -> Place:
     folder = _place(composed.hydra.run, key="hydra.run.dir", is_typed=is_typed)
     is_continued = is_typed and checked.resume == "auto" and (folder / "config.yaml").exists()
     return Place(folder=folder, key="hydra.run.dir", is_new=not is_typed, is_continued=is_continued)
+
+
+def _typed_folder(config: DictConfig) -> str:
+    """Return the run folder that was typed; "" where none was: each machine would make a name of its own, by its clock."""
+    typed = [text.partition("=")[2] for text in config.hydra.overrides.hydra if text.startswith("hydra.run.dir=")]
+    if not typed:
+        return ""
+    return typed[-1] if "${" in typed[-1] else str(Path(config.hydra.run.dir).absolute())
 
 
 def _has_begun(composed: DictConfig, checked: RunConfig) -> bool:

@@ -121,7 +121,8 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
     elif not is_checkpoint(path) and not any(word.startswith("after=") for word in overrides):
         require_candidates(checkpoint, key="RUN")
     config = _config(folder, overrides, [command, str(path.absolute()), *overrides], part=part, predicts=command == "predict")
-    if config.cluster.launcher == "torchrun" and not is_torchrun_worker() and (code := torchrun.follow(config)) is not None:
+    is_by_hand = config.cluster.launcher == "torchrun" and not is_torchrun_worker()
+    if is_by_hand and (code := torchrun.follow(config, run=str(checkpoint))) is not None:
         return code  # the first machine claims
     own = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
     task = Task(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)

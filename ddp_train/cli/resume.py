@@ -57,7 +57,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
         if asked.config.cluster.launcher == "torchrun":
             if before(asked) and (waited := wait_before_meeting(asked.config)):
                 return waited
-            if (code := torchrun.follow(asked.config)) is not None:
+            if (code := torchrun.follow(asked.config, run=checkpoint or str(folder.absolute()))) is not None:
                 return code  # the first machine holds the folder
     within_s = _LET_GO_WITHIN_S if is_restart else 0.0
     if not is_torchrun_worker():

@@ -28,11 +28,15 @@ from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.system import devices
 from ddp_train.system.network import is_address
 
-_taken: list[Place] = []  # by this process, which is the first machine's, until its run begins
+_taken: list[tuple[Place, str]] = []  # by this process, which is the first machine's, and for which run, until that begins
 
 
-def follow(config: RunConfig) -> int | None:
-    """Take part in a run that another machine leads, and return its exit code; None: this machine is the first, or the only one."""
+def follow(config: RunConfig, *, run: str) -> int | None:
+    """Take part in a run that another machine leads, and return its exit code; None: this machine is the first, or the only one.
+
+    Args:
+        run: which run it comes for (`Facts.run`).
+    """
     try:
         place = _place(config.cluster)
     except EnvironmentRefuses as error:
@@ -41,22 +45,22 @@ def follow(config: RunConfig) -> int | None:
     if place is None:
         return None
     if place.is_first:
-        _taken.append(place)
+        _taken.append((place, run))
         return None
-    return _ended(run_node(_work(config, place), place))
+    return _ended(run_node(_work(config, place, run=run), place))
 
 
 def run(job: Job) -> int:
     """Run a job on this machine and those that come, to its end (the first machine, after `follow`); return its exit code."""
     if not _taken:
         return local.run(job)
-    place = _taken.pop()
+    place, came_for = _taken.pop()
     if job.checkpoint is not None:
         forget(job.run_folder)  # somebody has chosen where to go on
     elif not job.examines and (verdict := count_failure(job.run_folder)):
         print(verdict, file=sys.stderr)
         return NO_PROGRESS
-    work = replace(_work(job.config, place), job=job)
+    work = replace(_work(job.config, place, run=came_for), job=job)
     return _ended(run_node(replace(work, max_restarts=0) if job.examines else work, place))
 
 
@@ -135,7 +139,7 @@ def _is_here(host: str) -> bool:
     return False
 
 
-def _work(config: RunConfig | ClusterConfig, place: Place, arguments: Sequence[str] = ()) -> Work:
+def _work(config: RunConfig | ClusterConfig, place: Place, arguments: Sequence[str] = (), *, run: str = "") -> Work:
     """Say what this machine brings."""
     cluster = config if isinstance(config, ClusterConfig) else config.cluster
     found = meeting(cluster, os.environ)
@@ -149,6 +153,7 @@ def _work(config: RunConfig | ClusterConfig, place: Place, arguments: Sequence[s
     )
     if isinstance(config, ClusterConfig):
         facts = of_a_command_line(facts, arguments)
+    facts = replace(facts, run=run)
     return Work(
         cluster=cluster, processes=processes, facts=facts, max_restarts=max_restarts(cluster, os.environ), token=found.word, job=None
     )

@@ -116,6 +116,7 @@ def test_who_differs_is_refused_alone_by_name_and_the_first_goes_on_waiting(toge
     first = run.start(0)
     for more, env, said in (
         (["optimizer.lr=0.5"], {}, r"optimizer\.lr: 0\.5 on node1, \S+ on node0"),
+        (["hydra.run.dir=outputs/other"], {}, r"another run is there: /\S+; node1 came for /\S+/outputs/other"),
         (["cluster.nodes=3"], {}, r"cluster\.nodes: 3 on node1, 2 on node0"),
         ([], {"GLOO_SOCKET_IFNAME": "eth7"}, r"GLOO_SOCKET_IFNAME=eth7 names eth7, which is not there"),
         (["cluster.rendezvous_id=another"], {}, r"it is of another run"),
@@ -219,6 +220,27 @@ def test_when_the_time_is_up_every_machine_says_so(together: Callable[..., Toget
     run = together(2, *LONG, "cluster.walltime=1", "cluster.grace_s=35")
     running = run.start_all()
     assert ended(running, within_s=START_S + 30) == [75, 75], running[0].output
+
+
+@pytest.mark.cluster_long
+def test_two_runs_that_are_resumed_at_one_endpoint_do_not_become_one(together: Callable[..., Together]) -> None:
+    """Their configs are equal: one would train on both machines, and the other be left as it was, without a word."""
+    run = together(2, "trainer.max_steps=3")
+    for name in "ab":
+        assert ended([run.start(host, f"hydra.run.dir=outputs/{name}") for host in (0, 1)], within_s=START_S) == [0, 0]
+
+    def resume(host: int, name: str) -> Running:
+        words = ["resume", f"outputs/{name}", "trainer.max_steps=5", "cluster.join_timeout_s=20"]
+        return run.hosts.start(host, sys.executable, "-m", "ddp_train", *words, cwd=run.project.folder)
+
+    first = resume(0, "a")
+    other = resume(1, "b")
+    assert ended([other], within_s=START_S) == [78], other.output
+    assert re.search(r"another run is there: /\S+/outputs/a; node1 came for /\S+/outputs/b", other.output), other.output
+    second = resume(1, "a")
+    assert ended([first, second], within_s=START_S) == [0, 0], first.output + second.output
+    assert re.search(r"joined /\S+/outputs/a, whose first machine is node0", second.output), second.output
+    assert [metrics(run.project.folder / "outputs" / name)[-1]["step"] for name in "ab"] == [5, 3]
 
 
 @pytest.mark.cluster_long

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
@@ -58,6 +59,7 @@ class Arrival:
         self.line: Line | None = None  # the last one, taken in or not
         self.is_member = False  # the registry counts on this machine
         self.first_host = "the first machine"
+        self.left = ""  # the folder of the run that this machine has been a member of
 
     async def come(self, *, is_back: bool, has_closed: bool) -> Line:
         """Come to the registry, and be taken in.
@@ -134,6 +136,7 @@ class Arrival:
         """
         self.line, token, ours, theirs = line, self._work.token, nonce(), None
         facts, where = self._work.facts.now(), line.connection.getpeername()
+        facts = replace(facts, run=self.left or facts.run)
         while True:
             try:
                 message = await line.receive(silent_s=max(1.0, deadline - time.monotonic()))
@@ -173,6 +176,8 @@ class Arrival:
                     print(f"\n{_impostor(where)}", file=sys.stderr, flush=True)
                     raise End(ENVIRONMENT_REFUSES)
                 self.first_host, self.is_member = shown(message["first"]), True
+                if self._ours is None and message.get("folder"):
+                    print(f"joined {shown(message['folder'])}, whose first machine is {self.first_host}", file=sys.stderr, flush=True)
                 line.beat()
                 for place, number in enumerate(self._stops):
                     line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:place]))

@@ -55,6 +55,7 @@ class Facts:
     device_count: int
     driver: str  # NVIDIA's; "": none
     problems: list[str] = field(default_factory=list)  # what it finds wrong with itself
+    run: str = ""  # which one it came for: the folder or checkpoint that was typed, or the folder of the run that it left; "": a new one
 
     def now(self) -> Facts:
         """Return the same, told now: for a clock that is compared with another one."""

@@ -140,6 +140,8 @@ class _Program:
         """Be a member until the run has ended, and return its exit code."""
         arrival, has_closed = self._arrival, False
         while True:
+            left = None if self._agent is None else self._agent.folder()
+            arrival.left = "" if left is None else str(left.root)
             try:
                 line = await arrival.come(is_back=self._agent is not None, has_closed=has_closed)
             except HasEnded:

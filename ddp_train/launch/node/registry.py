@@ -141,6 +141,9 @@ class Registry:
         elif facts.launch != self._first.launch and facts.launch and self._first.launch:
             self._refuse(line, name, differences(self._first, facts), is_foreign=True)
             return None
+        elif another := self._another_run(facts):
+            self._refuse(line, name, [another], is_foreign=True)
+            return None
         name = self._named(name, hello)
         reasons = [] if is_first or self._takes_all else self._disagreements(facts)
         reasons = reasons or self._no_room_for(hello, name)
@@ -165,10 +168,22 @@ class Registry:
         # The first one first; then as they are numbered, or as they came.
         self.machines.sort(key=lambda each: (not each.is_first, each.index if each.index is not None else self._place.most, each.came))
         self.lost.pop(name, None)
-        line.send("welcome", first=self._first.host, proof=proof(self._token, by="registry", over=theirs, own=ours))
+        sealed = proof(self._token, by="registry", over=theirs, own=ours)
+        line.send("welcome", first=self._first.host, folder=str(self._folder or ""), proof=sealed)
         line.beat()
         self.events.put_nowait(Event(kind="came", machine=machine))
         return machine
+
+    def _another_run(self, facts: Facts) -> str:
+        """Return a sentence on a machine that came for another run than this one; "" for one of this run.
+
+        Equal configs say nothing: two runs that are resumed at one endpoint have them, and a machine that was cut off may come back to the
+        endpoint of the run after its own.
+        """
+        if facts.run in (self._first.run, str(self._folder or "")):
+            return ""
+        here = self._first.run or str(self._folder or "")
+        return f"another run is there: {here or 'a new one'}; {facts.host} came for {facts.run or 'a new one'}"
 
     async def _look_there(self, line: Line, facts: Facts, name: str) -> list[str] | None:
         """Ask a machine whether it sees the run folder, and for its clock. Return what is in the way of it; None: it does not answer."""

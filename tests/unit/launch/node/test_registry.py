@@ -171,3 +171,17 @@ def test_missing_machines_are_named_and_the_end_says_so(tmp_path: Path, capsys: 
     said = capsys.readouterr().err
     assert missing in said
     assert "fewer than 3 machines came in 1 s" in said
+
+
+def test_who_came_for_another_run_is_refused_and_who_comes_back_to_this_one_is_not(tmp_path: Path) -> None:
+    """Two runs that are resumed at one endpoint have equal configs."""
+
+    async def story() -> None:
+        async with bed(tmp_path, nodes=(2, 2), first=replace(FIRST, run="/runs/a")) as found:
+            for run, said in (("/runs/b", "node1 came for /runs/b"), ("", "node1 came for a new one")):
+                refused = await (await found.comes("node1", run=run)).hears("refused")
+                assert refused["is_foreign"] and refused["reasons"] == [f"another run is there: /runs/a; {said}"]
+            back = await found.comes("node1", run=str(found.run_folder.root))  # it has been a member of this very run
+            assert (await back.hears("welcome"))["folder"] == str(found.run_folder.root)
+
+    asyncio.run(story())
