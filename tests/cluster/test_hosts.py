@@ -116,7 +116,6 @@ def test_who_differs_is_refused_alone_by_name_and_the_first_goes_on_waiting(toge
     first = run.start(0)
     for more, env, said in (
         (["optimizer.lr=0.5"], {}, r"optimizer\.lr: 0\.5 on node1, \S+ on node0"),
-        (["hydra.run.dir=outputs/other"], {}, r"another run is there: /\S+; node1 came for /\S+/outputs/other"),
         (["cluster.nodes=3"], {}, r"cluster\.nodes: 3 on node1, 2 on node0"),
         ([], {"GLOO_SOCKET_IFNAME": "eth7"}, r"GLOO_SOCKET_IFNAME=eth7 names eth7, which is not there"),
         (["cluster.rendezvous_id=another"], {}, r"it is of another run"),
