@@ -38,7 +38,7 @@ from ddp_train.launch.after import wait_before_meeting
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_given, claim_new, clear
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.trust import check_below, check_pattern, require_own
+from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
 from ddp_train.run_folder.verdict import begin_anew
 from ddp_train.sweep.folder import GOALS, Sweep, is_sweep
 from ddp_train.system.folder_lock import hold
@@ -162,6 +162,7 @@ class Checked(Callback):
             if not _is_overridden(config, "hydra.sweep.dir"):
                 folder = claim_new(folder)
             elif is_sweep(folder):
+                require_trust(folder, key="hydra.sweep.dir", accept=f"ddp-train resume {folder} --trust")
                 hold(folder, key="hydra.sweep.dir")
             else:
                 folder = claim_given(folder, key="hydra.sweep.dir")
@@ -363,7 +364,7 @@ def require_same(folder: Path, checked: RunConfig, *, key: str) -> None:
     Raises:
         ConfigError: naming what differs.
     """
-    require_own(folder, key=key)
+    require_trust(folder, key=key, accept=f"ddp-train resume {folder} --trust")
     changed = changes(checked, folder)
     if changed:
         raise ConfigError(

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.types import RunMode
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
-from ddp_train.cli.saved_run import record, require_place, run_of, typed
+from ddp_train.cli.saved_run import TRUST, ask_trust, record, require_place, run_of, typed
 from ddp_train.config import check as config_check
 from ddp_train.config import saved_overrides
 from ddp_train.config.composition import loader_of, parse
@@ -30,7 +30,6 @@ from ddp_train.launch import torchrun
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_new
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.trust import require_own
 from ddp_train.run_folder.verdict import Verdict, settle
 from ddp_train.sweep.folder import is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -40,6 +39,7 @@ USAGE = """ddp-train evaluate RUN [--watch] [--set=NAME] [key=value group=option
   RUN            the folder of a run: its newest good checkpoint is evaluated; or one of its checkpoints (RUN/checkpoints/step_00001000,
                  RUN/checkpoints/best)
   --watch        every checkpoint, those that are there and those that come, until the run is done: beside the training
+  --trust        what another user has written may run as you: without it, it is only shown
   --set=NAME     that one of evaluation.sets alone, as if it were the run's evaluation data
   key=value      what differs from the run, also with another group: data.split=test, data=mnist, cluster=cpu, cluster.processes_per_node=1,
                  evaluation.batch_size=512, evaluation.save_predictions=true; + adds a key
@@ -51,6 +51,7 @@ evaluated alone then. The numbers are in RUN/evaluations/<time>: result.json, me
 PREDICT_USAGE = """ddp-train predict RUN [--set=NAME] [key=value group=option ...]
 
   RUN            the folder of a run, or one of its checkpoints: RUN/checkpoints/best
+  --trust        as for `ddp-train evaluate`
   --set=NAME     of that one of evaluation.sets
   key=value      as for `ddp-train evaluate`: data.root=. data.split=photos data.labelled=false, images of data=image_folder
 
@@ -101,7 +102,7 @@ def predict(arguments: list[str], launcher: Launcher) -> int:
 def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
     watches, words = _WATCH in arguments and command == "evaluate", [word for word in arguments if word != _WATCH or command != "evaluate"]
     part = next((word.removeprefix(_SET) for word in reversed(words) if word.startswith(_SET)), "")
-    words = [word for word in words if not word.startswith(_SET)]
+    words = [word for word in words if not word.startswith(_SET) and word != TRUST]
     usage = (USAGE if command == "evaluate" else PREDICT_USAGE).partition("\n")[0]
     if not words or (wrong := next((word for word in words if word.startswith("-")), "")):
         happened = f"{wrong} is no option of {command}" if words else "which run?"
@@ -114,7 +115,7 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
         raise ConfigError(key="RUN", happened=f"{path} is an evaluation itself", expected="the run that was evaluated")
     if watches and is_checkpoint(path):
         raise ConfigError(key="RUN", happened=f"{path} is one checkpoint", expected=f"a run folder with {_WATCH}", fix=str(folder))
-    require_own(folder, key="RUN")
+    ask_trust(command, arguments, folder)
     checkpoint = path.absolute() if is_checkpoint(path) else RunFolder(folder).checkpoints / LAST
     if watches:
         _wait_for_first(RunFolder(folder))

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint, require_candidates
-from ddp_train.cli.saved_run import run_of
+from ddp_train.cli.saved_run import TRUST, ask_trust, run_of
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.launcher import Launcher
@@ -22,11 +22,13 @@ USAGE = """ddp-train export RUN [--format=FORMAT] [to=PATH]
                  torch_export  a program for torch.export.load(FILE); traced with two samples of the evaluation data, for any number of them
                  onnx          a graph for other run times, traced likewise
   to=PATH        a file, or a folder for dcp and hf, that is not there yet; RUN/export/model.safetensors and the like without it
+  --trust        what another user has written may run as you; asked for hf, torch_export and onnx
 
 Without code of ours: model.load_state_dict(safetensors.torch.load_file(FILE)).
 """
 
 _SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "dcp": "", "hf": "", "torch_export": ".pt2", "onnx": ".onnx"}
+_BUILT = ("hf", "torch_export", "onnx")
 _FORMAT, _TO = "--format=", "to="
 
 
@@ -34,7 +36,7 @@ def export(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train export RUN [--format=FORMAT] [to=PATH]`: write the weights of a run for others."""
     formats = [word.removeprefix(_FORMAT) for word in arguments if word.startswith(_FORMAT)]
     places = [word.removeprefix(_TO) for word in arguments if word.startswith(_TO)]
-    runs = [word for word in arguments if not word.startswith((_FORMAT, _TO))]
+    runs = [word for word in arguments if not word.startswith((_FORMAT, _TO)) and word != TRUST]
     if dashed := next((word for word in runs if word.startswith(f"--{_TO}")), None):
         raise ConfigError(key="--to", happened=f"{dashed} is no option", expected="to=PATH, without dashes", fix=dashed.lstrip("-"))
     if len(runs) != 1 or runs[0].startswith("-") or "=" in runs[0] or len(formats) > 1 or len(places) > 1:
@@ -45,6 +47,8 @@ def export(arguments: list[str], launcher: Launcher) -> int:
         fix = f"{_FORMAT}{close}" if close else ""
         raise ConfigError(key="--format", happened=f"is {format!r}", expected=f"one of {', '.join(_SUFFIXES)}", fix=fix)
     folder = run_of(path, key="RUN")
+    if format in _BUILT:
+        ask_trust("export", arguments, folder)
     if not is_checkpoint(path):
         require_candidates(RunFolder(folder).checkpoints / "last", key="RUN")
     to = Path(places[0]) if places else folder / "export" / f"model{_SUFFIXES[format]}"

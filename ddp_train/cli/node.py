@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from ddp_train.cli.saved_run import ask_trust
 from ddp_train.config.cluster import max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
 from ddp_train.launch import snapshot
@@ -30,6 +31,7 @@ USAGE = """ddp-train node SPEC [--index=N] [--launch=WORD] [--meeting=HOST:PORT]
   SPEC                 RUN/launch/spec.json, which every machine sees
   --index=N            which machine this is, from 0; else as SLURM says, or NODE_RANK
   --launch=WORD        the same word on all machines, and no other start of the run has it; else job, step and restart of SLURM
+  --trust              a spec that another user has written may run as you: without it, it is only shown
   --meeting=HOST:PORT  where machine 0 is found; else it takes a free port, and says in the run folder which
 
 Engines start this; by hand `ddp-train cluster=torchrun ...` does the same. Exit code: 0 when the run is completed or saved
@@ -47,6 +49,8 @@ def node(arguments: list[str], launcher: Launcher) -> int:
     paths = [text for text in arguments if not text.startswith("--")]
     if len(paths) != 1 or set(options) - {"index", "launch", "meeting"} or not options.get("index", "0").isdigit():
         raise ConfigError(happened="which spec?", expected="ddp-train node RUN/launch/spec.json, as an engine types it")
+    if Path(paths[0]).exists():
+        ask_trust("node", arguments, Path(paths[0]))
     spec = Spec.read(Path(paths[0]))
     index = int(options["index"]) if "index" in options else None
     place = place_under_an_engine(spec, os.environ, index=index, launch=options.get("launch"), meeting=options.get("meeting"))

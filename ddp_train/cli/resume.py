@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose
-from ddp_train.cli.saved_run import frozen_job, record, refuse_without_effect, require_more, run_of
+from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, record, refuse_without_effect, require_more, run_of
 from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import torchrun
 from ddp_train.launch.after import before, wait_before_meeting
@@ -17,7 +17,6 @@ from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import release
-from ddp_train.run_folder.trust import require_own
 from ddp_train.run_folder.verdict import begin_anew
 from ddp_train.sweep.folder import Sweep, is_sweep, sweep_of
 from ddp_train.sweep.hydra_jobs import Multirun
@@ -31,6 +30,7 @@ USAGE = """ddp-train resume RUN [key=value ...] [~callbacks.X ...]
                  the folder of a sweep: what it has not finished is run
   key=value      single values to change, as trainer.max_steps=2000; for a sweep those of sweep and cluster
   ~callbacks.X   a callback that goes; writers, too: ~metrics.X
+  --trust        what another user has written may run as you: without it, it is only shown
 """
 
 _LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine, with the lease of a network file system on another
@@ -42,6 +42,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     Args:
         is_restart: nobody typed it: ranks that have just died are started again.
     """
+    typed, arguments = arguments, [word for word in arguments if word != TRUST]
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
             happened="which run?",
@@ -49,9 +50,11 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
             fix="give a run folder, a checkpoint or the folder of a sweep",
         )
     path, overrides = Path(arguments[0]), arguments[1:]
+    folder = path if is_sweep(path) else run_of(path)
+    ask_trust("resume", [TRUST] if is_restart else typed, folder)
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, launcher, is_restart=is_restart)
-    folder, checkpoint = run_of(path), str(path.absolute()) if is_checkpoint(path) else None
+    checkpoint = str(path.absolute()) if is_checkpoint(path) else None
     if not is_torchrun_worker():
         asked = frozen_job(folder, overrides, checkpoint=checkpoint)
         if asked.config.cluster.launcher == "torchrun":
@@ -97,7 +100,6 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
         if cluster.launcher == "torchrun" and (code := torchrun.run_sweep(cluster, sys.argv[1:])) is not None:
             return code  # global rank 0 holds the folder
     hold(folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0)
-    require_own(folder, key="resume")
     if not sweep.is_planned:
         release()  # composing takes it again
         sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]

@@ -23,8 +23,11 @@ from ddp_train.errors import ConfigError
 from ddp_train.job import Job, Task
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.trust import require_own
+from ddp_train.run_folder.trust import require_trust
 from ddp_train.system.torchrun_env import is_torchrun_worker
+
+TRUST = "--trust"
+"""What another user has written may run as this one."""
 
 _EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader.num_workers=")
 """What can be asked of a run that is done: to save its predictions, and how they are computed."""
@@ -48,6 +51,16 @@ def run_of(path: Path, *, key: str = "resume") -> Path:
     )
 
 
+def ask_trust(command: str, words: list[str], path: Path) -> None:
+    """Show what a folder or a spec of somebody else would run, and refuse it without `--trust`.
+
+    Raises:
+        ConfigError: with all of it.
+    """
+    accept = shlex.join(["ddp-train", command, *(word for word in words if word != TRUST), TRUST])
+    require_trust(path, key="SPEC" if command == "node" else "RUN", is_trusted=TRUST in words, accept=accept)
+
+
 def frozen_job(
     folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None, asked: Path | None = None
 ) -> Job:
@@ -56,7 +69,6 @@ def frozen_job(
     Args:
         asked: what somebody asked to resume, where it is neither the folder nor the checkpoint: a sweep.
     """
-    require_own(folder, key="resume")
     saved = saved_config(folder)
     saved_overrides.refuse(overrides, saved, replaced_configs(folder))
     require_place(["resume", str(Path(asked or checkpoint or folder).absolute()), *overrides], folder, saved)

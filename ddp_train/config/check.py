@@ -84,7 +84,6 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         ConfigErrors: with every problem found.
     """
     errors: list[ConfigError] = []
-    limits.check_interpolations(config)
     if hydra is not None:
         errors += unknown_hydra_names(hydra)
     tree, left_out = settle({**{name: {} for name in NAMED}, **resolve(config, errors)}, hydra)

@@ -41,8 +41,8 @@ COMPOSE = "_load_configuration" if IS_1_4 else "load_configuration"
 """The method of `ConfigLoaderImpl` through which every composition goes."""
 
 MAIN: dict[str, Any] = {"execution_whitelist": vars(hydra.utils)["UNSAFE_DISABLE_EXECUTION_CHECKS"]} if IS_1_4 else {"version_base": "1.3"}
-"""Arguments for `hydra.main`. Before 1.4 it warns where `version_base` is missing, since 1.4 where it is there. What the node starts
-was looked at before (`limits.check_hydra`)."""
+"""Arguments for `hydra.main`. Before 1.4 it warns where `version_base` is missing, since 1.4 where it is there. What is
+composed is the user's own."""
 
 
 def register_resolver(name: str, resolver: Callable[..., Any]) -> None:

@@ -123,8 +123,9 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
         target = look_up(path)
     except Exception as error:  # a user's module may raise anything while it is imported
         return [ConfigError(key=f"{key}._target_", happened=f"cannot import {path}: {_why(error)}")]
-    if problem := refusal(node, key, target):
-        return problem
+    if reason := refused_targets.refuse(target):
+        fix = "a function of your own, in a file in your folder"
+        return [ConfigError(key=f"{key}._target_", happened=f"{path} {reason}", expected="a component", fix=fix)]
     if not callable(target):
         return [ConfigError(key=f"{key}._target_", happened=f"{path} is not a class or function")]
     try:
@@ -145,17 +146,6 @@ def _is_a_librarys(file: str) -> bool:
     """Tell whether a file of a stack is Python's own, a package's or ours."""
     installed = ("site-packages", "dist-packages", "frozen")
     return any(part in file for part in installed) or file.startswith((str(FOLDER), sysconfig.get_path("stdlib")))
-
-
-def refusal(node: Mapping[str, Any], key: str, target: Any) -> list[ConfigError]:
-    """Return why a node must not be instantiated (refused_targets.py); [] when it may."""
-    if reason := refused_targets.refuse(node["_target_"], target):
-        fix = "a function of your own, in a file in your folder"
-        return [ConfigError(key=f"{key}._target_", happened=f"{node['_target_']} {reason}", expected="a component", fix=fix)]
-    if node.get("trust_remote_code") in (True, "true", "True"):  # which makes a component of a known package run code from elsewhere
-        happened = "is true: code from a hub would run here, unseen"
-        return [ConfigError(key=f"{key}.trust_remote_code", happened=happened, expected="false", fix="a class of your own with that code")]
-    return []
 
 
 def _check_arguments(
@@ -222,7 +212,7 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
             at = f"{key}.{place}" if isinstance(value, list) else key
             try:
                 name = object_names.name_in(each)
-                reason = refused_targets.refuse(name, locate(name)) if name is not None else ""
+                reason = refused_targets.refuse(locate(name)) if name is not None else ""
             except ValueError as error:
                 yield ConfigError(key=at, happened=str(error), expected="${object:NAME} alone, as a whole argument")
             except Exception as error:  # a user's module may raise anything while it is imported

@@ -6,17 +6,33 @@ A folder that somebody types is theirs to choose. What a *name* brings into it (
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ddp_train.errors import ConfigError
-from ddp_train.system.folder_lock import HOLDER
 
-_CONTINUED = (  # what a run is continued from
-    *("config.yaml", "sweep.json", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*"),
+_NAMES_CODE = ("config.yaml", "sweep.json", "conf/**/*.yaml")
+"""What a run is built from, and a sweep."""
+
+_READ = (
+    *_NAMES_CODE,
+    *("task.json", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*"),
     *("compiled", "compiled/*", "compiled/*/*"),  # which are executed
 )
+
+_RUNS = {"cluster", "hydra", "command", "working_directory", "code"}
+"""Under these keys each text counts: setup lines, the environment, a Python, hosts; the words that a sweep is composed from."""
+
+_MAX_CHARACTERS = 1_000_000
+
+_accepted: set[Path] = set()
 
 
 def check_pattern(pattern: str, folder: str, *, key: str) -> list[ConfigError]:
@@ -52,25 +68,82 @@ def check_below(root: Path, folder: Path, *, key: str) -> list[ConfigError]:
     return []
 
 
-def require_own(folder: Path, *, key: str) -> None:
-    """Refuse to continue what somebody else could have written: its config names the code to run. Ask it while the folder is held.
+def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False) -> None:
+    """Refuse to build what somebody else could have written, until it was shown and accepted.
+
+    Ask it where a command was typed, never where something goes on unattended: that continues what its own user has begun.
+
+    Args:
+        path: a run folder, the folder of a sweep, or a spec.
+        accept: how a user accepts it.
+        is_trusted: that was done. This process does not ask again.
 
     Raises:
-        ConfigError: a part of the folder belongs to another user, can be written by everybody, or is a link.
+        ConfigError: with everything in it that names code, a program, the environment or a setting of Hydra.
     """
-    holders = [place / HOLDER for place in (folder, *folder.parents) if (place / HOLDER).exists()]
-    owner = holders[0].stat().st_uid if holders else os.getuid()  # how this file system sees us: a server may have another name for root
-    continued = [path for pattern in _CONTINUED for path in folder.glob(pattern)]
-    for path in (folder, *continued) if folder.exists() else ():
-        facts = path.lstat()
-        if stat.S_ISLNK(facts.st_mode) and path != folder:
-            happened, fix = f"{path} is a link", "put the file itself in its place"
-        elif facts.st_uid != owner and path != folder:
-            happened, fix = f"{path} belongs to another user (uid {facts.st_uid})", f"a copy of your own: cp -r {folder} FOLDER"
-        elif facts.st_mode & stat.S_IWOTH and not stat.S_ISLNK(facts.st_mode):
-            happened, fix = f"everybody can write {path}", f"chmod -R o-w {folder}, after a look at what is in it"
-        else:
-            continue
-        raise ConfigError(
-            key=key, happened=happened, expected="a folder that only you can have written: its config says what is run", fix=fix
-        )
+    if is_trusted:
+        _accepted.add(path.absolute())
+    if path.absolute() in _accepted or not (why := _of_somebody_else(path)):
+        return
+    files = [file for folder in _run_folders(path) for pattern in _NAMES_CODE for file in sorted(folder.glob(pattern)) if file.is_file()]
+    lines = [line for file in files or [path] for line in (f"{file}:", *(f"  {each}" for each in _what_runs(file)))]
+    lines += [f"{path}/compiled: machine code of torch.compile"] if (path / "compiled").exists() else []
+    raise ConfigError(
+        key=key,
+        happened="\n    ".join([f"{why}; this would run as you, with the values beside it:", *lines]),
+        expected="what only you can have written, or your consent",
+        fix=f"read it, and then: {accept}",
+    )
+
+
+def _of_somebody_else(top: Path) -> str:
+    """Say by whom a folder or a file could have been written, beside this user and root; "" where by nobody."""
+    read = {path for folder in _run_folders(top) for pattern in _READ for path in (folder, *folder.glob(pattern)) if folder.is_dir()}
+    folders = {parent for path in read for parent in path.parents if top in parent.parents}
+    for path in (top, *sorted(read | folders)):
+        facts = path.stat() if path == top else path.lstat()
+        if stat.S_ISLNK(facts.st_mode):
+            return f"{path} is a link"
+        if facts.st_mode & stat.S_IWOTH:
+            return f"everybody can write {path}"
+        if facts.st_uid not in (os.getuid(), 0) and facts.st_uid != _own_number(path if path.is_dir() else path.parent):
+            return f"{path} belongs to another user (uid {facts.st_uid})"
+    return ""
+
+
+def _run_folders(top: Path) -> list[Path]:
+    """Return a folder, and those of its jobs where it is a sweep's."""
+    try:
+        return [top, *(top / job["folder"] for job in json.loads((top / "sweep.json").read_text())["jobs"])]
+    except (OSError, ValueError, KeyError, TypeError):
+        return [top]
+
+
+def _own_number(folder: Path) -> int:
+    """Return the number that files of this user get in a folder: a file server may have another one for root."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_uid
+    except OSError:
+        return os.getuid()
+
+
+def _what_runs(file: Path) -> list[str]:
+    """Return what of a YAML or JSON decides what is run, as `key: value`: nothing is resolved, imported or written out."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if len(text) > _MAX_CHARACTERS:
+            return [f"more than {_MAX_CHARACTERS:,} characters"]
+        return list(_named((), json.loads(text) if file.suffix == ".json" else yaml.safe_load(text), set()))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return [f"cannot be read ({type(error).__name__})"]
+
+
+def _named(path: tuple[str, ...], value: Any, shown: set[int]) -> Iterator[str]:
+    if isinstance(value, (dict, list)):
+        if id(value) not in shown:  # what an alias repeats
+            shown.add(id(value))
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from _named((*path, str(key)), item, shown)
+    elif isinstance(value, str) and value and (path[-1:] == ("_target_",) or "${" in value or not _RUNS.isdisjoint(path)):
+        yield f"{'.'.join(path)}: {value}" if f"{path}{value}".isprintable() else repr(f"{'.'.join(path)}: {value}")

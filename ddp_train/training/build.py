@@ -43,7 +43,7 @@ from ddp_train.training.compiled import compile_model, note
 from ddp_train.training.components import Components, Evaluated, with_loss
 from ddp_train.training.data_identity import adopt, identity_of, meaning_of, require_meaning
 from ddp_train.training.early_step import EarlyStep
-from ddp_train.training.instantiate import instantiate, refuse_tools
+from ddp_train.training.instantiate import instantiate
 from ddp_train.training.metric import build_metrics, goals_of
 from ddp_train.training.micro_batch import largest_micro_batch
 from ddp_train.training.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
@@ -64,7 +64,6 @@ def build(config: RunConfig, world: World) -> Components:
     Raises:
         UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
     """
-    refuse_tools(config)
     use_precision(config.precision)
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():  # rank 0 downloads; the others find the files
@@ -156,7 +155,6 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
     Raises:
         UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
     """
-    refuse_tools(config)
     use_precision(config.precision)
     if not config.evaluation_sets():
         raise ConfigError(

@@ -21,11 +21,10 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config
 from ddp_train.distributed.world import alone
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.trust import require_own
+from ddp_train.run_folder.trust import require_trust
 from ddp_train.training.build import build_model
 from ddp_train.training.build_data import make_data
 from ddp_train.training.data_identity import adopt, meaning_of, require_meaning, saved_identity
-from ddp_train.training.instantiate import refuse_tools
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.weights import find, put_weights, read_weights
 
@@ -71,21 +70,21 @@ class FinishedRun:
         return records(RunFolder(self.folder).metrics)
 
 
-def load(run: str | Path, *, device: str | torch.device = "cpu") -> FinishedRun:
+def load(run: str | Path, *, device: str | torch.device = "cpu", trust: bool = False) -> FinishedRun:
     """Load a run: its model with weights, its config, its data and its metrics. Starts no process and writes nothing.
 
     Args:
         run: a run folder, whose newest checkpoint counts; or one of its checkpoints, RUN/checkpoints/best and last too.
         device: where the model goes.
+        trust: the folder may be another user's: what its config names is run as you.
 
     Raises:
-        UserError: there is no checkpoint, or it does not fit the model that the config makes.
+        UserError: somebody else could have written the folder; there is no checkpoint, or it does not fit the model that the config makes.
     """
     folder, checkpoint = find(Path(run))
-    require_own(folder, key=_KEY)
+    require_trust(folder, key=_KEY, is_trusted=trust, accept="load(RUN, trust=True)")
     config = answered_config(folder)
     typed = typed_config(config)
-    refuse_tools(typed)
     streams = random_state(torch.device("cpu"))  # a notebook's own random numbers go on as if nothing had been made
     model = build_model(typed, alone(), {})
     set_random_state(streams, torch.device("cpu"))

@@ -14,11 +14,9 @@ from torch import nn
 
 from ddp_train.config import auto, object_names
 from ddp_train.config.hydra_internals import IS_1_4
-from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import MADE
 from ddp_train.config.spelling import removal
-from ddp_train.config.target import given_in, locate, refusal
-from ddp_train.config.tree import at, nodes
+from ddp_train.config.target import given_in, locate
+from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.redaction import reveal
@@ -84,7 +82,7 @@ def _what_is_given(key: str, first: Any) -> dict[str, Any]:
 
 
 def _allowed(node: Any) -> dict[str, Any]:
-    """Return Hydra 1.4's whitelist: the targets of this node, all of which were looked at before (`refuse_tools`), and no other."""
+    """Return Hydra 1.4's whitelist: the targets of this node, and no other."""
     return {"_execution_whitelist_": sorted(_targets(node))} if IS_1_4 else {}
 
 
@@ -167,14 +165,6 @@ def _first_name(target: Any) -> str:
         return next(iter(inspect.signature(target).parameters), "")
     except (TypeError, ValueError):
         return ""
-
-
-def refuse_tools(config: RunConfig) -> None:
-    """Check once more what will be called: this process may find other modules under the same names than the one that composed."""
-    for key, node in nodes({name: at(config.tree, name) for name in MADE}):
-        if isinstance(node, Mapping) and isinstance(node.get("_target_"), str):
-            for problem in refusal(node, key, locate(node["_target_"])):
-                raise problem
 
 
 def refuse_unexpected(error: BaseException, node: Mapping[str, Any], key: str) -> None:

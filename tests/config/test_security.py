@@ -1,15 +1,28 @@
-"""What a configuration must not do: leave its place, carry a secret, grow without end, or call tools. All of it before anything starts."""
+"""A configuration must not leave its place, carry a secret or grow without end; what others wrote runs only where it was accepted."""
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from ddp_train import redaction
+from ddp_train.run_folder import trust
 from tests.config.test_config import command_line
+
+
+@pytest.fixture(autouse=True)
+def nothing_accepted() -> Iterator[None]:
+    yield
+    trust._accepted.clear()
 
 
 def written(folder: Path) -> str:
@@ -53,34 +66,140 @@ def test_a_link_below_outputs_is_not_followed_and_a_typed_folder_is_the_users_ch
     assert command_line(monkeypatch, tmp_path)[0] == 0
 
 
-def test_what_others_can_write_is_not_continued(
+def test_your_own_runs_ask_nothing_and_what_others_could_have_written_is_shown_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "outputs" / "run"
     assert command_line(monkeypatch, tmp_path, "hydra.run.dir=outputs/run")[0] == 0
+    assert command_line(monkeypatch, tmp_path, "resume", "outputs/run")[0] == 0
     (run / "checkpoints" / "step_00000001").mkdir(parents=True)
-    for path, said in (
-        (run, "everybody can write"),
-        (run / "config.yaml", "everybody can write"),
-        (run / "checkpoints" / "step_00000001", "every"),
-    ):
+    for path in (run, run / "config.yaml", run / "checkpoints" / "step_00000001"):
         mode = path.stat().st_mode
         path.chmod(mode | 0o002)
-        assert command_line(monkeypatch, tmp_path, "resume", "outputs/run")[0] == 2
-        assert said in capsys.readouterr().err
-        assert command_line(monkeypatch, tmp_path, "hydra.run.dir=outputs/run")[0] == 2
-        capsys.readouterr()
+        for words in (["resume", "outputs/run"], ["hydra.run.dir=outputs/run"]):
+            trust._accepted.clear()
+            assert command_line(monkeypatch, tmp_path, *words)[0] == 2
+            said = capsys.readouterr().err
+            assert f"everybody can write {path}" in said and "ddp-train resume" in said and "--trust" in said
         path.chmod(mode)
     (run / "config.yaml").rename(tmp_path / "config.yaml")
     (run / "config.yaml").symlink_to(tmp_path / "config.yaml")
     assert command_line(monkeypatch, tmp_path, "resume", "outputs/run")[0] == 2
     assert "is a link" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_holder_that_a_stranger_has_left_vouches_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line(monkeypatch, tmp_path, "hydra.run.dir=outputs/run")[0] == 0
+    for name in (".holder.json", "config.yaml"):
+        (tmp_path / "outputs/run" / name).touch()
+        os.chown(tmp_path / "outputs/run" / name, 12345, -1)
+    assert command_line(monkeypatch, tmp_path, "evaluate", "outputs/run")[0] == 2
+    assert "belongs to another user (uid 12345)" in capsys.readouterr().err
+
+
+CALLED = {"_target_": "evil.touch"}
+ATTACKS: dict[str, tuple[str, Any, str]] = {  # file and key -> value, and what is shown of it
+    **{
+        f"config.yaml {key}": (f"{key}", CALLED, f"{key}._target_: evil.touch")
+        for key in (
+            *("model", "objective", "optimizer", "scheduler", "data", "strategy", "amp", "model.width", "data.transform", "data.eval"),
+            *(
+                "callbacks.x",
+                "metrics.x",
+                "loader.collate",
+                "loader.sampler",
+                "evaluation.metrics.x",
+                "evaluation.sets.x",
+                "extra.deep.down",
+            ),
+        )
+    },
+    **{
+        f"config.yaml {name}": ("model._target_", name, f"model._target_: {name}")
+        for name in (
+            *("os.system", "subprocess.Popen", "builtins.exec", "torch.hub.load", "logging.FileHandler", "mine.os.system"),
+            *("numpy.distutils.lib2def.getnm", "torch.fx.experimental.symbolic_shapes.ShapeEnv.evaluate_symexpr"),
+            *("numpy.lib.format.open_memmap", "${oc.env:EVIL}"),
+        )
+    },
+    "config.yaml object": ("model.activation", "${object:evil.touch}", "model.activation: ${object:evil.touch}"),
+    "config.yaml interpolation": ("model", "${oc.create:${extra.text}}", "model: ${oc.create:${extra.text}}"),
+    "config.yaml list": ("model._args_", [[CALLED]], "model._args_.0.0._target_: evil.touch"),
+    "config.yaml hidden": ("model._target_", "evil.touch\x1b[2K\r", "'model._target_: evil.touch\\x1b[2K\\r'"),
+    "config.yaml setup": ("cluster.setup", ["touch marker"], "cluster.setup.0: touch marker"),
+    "config.yaml LD_PRELOAD": ("cluster.env.LD_PRELOAD", "./evil.so", "cluster.env.LD_PRELOAD: ./evil.so"),
+    "config.yaml PYTHONPATH": ("cluster.env.PYTHONPATH", "/evil", "cluster.env.PYTHONPATH: /evil"),
+    "config.yaml python": ("cluster.python", "/evil/python", "cluster.python: /evil/python"),
+    "config.yaml hosts": ("cluster.hosts", ["evil"], "cluster.hosts.0: evil"),
+    "sweep.json command": ("command", ["-m", "hydra.callbacks.x._target_=evil.touch"], "command.1: hydra.callbacks.x._target_=evil.touch"),
+    "sweep.json config folder": ("command", ["--config-dir=/evil"], "command.0: --config-dir=/evil"),
+    "conf/x.yaml logging": ("hydra.job_logging.handlers.x.class", "logging.FileHandler", "hydra.job_logging.handlers.x.class: logging"),
+    "conf/x.yaml target": ("model", CALLED, "model._target_: evil.touch"),
+    "spec.json target": ("job.config.model", CALLED, "job.config.model._target_: evil.touch"),
+    "spec.json setup": ("job.config.cluster.setup", ["touch marker"], "job.config.cluster.setup.0: touch marker"),
+    "spec.json code": ("code.folder", "/evil", "code.folder: /evil"),
+    "spec.json folder": ("working_directory", "/evil", "working_directory: /evil"),
+}
+
+
+def plant(file: Path, key: str, value: Any) -> None:
+    """Put a value into a YAML or JSON, and give the file away."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    tree = yaml.safe_load(file.read_text()) if file.exists() else {}
+    *above, last = key.split(".")
+    node = tree
+    for name in above:
+        node[name] = node = dict(node.get(name) or {})
+    node[last] = value
+    file.write_text(json.dumps(tree) if file.suffix == ".json" else yaml.safe_dump(tree))
+    give_away(file)
+
+
+def give_away(path: Path) -> None:
     if os.getuid() == 0:
-        (run / "config.yaml").unlink()
-        (tmp_path / "config.yaml").rename(run / "config.yaml")
-        os.chown(run / "config.yaml", 12345, -1)
-        assert command_line(monkeypatch, tmp_path, "resume", "outputs/run")[0] == 2
-        assert "belongs to another user (uid 12345)" in capsys.readouterr().err
+        os.chown(path, 12345, -1)
+    else:
+        path.chmod(path.stat().st_mode | 0o002)
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A run of the user's own, and a module that leaves a mark when it is imported, called or unpickled."""
+    (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('marker').touch()\ndef touch(*args, **named): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command_line(monkeypatch, tmp_path, "hydra.run.dir=outputs/run")[0] == 0
+    return tmp_path / "outputs/run"
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_another_user_has_written_runs_nothing_before_it_was_shown_and_accepted(
+    monkeypatch: pytest.MonkeyPatch, mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], attack: str
+) -> None:
+    file, (key, value, shown) = attack.split()[0], ATTACKS[attack]
+    plant(mine / file, key, value)
+    if "sweep" in attack or "conf/" in attack:
+        (mine / "sweep.json").touch()
+    path = str(mine / file) if file == "spec.json" else "outputs/run"
+    commands = [["node", path]] if file == "spec.json" else [["resume", path]]
+    if file == "config.yaml":
+        commands += [["evaluate", path], ["predict", path], ["export", path, "--format=onnx"], ["resume", path, "trainer.max_steps=3"]]
+    capsys.readouterr()
+    for words in commands:
+        assert command_line(monkeypatch, tmp_path, *words) == (2, [])
+        said = capsys.readouterr().err
+        assert shown in said and f"{shlex.join(['ddp-train', *words])} --trust" in said, said
+        assert "\x1b" not in said
+    assert not (tmp_path / "marker").exists()
+
+
+def test_what_was_accepted_runs(monkeypatch: pytest.MonkeyPatch, mine: Path, tmp_path: Path) -> None:
+    plant(mine / "config.yaml", "callbacks.x", {"_target_": "evil.touch"})
+    code, (job,) = command_line(monkeypatch, tmp_path, "resume", "outputs/run", "--trust")
+    assert code == 0 and job.config.tree["callbacks"]["x"] == {"_target_": "evil.touch"}
+    monkeypatch.delitem(sys.modules, "evil", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +292,6 @@ def test_a_reference_to_a_secret_stays_one_and_the_hash_does_not_know_it(monkeyp
 BOMBS = {
     "aliases": "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
     + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 8)),
-    "references": "a0: xxxxxxxxxx\n" + "".join(f"a{n}: '{f'${{a{n - 1}}}' * 10}'\n" for n in range(1, 8)),
     "depth": "a: " + "[" * 200 + "]" * 200,
     "size": "a: " + "x" * 1_100_000,
     "chain": "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200)),
@@ -203,23 +321,3 @@ def test_an_override_that_is_too_deep_is_refused(
 ) -> None:
     assert command_line(monkeypatch, tmp_path, "+a=" + "[" * 300 + "]" * 300)[0] == 2
     assert "levels deep" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "hydra:\n  callbacks:\n    evil: {_target_: pathlib.Path.touch, self: {_target_: pathlib.Path, _args_: [marker]}}\n",
-        "hydra:\n  job_logging:\n    handlers:\n      x: {class: pickle.Unpickler, file: marker}\n",
-        "hydra:\n  hydra_logging:\n    handlers:\n      x: {(): posix.system, command: touch marker}\n",
-        "model:\n  width: {_target_: builtins.open, _args_: [marker, w]}\n",
-        "metrics:\n  evil: {_target_: logging.FileHandler, filename: marker}\n",
-        "model:\n  width:\n    deep: [{_target_: subprocess.Popen, args: [touch, marker], _partial_: true}]\n",
-    ],
-)
-def test_a_yaml_cannot_call_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    (tmp_path / "conf" / "evil").mkdir(parents=True)
-    (tmp_path / "conf" / "evil" / "one.yaml").write_text("# @package _global_\n" + text)
-    code, jobs = command_line(monkeypatch, tmp_path, "--config-dir=conf", "+evil=one")
-    assert (code, jobs) == (2, [])
-    assert "standard library" in (said := capsys.readouterr().err) or "by its name" in said, said
-    assert not (tmp_path / "marker").exists()

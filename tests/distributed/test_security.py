@@ -126,3 +126,18 @@ def test_secrets_stay_in_the_environment_and_only_loopback_listens(project: Proj
             assert not path.is_file() or secret.encode() not in path.read_bytes(), f"{secret} in {path}"
     for path in project.folder.glob("outputs/**/*"):
         assert not path.stat().st_mode & 0o027, f"{path} has mode {path.stat().st_mode:o}"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_another_users_run_goes_on_where_that_was_accepted_and_its_restarts_do_not_ask(project: Project) -> None:
+    run = project.folder / "outputs/theirs"
+    project.run(*TINY, "cluster=cpu", "trainer.max_steps=2", "checkpoint.every_steps=2", "hydra.run.dir=outputs/theirs")
+    for path in (run, *run.rglob("*")):
+        os.chown(path, 12345, -1)
+    words = ["resume", "outputs/theirs", "trainer.max_steps=6", "debug.faults=[{kind: kill, rank: 1, step: 4}]", "cluster.max_restarts=1"]
+    refused = project.run(*words)
+    assert refused.returncode == 2 and "belongs to another user (uid 12345)" in refused.stderr
+    assert "model._target_: ddp_train.model.mlp.MLP" in refused.stderr
+    accepted = project.run(*words, "--trust")
+    assert accepted.returncode == 0, accepted.output
+    assert "killed by signal 9" in accepted.output.lower() or "SIGKILL" in accepted.output

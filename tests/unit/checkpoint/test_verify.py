@@ -72,13 +72,6 @@ def test_damage_is_named_and_the_one_before_is_taken(tmp_path: Path, said: str, 
     assert "step_00000002" in refused
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
-    path = saved(tmp_path, 1)
-    os.chown(path / FILE, 12345, -1)
-    assert verify(path) == f"{FILE} belongs to the user with number 12345"
-
-
 def number(run: Path, number: str) -> Path:
     """Give a run folder its number, and return its checkpoints."""
     (run / "checkpoints").mkdir(parents=True)

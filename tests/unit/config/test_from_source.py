@@ -18,7 +18,6 @@ from ddp_train import FOLDER
 from ddp_train.config import from_source, target
 from ddp_train.config.check import CONF
 from ddp_train.config.node_keys import follows_a_metric
-from ddp_train.config.refused_targets import refuse
 from ddp_train.traits import needs_whole_matrices
 
 
@@ -35,7 +34,7 @@ def facts(found: Any, path: str) -> tuple[Any, ...]:
     """Return all that the check asks of a target; types as it tells them apart."""
     arguments = [(each.name, each.kind, each.default) for each in inspect.signature(found).parameters.values()]
     hints = {name: sorted(map(spelled, target._members(hint))) for name, hint in target.hints_of(found).items() if name != "return"}
-    return inspect.isclass(found), arguments, hints, refuse(path, found), follows_a_metric(found)
+    return inspect.isclass(found), arguments, hints, follows_a_metric(found)
 
 
 def spelled(member: Any) -> str:

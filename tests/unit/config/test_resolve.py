@@ -45,7 +45,6 @@ def test_objects_are_named_in_a_config_and_had_where_they_are_used(monkeypatch: 
     ("value", "said"),
     [
         ("${object:os.system}", "model.dtype: os.system is posix.system"),
-        ("${object:torch.hub.load}", "model.dtype: torch.hub.load is torch.hub.load, a tool"),
         ("${object:torch.float33}", "model.dtype: cannot import torch.float33"),
         ("x${object:torch.float32}", "an object is no part of a text"),
     ],
