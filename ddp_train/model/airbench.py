@@ -63,7 +63,7 @@ class Airbench(nn.Module):
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Return logits, shape [B, K]."""
         features_BCHW = self.groups(F.gelu(self.whitening(images_BCHW)))
-        largest_BC = F.max_pool2d(features_BCHW, features_BCHW.shape[2:]).flatten(1)
+        largest_BC = _max_pool(features_BCHW, *features_BCHW.shape[2:]).flatten(1)
         logits_BK: Tensor = self.head(largest_BC) * self.logit_scale
         return logits_BK
 
@@ -93,7 +93,7 @@ class ConvGroup(nn.Module):
 
     def forward(self, inputs_BCHW: Tensor) -> Tensor:
         """Return features, shape [B, out_channels, H // 2, W // 2]."""
-        features_BCHW = F.gelu(self.norm1(F.max_pool2d(self.conv1(inputs_BCHW), 2)))
+        features_BCHW = F.gelu(self.norm1(_max_pool(self.conv1(inputs_BCHW), 2, 2)))
         return F.gelu(self.norm2(self.conv2(features_BCHW)))
 
 
@@ -101,6 +101,16 @@ def _conv3x3(in_channels: int, out_channels: int) -> nn.Conv2d:
     conv = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False)
     nn.init.dirac_(conv.weight.detach()[:in_channels])  # the other filters, if any, keep torch's random weights
     return conv
+
+
+def _max_pool(features_BCHW: Tensor, height: int, width: int) -> Tensor:
+    """Return the largest value of each window. CUDA's own backward of it adds in any order, and raises where it must be deterministic."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return F.max_pool2d(features_BCHW, (height, width))
+    rows, columns = features_BCHW.shape[2] // height, features_BCHW.shape[3] // width
+    whole_BCHW = features_BCHW[:, :, : rows * height, : columns * width]
+    windows = whole_BCHW.unflatten(3, (columns, width)).unflatten(2, (rows, height)).transpose(3, 4)
+    return windows.flatten(4).max(dim=4).values
 
 
 def _norm(channels: int, momentum: float) -> nn.BatchNorm2d:

@@ -79,3 +79,18 @@ def test_of_a_stream_it_cannot_be_made() -> None:
     stream = ["data=custom", "data._target_=tests.unit.loader.streams.Counting", "+data.length=8", "+data.eval=null"]
     with pytest.raises(ConfigError, match="the data is a stream"):
         components("model=airbench", "model.image_shape=[3,16,16]", "model.num_classes=10", *stream, "trainer.max_steps=1", base=[])
+
+
+def test_pooling_computes_the_same_where_it_must_be_deterministic() -> None:
+    found = []
+    for is_deterministic in (False, True):
+        torch.manual_seed(0)
+        model = Airbench((3, 17, 16), 10, width=4).eval()
+        torch.use_deterministic_algorithms(is_deterministic)
+        try:
+            outputs = model(torch.randn(2, 3, 17, 16))  # odd: what is left over is in no window
+            outputs.square().sum().backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+        found.append([outputs, *(parameter.grad for parameter in model.parameters() if parameter.requires_grad)])
+    assert all(torch.equal(plain, other) for plain, other in zip(*found, strict=True))
