@@ -110,7 +110,8 @@ def _max_pool(features_BCHW: Tensor, height: int, width: int) -> Tensor:
     rows, columns = features_BCHW.shape[2] // height, features_BCHW.shape[3] // width
     whole_BCHW = features_BCHW[:, :, : rows * height, : columns * width]
     windows = whole_BCHW.unflatten(3, (columns, width)).unflatten(2, (rows, height)).transpose(3, 4)
-    return windows.flatten(4).max(dim=4).values
+    largest_BCHW: Tensor = windows.flatten(4).max(dim=4).values
+    return largest_BCHW
 
 
 def _norm(channels: int, momentum: float) -> nn.BatchNorm2d:

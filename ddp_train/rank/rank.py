@@ -52,7 +52,7 @@ _PEER_IS_GONE = re.compile(  # in the words of gloo, of torch's store, of NCCL a
     "|".join(
         (
             r"Connection (was likely )?closed|Socket (unexpectedly )?closed|closed by (remote )?peer",
-            r"Connection (reset by peer|timed out|refused)|Broken pipe|Software caused connection abort",
+            r"Connection (reset by peer|timed out|refused)|Broken pipe|Software caused connection abort|No route to host|Host is down",
             r"(Read|Write|Connect|wait|barrier|socket) timeout|Timed out (waiting|after)|Application timeout caused pair closure",
             r"client socket has (timed out|failed to connect)|[Ff]ailed to (recv|send)|connectFullMesh failed",
             r"ncclRemoteError|Got completion from peer|communicator was aborted|Watchdog caught collective operation timeout",
@@ -60,7 +60,7 @@ _PEER_IS_GONE = re.compile(  # in the words of gloo, of torch's store, of NCCL a
     ),
     re.IGNORECASE,
 )
-_IS_OWN = re.compile(r"CUDA (error|failure)|out of memory", re.IGNORECASE)  # in whatever they are wrapped
+_IS_OWN = re.compile(r"CUDA (error|failure|[cm]alloc)|out of memory", re.IGNORECASE)  # in whatever they are wrapped
 _AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit code 0
 
 

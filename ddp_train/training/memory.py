@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _WORDS = re.compile(
     r"\bout of memory\b|can't allocate memory|CU(DNN|BLAS|FFT|SOLVER|SPARSE)_(STATUS_)?ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
-    r"|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY",
+    r"|CUDNN_STATUS_\w+_ALLOCATION_FAILED|Failed to CUDA (calloc|malloc)|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY",
     re.IGNORECASE,
 )
 """What torch's allocator, the CUDA runtime and driver, cuBLAS, cuDNN, NCCL and Triton say. cuBLAS is not initialised where its handle, made

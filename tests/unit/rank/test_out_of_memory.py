@@ -35,12 +35,33 @@ def test_what_torch_and_python_say_is_known() -> None:
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",  # a full device has no room for the handle
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",  # from version 9 on
+        "CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY",
+        "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc async 608 bytes",
         "cuFFT error: CUFFT_ALLOC_FAILED",
         "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
     ],
 )
 def test_what_the_libraries_of_a_gpu_say_is_known(text: str) -> None:
     assert is_out_of_memory(RuntimeError(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: misaligned address",
+        "CUDA error: uncorrectable ECC error encountered",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        # Of one kernel: a smaller batch would not help.
+        "out of resource: shared memory, Required: 163840, Hardware limit: 101376. Reducing block sizes or `num_stages` may help.",
+        "NCCL error in: NCCLUtils.cpp:94, unhandled system error\nError while creating shared memory segment /dev/shm/nccl-x",
+        "The NVIDIA driver on your system is too old (found version 11040).",
+    ],
+)
+def test_what_else_goes_wrong_on_a_gpu_is_not_taken_for_it(text: str) -> None:
+    assert not is_out_of_memory(RuntimeError(text))
 
 
 class Greedy(torch.autograd.Function):

@@ -16,6 +16,7 @@ A_PEERS = [
     RuntimeError(f"[{GLOO}/pair.cc:547] Connection closed by peer [127.0.0.1]:52011"),
     RuntimeError(f"[{GLOO}/pair.cc:538] Read error [127.0.0.1]:52011: Connection reset by peer"),
     RuntimeError(f"[{GLOO}/pair.cc:311] writev [127.0.0.1]:52011: Broken pipe"),
+    RuntimeError(f"[{GLOO}/pair.cc:538] Read error [10.0.0.2]:52011: No route to host"),  # its machine has gone
     RuntimeError(f"[{GLOO}/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"),
     RuntimeError(f"[{GLOO}/pair.cc:460] Application timeout caused pair closure"),
     DistBackendError(f"Gloo connectFullMesh failed with [{GLOO}/pair.cc:144] no error"),
@@ -32,6 +33,18 @@ A_PEERS = [
         NCCL.format("remote process exited or there was a network error", REMOTE, "NET/IB : Got completion from peer with error 12")
     ),
     DistBackendError(NCCL.format("unhandled system error", SYSTEM, "Call to recv from 10.0.0.2<4444> failed : Connection reset by peer")),
+    DistBackendError(NCCL.format("unhandled system error", SYSTEM, "Call to connect to 10.0.0.2<4444> failed : No route to host")),
+    DistBackendError(
+        NCCL.format(
+            "remote process exited or there was a network error",
+            REMOTE,
+            "NET/IB: Got completion from peer 10.0.0.2<4444> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=0",
+        )
+    ),
+    DistBackendError(
+        "[PG ID 0 PG GUID 0(default_pg) Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE,"
+        " NumelIn=1, Timeout(ms)=600000) ran for 600044 milliseconds before timing out."
+    ),
     DistBackendError(
         "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=78, OpType=ALLREDUCE) ran for 600081 milliseconds"
     ),
@@ -59,6 +72,16 @@ ITS_OWN = [
         NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.", "no CUDA-capable device is detected")
     ),
     DistBackendError(NCCL.format("unhandled system error", SYSTEM, "Error while creating shared memory segment /dev/shm/nccl-x")),
+    DistBackendError(
+        NCCL.format(
+            "unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.", "Failed to CUDA calloc async 608 bytes"
+        )
+    ),
+    DistBackendError(NCCL.format("invalid argument", "ncclInvalidArgument: Invalid value for an argument.", "Invalid config magic: 0x0")),
+    DistBackendError(
+        "[PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: CUDA error: uncorrectable ECC"
+        " error encountered"
+    ),
     DistBackendError("NCCL communicator was aborted on rank 1.  Original reason for failure was: CUDA error: device-side assert triggered"),
     RuntimeError("ConnectionResetError: [Errno 104] Connection reset by peer"),  # in somebody's data set
     ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
