@@ -31,15 +31,22 @@ def copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> I
 
 
 def _copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
+    """Give memory of a batch to the next copy as soon as nobody holds it, though the device may have yet to read it: that copy waits.
+
+    While somebody holds a tensor, work on it is given to the computing stream; so readers come before the event that each copy waits for.
+    `record_stream` would keep the memory of all batches by which the host is ahead.
+    """
     side = _copying_stream(device)
     waiting: tuple[MicroBatch, torch.cuda.Event] | None = None
     for micro_batch in micro_batches:
-        with torch.cuda.stream(side):
-            placed = to_device(micro_batch.batch, device)
+        if all(tensor.device.type != device.type for tensor in tensors_of(micro_batch.batch)):  # else its memory is the computing stream's
+            side.wait_event(torch.cuda.current_stream().record_event())
+            with torch.cuda.stream(side):
+                micro_batch = micro_batch._replace(placed=to_device(micro_batch.batch, device))
         arrived = side.record_event()
         if waiting is not None:
             yield _given(*waiting)
-        waiting = micro_batch._replace(placed=placed), arrived
+        waiting = micro_batch, arrived
     if waiting is not None:
         yield _given(*waiting)
 
@@ -51,8 +58,5 @@ def _copying_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _given(micro_batch: MicroBatch, arrived: torch.cuda.Event) -> MicroBatch:
-    current = torch.cuda.current_stream()
-    current.wait_event(arrived)
-    for tensor in tensors_of(micro_batch.placed):
-        tensor.record_stream(current)  # else its memory could be given to the next copy while this stream still reads it
+    torch.cuda.current_stream().wait_event(arrived)
     return micro_batch

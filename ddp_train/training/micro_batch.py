@@ -185,7 +185,7 @@ class _Search:
         """Take forward and backward as a step does: a second time where it accumulates, with the gradients of the first."""
         components, world = self._components, self._world
         micro_batch = components.train_loader.of_size(size)
-        batch = batch_on(world.device, micro_batch)
+        batch, *_ahead = [batch_on(world.device, micro_batch) for _ in range(3)]  # as many as a run has on a GPU (`loader.device_copy`)
         turns: list[Turn | None] = [*components.turns.values()] or [None]
         for turn in turns:
             with turn.alone() if turn is not None else nullcontext():

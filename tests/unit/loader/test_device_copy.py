@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.cuda._sanitizer as sanitizer
 from torch import Tensor
 
 from ddp_train.data.mnist import MNIST
@@ -68,6 +69,110 @@ def test_all_copies_to_a_device_go_through_one_stream(copies: list[Any]) -> None
         batches = [MicroBatch((torch.zeros(1), torch.zeros(1)), counts=True) for _ in range(4)]
         assert len(list(device_copy.copied_ahead(iter(batches), CUDA))) == 4
     assert (len(copies), FakeStream.made) == (12, 1)
+
+
+class Gpu:
+    """A GPU that runs nothing yet: what lies where in its memory, as torch's allocator gives it out, and torch's own look for races.
+
+    Memory that is freed belongs to the stream on which it was asked for, and is given out there again at once; but not while the device has
+    yet to do what another stream was noted for (`record_stream`).
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.handler, self.races = sanitizer.EventHandler(), list[Any]()
+        self.free: dict[int, list[int]] = {}
+        self.places, self.num_events, self.noted = 0, 0, set[int]()
+        self.place_of = dict[int, int]()  # by what a batch on the device has as its value
+        self.main, self.current = SeenStream(self, 0), SeenStream(self, 0)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: SeenStream(self, 1))
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
+        monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: self.noted.add(self.place(tensor)))
+        monkeypatch.setattr(device_copy, "to_device", lambda batch, device: tuple(map(self.copy, batch)))
+
+    @contextmanager
+    def on(self, stream: SeenStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def place(self, tensor: Tensor) -> int:
+        return self.place_of[int(tensor)]
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        pool, placed = self.free.setdefault(self.current.number, []), tensor.clone()
+        if not pool:
+            self.places += 1
+        place = pool.pop() if pool else self.places
+        self.place_of[int(tensor)] = place
+        weakref.finalize(placed, lambda: None if place in self.noted else pool.append(place))
+        self.launch("copy", written={place})
+        return placed
+
+    def read(self, micro_batch: MicroBatch) -> None:
+        self.launch("forward", read={self.place(each) for each in micro_batch.placed or ()})
+
+    def launch(self, name: str, *, read: set[int] = frozenset(), written: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        names = {place: ["batch"] for place in read | written}
+        self.races += self.handler._handle_kernel_launch(self.current.number, read, written, set(), name, names)
+
+
+class SeenStream:
+    def __init__(self, gpu: Gpu, number: int) -> None:
+        self.gpu, self.number = gpu, number
+        if number:
+            gpu.handler._handle_stream_creation(number)
+
+    def record_event(self) -> int:
+        self.gpu.num_events += 1
+        self.gpu.handler._handle_event_creation(self.gpu.num_events)
+        self.gpu.handler._handle_event_record(self.gpu.num_events, self.number)
+        return self.gpu.num_events
+
+    def wait_event(self, event: int) -> None:
+        self.gpu.handler._handle_event_wait(event, self.number)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    device_copy._copying_stream.cache_clear()
+    yield Gpu(monkeypatch)
+    device_copy._copying_stream.cache_clear()
+
+
+def _train_and_evaluate(gpu: Gpu) -> None:
+    """Read each batch as a step does, with evaluations between them; somebody keeps a batch for longer, and reads it again."""
+    batches = iter([MicroBatch((torch.tensor(number),), counts=True) for number in range(100)])
+    kept = None
+    for number, micro_batch in enumerate(device_copy.copied_ahead((next(batches) for _ in range(20)), CUDA)):
+        gpu.read(micro_batch)
+        if number % 5 == 2:
+            kept = micro_batch
+        if number % 5 == 4:
+            assert kept is not None
+            gpu.read(kept)
+            kept = None
+            for evaluated in device_copy.copied_ahead((next(batches) for _ in range(10)), CUDA):
+                gpu.read(evaluated)
+
+
+def test_memory_of_a_batch_is_given_to_a_later_one_and_nobody_reads_what_is_written(gpu: Gpu) -> None:
+    _train_and_evaluate(gpu)
+    assert gpu.races == []
+    assert gpu.places <= 6, "the steps' three batches, as many of an evaluation within them; the device has computed nothing yet"
+
+
+def test_torch_sees_the_race_if_the_copies_do_not_wait(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = SeenStream.wait_event
+    monkeypatch.setattr(SeenStream, "wait_event", lambda stream, event: None if stream.number else wait(stream, event))
+    _train_and_evaluate(gpu)
+    assert gpu.races
+
+
+def test_what_is_on_the_device_already_stays_on_its_own_stream(gpu: Gpu) -> None:
+    meta = torch.device("meta")  # a device that is not the host
+    there = MicroBatch((torch.tensor(1, device=meta),), counts=True)
+    assert [each.placed for each in device_copy._copied_ahead(iter([there, there]), meta)] == [None, None]
 
 
 class Weighing(Classification):
