@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.faults.in_order import differences, noting, taken_from
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # `make test &`: what the tests start would never see Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGQUIT, signal.SIGHUP):  # the first in the background of a script, too, the second of `nohup make test`
@@ -30,6 +34,40 @@ FEW = ["data.num_samples=640", "data.eval.num_samples=101", "trainer.log_every_s
 TINY = ["model=mlp", "model.width=16", *FEW]
 """A run of seconds: a small model on few synthetic images."""
 TINY_CONVNET = ["model=convnet", "model.width=4", *FEW]
+
+
+_NOTED, _COMPARED = pytest.StashKey[Path](), pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--collectives", action="store_true", help="compare after each test what the ranks of its runs have called")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--collectives"):
+        config.stash[_NOTED] = Path(tempfile.mkdtemp(prefix="collectives_"))
+        config.stash[_COMPARED] = 0
+        os.environ.update(noting(config.stash[_NOTED]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _NOTED in config.stash:
+        terminalreporter.write_line(f"collectives of {config.stash[_COMPARED]} ranks compared")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _NOTED in config.stash:
+        shutil.rmtree(config.stash[_NOTED])
+
+
+@pytest.fixture(autouse=True)
+def in_one_order(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Under `--collectives`, fail a test of whose runs two ranks have called something else."""
+    yield
+    if _NOTED in pytestconfig.stash:
+        found = taken_from(pytestconfig.stash[_NOTED])
+        pytestconfig.stash[_COMPARED] += len(found)
+        assert differences(found) == []
 
 
 @dataclass(frozen=True)
