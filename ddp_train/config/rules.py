@@ -40,7 +40,7 @@ from ddp_train.config.strategy_rules import (
 )
 from ddp_train.config.target import class_of, is_a
 from ddp_train.errors import ConfigError
-from ddp_train.system import devices
+from ddp_train.system import devices, handover
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
@@ -341,7 +341,7 @@ def _check_device(cluster: ClusterConfig, amp: Any, strategy: Any) -> Iterator[C
     is_here = cluster.launcher in ("local", "torchrun")
     if device == "cuda" and is_here and not is_torchrun_worker() and most_nodes(cluster) == 1:
         gpus, wanted = len(devices.gpus()), devices.processes_per_node(cluster.processes_per_node, "cuda")
-        if gpus < wanted:
+        if gpus < (min(wanted, 1) if os.environ.get(handover.ONE_GPU) == "shared" else wanted):
             why = "" if gpus else devices.why_none()
             yield ConfigError(
                 key="cluster.processes_per_node" if gpus else "cluster.device",

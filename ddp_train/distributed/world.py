@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_train.errors import UserError
-from ddp_train.system import torchrun_env
+from ddp_train.system import handover, torchrun_env
 from ddp_train.system.network import address_towards, interface_of
 
 _TIMEOUT = timedelta(minutes=10)
@@ -38,6 +38,11 @@ class World:
     local_size: int
     device: torch.device
     store: dist.Store | None = None  # None: a world of one without a rendezvous
+
+    @property
+    def has_group(self) -> bool:
+        """Whether there is a process group, which a world of one rank has in tests alone."""
+        return self.size > 1 or dist.is_initialized()
 
     @property
     def is_main(self) -> bool:
@@ -183,14 +188,16 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         UserError: this node has fewer GPUs than processes.
     """
     local_rank, local_size = torchrun_env.local_rank(), torchrun_env.local_world_size()
-    if device == "cuda" and torch.cuda.device_count() < local_size:
+    on_one_gpu = os.environ.get(handover.ONE_GPU)
+    is_shared = on_one_gpu == "shared"
+    if device == "cuda" and torch.cuda.device_count() < (1 if is_shared else local_size):
         raise UserError(
             key="cluster.processes_per_node",
             happened=f"{socket.gethostname()} runs {local_size} processes, but torch sees {torch.cuda.device_count()} GPUs",
             expected="a GPU for every process",
             fix="fewer processes, or cluster=cpu",
         )
-    torch_device = torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu")
+    torch_device = torch.device("cuda", 0 if is_shared else local_rank) if device == "cuda" else torch.device("cpu")
     world = World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)
     world.use_device()
     if local_size == size:
@@ -199,14 +206,14 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         _reach_out(store)
     if size > _MOST_CONNECTED:
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read when the group opens
-    if size > 1:
+    if size > 1 or on_one_gpu == "group":
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if device == "cuda" and not is_shared else "gloo",
             store=dist.PrefixStore("process_group", store),
             rank=rank,
             world_size=size,
             timeout=timeout,
-            device_id=torch_device if device == "cuda" else None,
+            device_id=torch_device if device == "cuda" and not is_shared else None,
         )
     return world
 

@@ -116,7 +116,7 @@ class Rank:
                         timeout=patience(config.cluster.start_timeout_s, config.cluster.step_timeout_s),
                     )
                     if self._recorder is not None:
-                        self._recorder.hide_pipe(is_expected=self._size > 1)
+                        self._recorder.hide_pipe(is_expected=self._world.has_group)
                 self._world.use_device()
                 peers = Peers(self._world, name=f"{self._num_jobs}")
                 is_users_agent = handover.JOB not in os.environ and not job.in_sweep

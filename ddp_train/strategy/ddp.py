@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -56,7 +57,7 @@ class DDP:
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Move the model to `device` and, where there are other ranks, give all of them rank 0's weights. Collective."""
         model = model.to(device)
-        if world_size == 1:
+        if world_size == 1 and not dist.is_initialized():
             return model
         if self.sync_batchnorm:
             model = _synchronised(model)

@@ -75,7 +75,7 @@ class FSDP:
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Cut the model's parameters in place, with rank 0's values. Collective."""
-        if world_size == 1:
+        if world_size == 1 and not dist.is_initialized():
             return model.to(device)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -142,8 +142,8 @@ class FSDP:
 
     def shards(self, world_size: int) -> Shards:
         """Cut all among the ranks of a group."""
-        count = world_size // self._replicas
-        return Shards(parameters=count, gradients=count, optimizer=count, on_host=self._offloads and world_size > 1)
+        count, is_cut = world_size // self._replicas, world_size > 1 or dist.is_initialized()
+        return Shards(parameters=count, gradients=count, optimizer=count, on_host=self._offloads and is_cut)
 
     def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the modules whose weights come together at a time, each before those within it.

@@ -35,3 +35,7 @@ LOADER_RANK = "DDP_TRAIN_RANK"
 
 CALLER = "DDP_TRAIN_CALLER"
 """For a `ddp-train` that was started from Python: the pid of that process, and the descriptor of the file in which it hears how it went."""
+
+ONE_GPU = "DDP_TRAIN_ONE_GPU"
+"""For tests/gpu, which may have one GPU: `group` opens a process group for one rank, too; `shared` lets all ranks of a machine use its
+first GPU, over gloo, as NCCL refuses two ranks on one."""

@@ -101,7 +101,7 @@ def build(config: RunConfig, world: World) -> Components:
     turns = make_turns(trained, objective, strategy, world)
     module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())
-    if world.size > 1:
+    if world.has_group:
         strategy.share(optimizer)
     metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
     scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics, eval_loaders))
@@ -127,7 +127,7 @@ def build(config: RunConfig, world: World) -> Components:
         fresh=callbacks.fresh_states(made),
         metrics=metrics,
         answers=answers,
-        computes_together=strategy.computes_together and world.size > 1,
+        computes_together=strategy.computes_together and world.has_group,
         identity=identity_of(train_source, train_loader, config),
         notes=[each for each in notes if each],
         compiled=compiled,
@@ -177,7 +177,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
     if config.evaluation.save_predictions:
         _require_predictions(objective, sources.values())
     strategy: Strategy = instantiate(config.strategy, key="strategy")
-    is_cut = strategy.computes_together and world.size > 1
+    is_cut = strategy.computes_together and world.has_group
     return Evaluated(
         model=model,
         trained=strategy.prepare(trained.requires_grad_(False), world.device, world.size) if is_cut else trained.to(world.device),

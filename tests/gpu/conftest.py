@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 import ddp_train
+from ddp_train.system import devices, handover
 from tests.conftest import Finished, Project, finish
 
 _MOST_RANKS = 8
@@ -45,6 +47,7 @@ class Rig:
     ranks: int
     row: Row
     say: Callable[[str], None]  # to the person who waits
+    is_shared: bool = False  # all ranks have one GPU
 
     @property
     def is_cuda(self) -> bool:
@@ -60,6 +63,11 @@ class Rig:
         if not self.is_cuda:
             pytest.skip(f"cannot be rehearsed on a CPU: {why}")
 
+    def needs_nccl(self) -> None:
+        """Skip the item where ranks talk over gloo alone."""
+        if self.is_shared:
+            pytest.skip("the ranks share a GPU, over gloo")
+
     def note(self, text: str) -> None:
         """Say something that the report keeps."""
         self.row.notes.append(text)
@@ -72,9 +80,9 @@ class Rig:
         self.row.ranks = ", ".join(dict.fromkeys([*said, str(ranks)]))
         return [f"cluster.device={self.device}", f"cluster.processes_per_node={ranks}"]
 
-    def train(self, *arguments: str, ranks: int | None = None, code: int = 0) -> Finished:
+    def train(self, *arguments: str, ranks: int | None = None, code: int = 0, env: dict[str, str] | None = None) -> Finished:
         """Run a command to its end, and check its exit code."""
-        done = self.project.run(*arguments, *self.on(ranks), timeout=420)
+        done = self.project.run(*arguments, *self.on(ranks), timeout=420, env=env)
         assert done.returncode == code, done.output
         return done
 
@@ -130,22 +138,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: rehearse what makes sense without a GPU")
     group.addoption("--ranks", type=int, help="how many at most; default: one per GPU, up to eight; in a rehearsal two")
 
+    group.addoption(
+        "--share-gpu", type=int, metavar="RANKS", help="so many ranks on one GPU, over gloo: what several ranks do, with one GPU"
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_ROWS] = {}
+    if config.getoption("--share-gpu", None):
+        os.environ[handover.ONE_GPU] = "shared"
 
 
 @pytest.fixture
-def rig(project: Project, request: pytest.FixtureRequest) -> Rig:
+def rig(project: Project, request: pytest.FixtureRequest) -> Iterator[Rig]:
     """Give what an item runs on, or skip it where that is not there."""
     config = request.config
     device, ranks = config.getoption("--device", "cuda"), config.getoption("--ranks", None)
     row = config.stash[_ROWS][request.node.nodeid]
-    there = _REHEARSED_RANKS if device == "cpu" else torch.cuda.device_count()
+    shared = config.getoption("--share-gpu", None)
+    there = _REHEARSED_RANKS if device == "cpu" else len(devices.gpus())
     if there == 0:
         pytest.skip("needs a GPU, and torch sees none here (a rehearsal on a CPU: make gpu ARGS=--device=cpu)")
     say = _teller(config)
-    return Rig(project, device, ranks if device == "cpu" and ranks else min(there, ranks or _MOST_RANKS), row, say)
+    number = ranks if device == "cpu" and ranks else min(there, ranks or _MOST_RANKS)
+    yield Rig(project, device, shared or number, row, say, is_shared=bool(shared))
+    assert not torch.cuda.is_initialized(), "this process has a CUDA context of its own, which takes memory from the ranks"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -196,12 +213,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def _report(rows: list[Row], *, device: str) -> str:
     """Return the table of all items, and what they ran on."""
-    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if device == "cuda" else []
+    names = asked_of_driver("name") if device == "cuda" else []
+    driver = next(iter(asked_of_driver("driver_version")), "unknown")
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if device == "cuda" else "-"
     lines = [
         f"# {'Acceptance' if device == 'cuda' else 'Rehearsal on a CPU'}: ddp_train {ddp_train.__version__}, commit {_commit()}",
         "",
-        f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}, driver {_driver()}, Python {platform.python_version()}",
+        f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}, driver {driver}, Python {platform.python_version()}",
         *[f"- {names.count(name)} x {name}" for name in dict.fromkeys(names)],
         "",
         "| item | ranks | outcome | seconds | what was found |",
@@ -218,11 +236,12 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def _driver() -> str:
+def asked_of_driver(what: str) -> list[str]:
+    """Return one fact of each GPU, as nvidia-smi has it: torch would make a CUDA context in this process."""
     if shutil.which("nvidia-smi") is None:
-        return "unknown"
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return next(iter(subprocess.run(command, capture_output=True, text=True).stdout.split()), "unknown")
+        return []
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
+    return [line.strip() for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()]
 
 
 def _teller(config: pytest.Config) -> Callable[[str], None]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,44 @@ class Greedy(ConvNet):
         if self.training and self._left == 1:
             torch.empty(1 << 50, dtype=torch.uint8, device=images.device)
         return super().forward(images)
+
+
+class Late(ConvNet):
+    """Holds up, in each forward, whatever stream it runs on: batches, snapshots and collectives on other streams run ahead."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.is_cuda:
+            torch.cuda._sleep(20_000_000)  # cycles: some ten milliseconds
+        else:
+            time.sleep(0.01)
+        return super().forward(images)
+
+
+class Crowded(ConvNet):
+    """Takes, in its third training step, all memory that is left, and then lets a library ask for some outside torch's allocator."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._steps, self._taken = 0, list[Tensor]()
+        register_optimizer_step_post_hook(self._after_step)
+
+    def _after_step(self, *_: object) -> None:
+        self._steps += 1
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training and self._steps == 2:
+            if not images.is_cuda:
+                raise RuntimeError(OUTSIDE)
+            for size in (1 << 30, 1 << 24, 1 << 21):
+                with suppress(torch.OutOfMemoryError):
+                    while True:
+                        self._taken.append(torch.empty(size, dtype=torch.uint8, device=images.device))
+            torch.linalg.eigh(torch.eye(64, device=images.device))  # cuSOLVER makes its handle, and loads its kernels
+        return super().forward(images)
+
+
+OUTSIDE = "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"
+"""What a rehearsal says for a GPU."""
 
 
 class Hungry(ConvNet):

@@ -352,6 +352,35 @@ def test_memory_that_is_not_there_is_named(rig: Rig) -> None:
         assert "can't allocate memory" in found["message"], done.output
 
 
+def test_memory_that_a_library_finds_short_is_named(rig: Rig) -> None:
+    """A rank fills its device, and a library asks for memory outside torch's allocator: the screen must say that memory is short, and what
+    helps. What the library said is in the table: a case for tests/unit/rank/test_out_of_memory.py."""
+    crowded = ["model._target_=tests.gpu.parts.Crowded", "trainer.max_steps=100", "hydra.run.dir=run"]
+    done = rig.train(*rig.convnet, *crowded, ranks=1, code=1)
+    found = json.loads((rig.folder("run") / "failure.json").read_text())
+    rig.note(found["message"][:250].replace("\n", " "))
+    assert "has no memory left" in found["message"], done.output
+    assert "loader.micro_batch_size" in found["fix"], done.output
+
+
+def test_streams_that_are_held_up_change_no_bit(rig: Rig) -> None:
+    """The same run as it is, with a device that waits for each kernel, with forwards that hold up the main stream, and under torch's
+    sanitizer of streams: the same bits each time, and the sanitizer finds nothing."""
+    steps = ["trainer.max_steps=40", "trainer.log_every_steps=5", "checkpoint.every_steps=7", "evaluation.every_steps=13"]
+    command = [*rig.convnet, "deterministic=true", "callbacks=[ema]", *steps]
+    ways: dict[str, tuple[list[str], dict[str, str]]] = {
+        "plain": ([], {}),
+        "waits": ([], {"CUDA_LAUNCH_BLOCKING": "1"}),
+        "late": (["model._target_=tests.gpu.parts.Late"], {}),
+    }
+    ways |= {"sanitized": ([], {"TORCH_CUDA_SANITIZER": "1"})} if rig.is_cuda else {}
+    for name, (changes, env) in ways.items():
+        done = rig.train(*command, *changes, f"hydra.run.dir={name}", env=env)
+        logs = "".join(log_of(rig.folder(name), rank) for rank in range(rig.ranks))
+        assert "data race" not in done.output + logs, name
+        same_bits(rig.folder(name), rig.folder("plain"))
+
+
 def test_the_largest_micro_batch_that_fits_is_found(rig: Rig) -> None:
     """Some 17 samples of a model fill the device: `loader.micro_batch_size=auto` must find a number near that, the run take its steps with
     it, and one that goes on take the same number."""
@@ -402,6 +431,7 @@ def test_nccl_has_the_environment_that_the_config_says(rig: Rig) -> None:
     """`cluster.env` and what `deterministic=true` adds must be what NCCL says it was given, in the log of every rank."""
     rig.needs_cuda("gloo says nothing of the kind")
     rig.needs(2, "one rank opens no NCCL")
+    rig.needs_nccl()
     wanted = {"NCCL_BUFFSIZE": "2097152", "NCCL_ALGO": "^NVLS", "NCCL_SOCKET_IFNAME": "lo"}
     says = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "'INIT,ENV,TUNING'", "NCCL_BUFFSIZE": wanted["NCCL_BUFFSIZE"]}
     given = [*(f"+cluster.env.{name}={value}" for name, value in says.items()), "deterministic=true"]

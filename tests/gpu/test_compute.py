@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
+from ddp_train.system import handover
 from tests.conftest import metrics
-from tests.gpu.conftest import Rig
+from tests.gpu.conftest import Rig, asked_of_driver
 from tests.gpu.judges import memory_line
 
 pytestmark = pytest.mark.gpu
 
+GROUP_OF_ONE = {handover.ONE_GPU: "group"}
+"""One rank with a process group of its own: what DDP and FSDP2 do between ranks, over NCCL, on one GPU."""
 _STEPS = ["trainer.max_steps=30", "trainer.log_every_steps=5", "amp=off"]
 
 
@@ -78,7 +80,7 @@ def test_compiled_runs_follow_the_run_as_it_is_written(rig: Rig) -> None:
 def test_precision_is_what_the_gpu_has_and_the_curve_stays(rig: Rig) -> None:
     """`amp=auto` must come to bfloat16 exactly where the GPU computes it, and be in config.yaml; with TF32, `channels_last` and
     `cudnn_benchmark` the losses stay near those of plain float32."""
-    has_it = rig.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    has_it = rig.is_cuda and all(float(each) >= 8.0 for each in asked_of_driver("compute_cap"))
     arguments = [*rig.convnet, "trainer.max_steps=30", "trainer.log_every_steps=5", "optimizer.lr=0.0003"]
     rig.train(*arguments, "amp=off", "hydra.run.dir=plain")
     rig.train(*arguments, "amp=auto", "hydra.run.dir=auto")
@@ -152,3 +154,58 @@ def test_batch_norms_take_the_samples_of_all_ranks(rig: Rig) -> None:
     one, together, apart = (losses(rig.folder(name)) for name in ("one", "together", "apart"))
     assert together == pytest.approx(one, rel=1e-2)
     assert apart != pytest.approx(one, rel=1e-2)
+
+
+def test_a_group_of_one_rank_computes_what_the_plain_run_does(rig: Rig) -> None:
+    """DDP's wrap and FSDP2's streams, casts, shards in the host's memory and checkpoints, over NCCL with one rank: the losses of the run
+    without a group, and each goes on from the plain run's checkpoint."""
+    arguments = [*rig.gpt, *_STEPS, "deterministic=true", "trainer.grad_accum_steps=2", "checkpoint.every_steps=15", "scheduler=constant"]
+    rig.train(*arguments, "hydra.run.dir=plain", ranks=1)
+    expected = losses(rig.folder("plain"))
+    ways = {
+        "ddp": ["strategy=ddp"],
+        "fsdp": ["strategy=fsdp"],
+        "ahead": ["strategy=fsdp", "strategy.prefetch=2"],
+        "zero1": ["strategy=zero1"],
+    }
+    ways |= {"host": ["strategy=fsdp", "strategy.cpu_offload=true"]} if rig.is_cuda else {}
+    for name, way in ways.items():
+        rig.train(*arguments, *way, f"hydra.run.dir={name}", ranks=1, env=GROUP_OF_ONE)
+        assert losses(rig.folder(name)) == pytest.approx(expected, rel=1e-5), name
+    shutil.copytree(rig.folder("plain"), rig.folder("going on"))
+    done = rig.train("resume", "going on", "trainer.max_steps=40", "strategy=fsdp", ranks=1, env=GROUP_OF_ONE)
+    assert "resumed  after step 30" in done.stdout, done.output
+    half = [*arguments, "strategy=fsdp", "strategy.param_dtype=bfloat16", "strategy.reduce_dtype=float32"]
+    rig.train(*half, "hydra.run.dir=half", ranks=1, env=GROUP_OF_ONE)
+    assert losses(rig.folder("half")) == pytest.approx(expected, rel=5e-2)
+
+
+def test_compiling_goes_with_evaluation_accumulation_and_fsdp(rig: Rig) -> None:
+    """12 steps of a GPT of two layers, compiled, with an evaluation every four steps: with accumulation, and under fsdp. The losses must be
+    those of the run as it is written."""
+    if not rig.is_cuda and shutil.which("g++") is None:
+        pytest.skip("compiling for a CPU needs g++")
+    arguments = [*rig.gpt, "amp=off", "model.num_layers=2", "trainer.max_steps=12", "trainer.log_every_steps=4", "evaluation.every_steps=4"]
+    arguments += ["cluster.step_timeout_s=900", "cluster.start_timeout_s=900"]
+    ways = {"accumulation": ["compile=default", "trainer.grad_accum_steps=2"], "fsdp": ["compile=default", "strategy=fsdp"]}
+    ways |= {"graphs": ["compile=reduce_overhead"]} if rig.is_cuda else {}
+    for name, way in ways.items():
+        given = way[1:] if name != "fsdp" else []
+        rig.train(*arguments, *given, f"hydra.run.dir={name}_off", ranks=1)
+        rig.train(*arguments, *way, f"hydra.run.dir={name}", ranks=1, env=GROUP_OF_ONE if name == "fsdp" else None)
+        for split in ("train", "eval"):
+            found, plain = ([each["loss"] for each in metrics(rig.folder(run), split)] for run in (name, f"{name}_off"))
+            assert found == pytest.approx(plain, rel=1e-2), (name, split)
+
+
+def test_the_memory_of_batches_that_wait_does_not_grow_with_the_micro_batches_of_a_step(rig: Rig) -> None:
+    """The same micro-batch, once and 16 times a step: what a step takes at most must stay the same, but for two micro-batches and the
+    gradients that are kept. Copied ahead of a step, all 16 would lie on the device."""
+    rig.needs_cuda("batches lie where they are computed with")
+    size = 256 * 3 * 32 * 32 * 4
+    taken = {}
+    for number in (1, 16):
+        done = rig.train(*rig.convnet, f"trainer.grad_accum_steps={number}", "trainer.max_steps=10", f"hydra.run.dir={number}", ranks=1)
+        taken[number] = memory_line(done.stdout)["at most"]
+        rig.note(f"{number} micro-batches a step: at most {taken[number] / 2**20:.0f} MiB")
+    assert taken[16] - taken[1] <= 2 * size + memory_line(done.stdout)["gradients"] + (2 << 20)

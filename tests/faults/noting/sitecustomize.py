@@ -29,8 +29,10 @@ def _note() -> None:
     calls = [{name: entry[name] for name in _SAID} for entry in entries]
     place = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
     said = {"group": [os.getcwd(), *place], "rank": int(os.environ["RANK"]), "size": int(os.environ["WORLD_SIZE"]), "calls": calls}
-    with open(f"{folder}/{os.getpid()}_{time.monotonic_ns()}.json", "w") as file:
+    path = f"{folder}/{os.getpid()}_{time.monotonic_ns()}"
+    with open(path, "w") as file:
         json.dump(said, file)
+    os.rename(path, f"{path}.json")  # a process that is killed meanwhile leaves no half note
 
 
 def _leave(code: int) -> None:
