@@ -234,6 +234,18 @@ def test_strategies_train_as_ddp_does(rig: Rig) -> None:
     same_bits(rig.folder("killed"), rig.folder("fsdp"))
 
 
+def test_ways_that_need_no_nccl_train_as_ddp_does(rig: Rig) -> None:
+    """ddp, zero1 and local_sgd on ranks that may share one GPU: zero1's losses are ddp's but for rounding, local_sgd learns."""
+    rig.needs(2, "they cut among the ranks, or add over them")
+    command = [*rig.gpt, "amp=off", "trainer.max_steps=20", "trainer.log_every_steps=1", "optimizer.lr=0.001"]
+    losses = {}
+    for name in ("ddp", "zero1", "local_sgd"):
+        rig.train(*command, f"strategy={name}", f"hydra.run.dir={name}")
+        losses[name] = [record["loss"] for record in metrics(rig.folder(name), "train")]
+    assert losses["zero1"] == pytest.approx(losses["ddp"], rel=1e-3 if rig.is_cuda else 1e-5)
+    assert losses["local_sgd"][-1] < losses["local_sgd"][0]
+
+
 def test_packed_and_warm_sweeps_compute_what_single_runs_compute(rig: Rig) -> None:
     """Four jobs one after another in the same processes, two at a time on half the devices each, and as runs of their own: the same losses,
     bit for bit, and every job with its own devices."""

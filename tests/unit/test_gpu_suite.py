@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -103,11 +104,20 @@ def test_a_rank_asks_for_too_much_in_the_step_that_it_was_told(monkeypatch: pyte
 def test_every_item_says_what_it_must_show_and_none_runs_by_default() -> None:
     modules = (test_acceptance, test_compute, test_published)
     items = [[value for name, value in vars(module).items() if name.startswith("test_")] for module in modules]
-    assert [len(each) for each in items] == [19, 9, 3]
+    assert [len(each) for each in items] == [20, 9, 3]
     assert all(item.__doc__ for each in items for item in each)
     assert {module.pytestmark.name for module in modules} == {"gpu"}
     options = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert "not gpu" in options["addopts"]
+
+
+def test_each_item_is_in_a_group_of_ten_minutes_and_each_name_there_is_an_items() -> None:
+    page = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
+    groups = [group.split(" or ") for group in re.findall(r"-k '([^']+)'", page)]
+    names = [name for module in (test_acceptance, test_compute, test_published) for name in vars(module) if name.startswith("test_")]
+    assert len(groups) == 12
+    assert [name for name in names if not any(part in name for group in groups for part in group)] == []
+    assert [part for group in groups for part in group if not any(part in name for name in names)] == []
 
 
 def test_the_loops_benchmark_has_data_for_as_many_processes_as_there_are_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
