@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch.distributed import HashStore
 
 from ddp_train.distributed import world as world_module
 from ddp_train.distributed.world import alone, open_world
+from ddp_train.errors import UserError
+from ddp_train.system import handover
 from tests.unit.training.threads import on_all, thread_worlds
 
 
@@ -39,3 +42,24 @@ def test_ranks_compare_numbers_without_gathering_them() -> None:
     assert found == [[True, True, True, False]] * 3
     assert alone().are_alike(torch.tensor([7])).tolist() == [True]
     assert worlds[0].are_alike(torch.zeros(0, dtype=torch.int64)).tolist() == []
+
+
+def test_for_tests_on_one_gpu_one_rank_has_a_group_and_several_share_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[dict[str, Any]] = []
+    monkeypatch.setattr(world_module, "_stay_inside", lambda: None)
+    for name, value in {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: opened.append({"backend": backend, **options}))
+    with pytest.raises(UserError, match="runs 2 processes, but torch sees 1 GPUs"):
+        open_world(HashStore(), 1, 2, device="cuda")
+    monkeypatch.setenv(handover.ONE_GPU, "shared")
+    assert open_world(HashStore(), 1, 2, device="cuda").device == torch.device("cuda", 0)
+    assert (opened[0]["backend"], opened[0]["device_id"]) == ("gloo", None)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert not open_world(HashStore(), 0, 1, device="cuda").has_group and len(opened) == 1
+    monkeypatch.setenv(handover.ONE_GPU, "group")
+    open_world(HashStore(), 0, 1, device="cuda")
+    assert (opened[1]["backend"], opened[1]["device_id"]) == ("cpu:gloo,cuda:nccl", torch.device("cuda", 0))
