@@ -37,7 +37,7 @@ from ddp_train.system.devices import resolve_device
 
 _LOOK_WITHIN_S = 8.0
 _MEET_WITHIN_S = 6.0  # two for a connection, three for a slow file system
-_SUMS_WITHIN_S = {"cpu": 8.0, "cuda": 10.0}  # CUDA and NCCL take seconds to begin
+_SUMS_WITHIN_S = {"cpu": 8.0, "cuda": 45.0}  # eight CUDA contexts at once take up to 15, NCCL over 64 ranks up to 30
 _FULL_WITHIN_S = 60.0
 _POLL_S = 0.02
 _NUM_VALUES = 1000

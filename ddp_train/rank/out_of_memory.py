@@ -90,7 +90,7 @@ def _shards(config: RunConfig) -> Iterator[str]:
 
 def _always(config: RunConfig) -> Iterator[str]:
     if resolve_device(config.cluster.device) == "cuda":
-        yield "+cluster.env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, for memory in pieces"
+        yield "+cluster.env.PYTORCH_ALLOC_CONF=expandable_segments:True, for memory in pieces"
     else:
         yield "cluster.processes_per_node with fewer processes"
     yield "a smaller model"

@@ -7,16 +7,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint, Shards
 from ddp_train.strategy.rows import require_rows
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +80,6 @@ class FSDP:
         """Cut the model's parameters in place, with rank 0's values. Collective."""
         if world_size == 1 and not dist.is_initialized():
             return model.to(device)
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
         _refuse_objective(model)
@@ -91,9 +93,7 @@ class FSDP:
                 happened=f"is {self._replicas}, on {world_size} ranks",
                 expected="a number that divides that of the ranks",
             )
-        shape = (world_size,) if self._replicas == 1 else (self._replicas, world_size // self._replicas)
-        names = ("shards",) if self._replicas == 1 else ("replicas", "shards")
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        mesh = self._mesh(device, world_size)
         _take_main(model, device)
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._reshards}
         if self._offloads:  # without a GPU there is nothing to pin pages for
@@ -144,6 +144,22 @@ class FSDP:
         """Cut all among the ranks of a group."""
         count, is_cut = world_size // self._replicas, world_size > 1 or dist.is_initialized()
         return Shards(parameters=count, gradients=count, optimizer=count, on_host=self._offloads and is_cut)
+
+    def computes_in(self, world_size: int) -> torch.dtype | None:
+        """Return the type in which the weights compute, if it is not their own."""
+        return self._param_dtype if world_size > 1 else None
+
+    def _mesh(self, device: torch.device, world_size: int) -> DeviceMesh:
+        """Return the ranks, in groups of those that hold all shards. Each waits as long as the run does, not torch's 30 minutes."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if self._replicas == 1:
+            return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shards",))
+        mesh = init_device_mesh(device.type, (self._replicas, world_size // self._replicas), mesh_dim_names=("replicas", "shards"))
+        if (options := _backend(dist.group.WORLD, device).options) is not None:  # that of a group whose collectives wait for nobody
+            for group in mesh.get_all_groups():
+                _backend(group, device)._set_default_timeout(options._timeout)
+        return mesh
 
     def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the modules whose weights come together at a time, each before those within it.
@@ -199,9 +215,26 @@ class FSDP:
         if not (module.training and torch.is_grad_enabled()):
             return
         if self._takes_buffers:
-            for buffer in module.buffers():
-                dist.broadcast(buffer, src=0)
+            _take_together([*module.buffers()])
         self._takes_buffers = not self._accumulates
+
+
+def _backend(group: Any, device: torch.device) -> Any:
+    """Return what a group talks through on a device."""
+    return group._get_backend(device)
+
+
+@torch.no_grad()
+def _take_together(tensors: list[Tensor]) -> None:
+    """Take rank 0's values: those of one type travel together, as each message has a cost of its own. Collective."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(tensor.dtype, []).append(tensor)
+    for each in kinds.values():
+        values = torch.cat([tensor.reshape(-1) for tensor in each])
+        dist.broadcast(values, src=0)
+        for tensor, own in zip(each, values.split([tensor.numel() for tensor in each]), strict=True):
+            tensor.copy_(own.view_as(tensor))
 
 
 def _give_name(kind: type[nn.Module]) -> None:

@@ -136,6 +136,7 @@ def _exchange(bucket: list[_Shard]) -> None:
         rows = own_rows(shard.rows)
         place[: rows.numel()] = rows.reshape(-1)
     every = mine.new_empty(dist.get_world_size(), len(mine))
-    dist.all_gather(list(every.unbind()), mine)
+    gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # by its older name in torch 2.10
+    gather(every.view(-1), mine)
     for shard, places in zip(bucket, every.split(sizes, dim=1), strict=True):
         shard.whole.copy_(places.reshape(-1)[: shard.whole.numel()].view(shard.whole.shape))

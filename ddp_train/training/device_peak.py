@@ -21,11 +21,13 @@ class Peak(NamedTuple):
 
 
 _PEAKS: dict[str, Peak] = {
-    r"B200": Peak(75, 1125, 2250, 2250),
-    r"GH200.*|H100( \d+GB HBM3)?|H200": Peak(67, 494.7, 989.4, 989.4),
+    r"GB200|GB300": Peak(80, 1250, 2500, 2500),
+    r"B200|B300.*": Peak(75, 1125, 2250, 2250),
+    r"H20": Peak(44, 74, 148, 148),
+    r"GH200.*|H[18]00( \d+GB HBM3)?|H200": Peak(67, 494.7, 989.4, 989.4),
     r"H100 NVL|H200 NVL": Peak(60, 417.5, 835.5, 835.5),
-    r"H100 PCIe": Peak(51, 378, 756, 756),
-    r"A100.*": Peak(19.5, 156, 312, 312),
+    r"H[18]00 PCIe": Peak(51, 378, 756, 756),
+    r"A100.*|A800-SXM4.*|A800 \d+GB PCIe": Peak(19.5, 156, 312, 312),
     r"A30": Peak(10.3, 82, 165, 165),
     r"A40": Peak(37.4, 74.8, 149.7, 149.7),
     r"A10": Peak(31.2, 62.5, 125, 125),
@@ -45,7 +47,8 @@ _PEAKS: dict[str, Peak] = {
 """By the names that `torch.cuda.get_device_name` gives, without the brand. Without sparsity, by which datasheets often double them.
 
 Sources:
-    B200: NVIDIA HGX B200 datasheet, an eighth of the platform.
+    B200, B300: NVIDIA HGX datasheets, an eighth of the platform. GB200, GB300: those of the NVL72, a 72nd of the rack.
+    H800, A800: as H100 and A100, but for float64 and the links. H20: its datasheet.
     H100, GH200, H200: the datasheet of each; SXM, NVL and PCIe differ.
     A100, A30, A40, A10, L40S, L40, L4, V100, T4: the datasheet of each.
     RTX 5090: NVIDIA RTX Blackwell GPU architecture, appendix. RTX 4090, RTX 6000 Ada: NVIDIA Ada GPU architecture, appendix.

@@ -33,4 +33,4 @@ def agreed(is_asked: Callable[[], bool], world: World) -> Callable[[], bool]:
 
 
 def _any(value: bool, world: World) -> bool:
-    return bool(world.sum(torch.tensor(int(value), device=world.device)).item())
+    return bool(world.sum(torch.tensor(int(value))).item())  # on the CPU: it waits for the other ranks, and not for the device

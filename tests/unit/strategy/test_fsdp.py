@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 
@@ -71,6 +73,28 @@ def test_what_cannot_be_cut_is_refused_before_anything_is() -> None:
     images = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     with pytest.raises(ConfigError, match="channels_last"):
         _refuse(images)
+
+
+def test_groups_of_replicas_wait_as_long_as_the_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")  # without it the group would wait for the others
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=4, timeout=timedelta(seconds=77))
+    try:
+        mesh = FSDP(replicas=2)._mesh(torch.device("cpu"), 4)
+        limits = [mesh.get_group(name)._get_backend(torch.device("cpu")).options._timeout for name in ("replicas", "shards")]
+    finally:
+        dist.destroy_process_group()
+    assert limits == [timedelta(seconds=77)] * 2
+
+
+def test_buffers_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Tensor] = []
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    with rank_of(1, 2):
+        model = FSDP().prepare(model, torch.device("cpu"), 2)
+        monkeypatch.setattr(dist, "broadcast", lambda values, src: (sent.append(values.clone()), values.fill_(7)))
+        FSDP()._take_buffers(model, ())
+    assert sorted((str(each.dtype), len(each)) for each in sent) == [("torch.float32", 8), ("torch.int64", 2)]
+    assert all((buffer == 7).all() for buffer in model.buffers())
 
 
 def test_one_rank_alone_trains_the_plain_model() -> None:
