@@ -73,6 +73,7 @@ def test_the_recorder_turns_torchs_warnings_on_after_the_warm_up_and_notes_step_
     hooks: list[Callable[[], None]] = []  # of all optimizers
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
     monkeypatch.setattr(parts, "register_optimizer_step_post_hook", hooks.append)
+    monkeypatch.setattr(parts.log_window, "is_host", parts.log_window.is_host)  # put back afterwards
     model = parts.Synced(image_shape=(3, 8, 8), num_classes=2, width=2)
     monkeypatch.setattr(model, "parameters", lambda: iter([_OnGpu()]))
     with warnings.catch_warnings():
