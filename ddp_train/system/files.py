@@ -71,6 +71,9 @@ def _written_beside(path: Path, text: str) -> Iterator[Path]:
             file.flush()
             os.fsync(file.fileno())
         yield temporary
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write knows its descriptor alone: a full disk, `ulimit -f`
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,3 +27,18 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Pa
     write_atomic(tmp_path / "file", "ours")
     assert ((tmp_path / "file").read_text(), (tmp_path / "precious").read_text()) == ("ours", "theirs")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "precious"]
+
+
+def test_a_file_that_may_not_grow_so_far_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    code = """if True:
+        import resource, sys
+        from pathlib import Path
+        from ddp_train.system.files import write_atomic
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+        try:
+            write_atomic(Path(sys.argv[1]), "x" * 4096)
+        except OSError as error:
+            print(error.filename, error.strerror)"""
+    end = subprocess.run([sys.executable, "-c", code, str(tmp_path / "plan.yaml")], capture_output=True, text=True, check=True)
+    assert end.stdout == f"{tmp_path / 'plan.yaml'} File too large\n"
+    assert list(tmp_path.iterdir()) == []
