@@ -103,15 +103,23 @@ def _ending_here(folder: Path) -> _Ending | None:
 def _mark_and_ask(runs: Sequence[RunFolder], endings: Mapping[Path, _Ending], *, at_once: bool) -> None:
     """Mark runs as cancelled, and ask what works on them to end. Marked first: what ends is settled by somebody else.
 
+    One that cannot be marked, on a full disk, would be started again after a save: an engine ends it for good only at once.
+
     Raises:
         EnvironmentRefuses, OSError: one cannot be asked. It and those after it are not marked: they go on.
     """
     new = {run_folder.root: run_folder for run_folder in runs if not run_folder.cancelled.exists()}
+    unmarked = {}
     for run_folder in runs:
-        mark_cancelled(run_folder)
+        try:
+            mark_cancelled(run_folder)
+        except OSError as error:
+            unmarked[run_folder.root] = error.strerror
     try:
         for folder, ending in endings.items():
-            ending.ask(at_once)
+            if folder in unmarked:
+                print(f"{folder} cannot be marked as cancelled ({unmarked[folder]}): it is ended at once", file=sys.stderr)
+            ending.ask(at_once or folder in unmarked)
             new.pop(folder, None)
     except (EnvironmentRefuses, OSError):
         for run_folder in new.values():

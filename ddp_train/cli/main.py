@@ -6,6 +6,7 @@ typed command starts torchrun agents (`launch`); under torchrun rank 0 comes her
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -181,7 +182,7 @@ def _say(error: Exception, launcher: Launcher) -> int:
         return WRONG_INPUT
     if not has_begun and is_file_error:
         _show(f"{_in_words(error)}; nothing was started")
-        return WRONG_INPUT
+        return ENVIRONMENT_REFUSES if isinstance(error, OSError) and error.errno in _DISK else WRONG_INPUT
     if not is_file_error:
         traceback.print_exception(error)
     folder = launcher.begun
@@ -191,6 +192,9 @@ def _say(error: Exception, launcher: Launcher) -> int:
     elif is_file_error:
         print(_in_words(error), file=sys.stderr)
     return FAILED
+
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def _in_words(error: Exception) -> str:

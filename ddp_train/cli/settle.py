@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddp_train.cli.saved_run import run_of
-from ddp_train.errors import DONE, ConfigError, UserError
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, ConfigError, UserError
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Verdict, begin_life, note_refusal, settle
+from ddp_train.run_folder.verdict import Settled, Verdict, begin_life, note_refusal, settle
 
 USAGE = """ddp-train settle RUN [--begins] [--job=ID] [--ended=CODE]
 
@@ -37,8 +37,14 @@ def settle_run(arguments: list[str], launcher: Launcher) -> int:
     if int(ended) != DONE:
         note_refusal(run_folder, int(ended), logs=f"the logs {run_folder.shown()}/logs/slurm-*.out", is_elastic=_is_elastic(run_folder))
     settled = settle(run_folder)
+    is_silent = not run_folder.failure.exists() and run_folder.read_result() is None  # no report could be written: a full disk
+    if int(ended) in FINAL and settled.verdict == Verdict.AGAIN and is_silent:
+        settled = Settled(Verdict.NEVER, f"its machines ended with {ended}; mend what its log says", int(ended))
     if "--begins" in arguments and settled.verdict == Verdict.AGAIN:
-        begin_life(run_folder)
+        try:
+            begin_life(run_folder)
+        except OSError as error:
+            settled = Settled(Verdict.NEVER, f"{run_folder.shown()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
     print(settled)
     return settled.exit_code
 

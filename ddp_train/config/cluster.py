@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ddp_train.config.schema import ClusterConfig, host_and_processes, node_range, seconds_of
+from ddp_train.config.schema import ClusterConfig, host_and_processes, node_range
 from ddp_train.errors import ConfigError
 from ddp_train.redaction import reveal
 from ddp_train.system import devices, torchrun_env
@@ -139,20 +139,6 @@ def max_restarts(cluster: ClusterConfig, environment: Mapping[str, str]) -> int:
     """Return how often the run may start again; 0 where nobody says."""
     restarts, source = _setting("max_restarts", cluster, environment)
     return _read(_number, restarts or 0, source)
-
-
-def stops_at(cluster: ClusterConfig, environment: Mapping[str, str], *, started: float, now: float) -> float | None:
-    """Return when a run has to stop so that it can save before its time is up, in seconds since the epoch; None: no limit is known.
-
-    Args:
-        started: when the command was started.
-        now: a SLURM_JOB_END_TIME before it is of another job.
-    """
-    end = environment.get("SLURM_JOB_END_TIME", "")  # seconds since the epoch, in the environment of sbatch and srun
-    limits = [float(end)] if end.isdigit() and float(end) > now else []
-    if cluster.walltime is not None:
-        limits.append(started + seconds_of(cluster.walltime))
-    return min(limits) - cluster.grace_s if limits else None
 
 
 def processes_given(cluster: ClusterConfig, environment: Mapping[str, str]) -> int | None:

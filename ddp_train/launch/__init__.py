@@ -6,6 +6,7 @@ local          this machine: one agent, for a job that is composed already
 torchrun       several machines by hand
 node/          what runs on each of several machines, and how they agree
 ending         with which code a command ends
+time_limit     when a run or a sweep has to stop for its time limit
 agent_process  an agent as a child of this process, which imports while the command composes
 submit         a job goes to an engine
 snapshot       a copy of the source that a run uses

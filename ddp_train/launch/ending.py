@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from ddp_train.errors import DONE, INTERRUPTED, TERMINATED
+from ddp_train.errors import DONE, INTERRUPTED, PREEMPTED, TERMINATED
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, Status
 
@@ -18,18 +18,16 @@ def exit_code(run_folder: RunFolder, code: int, *, before: Result | None) -> int
         before: what result.json held when the run began.
     """
     result = run_folder.read_result()
+    status = {INTERRUPTED: Status.INTERRUPTED, TERMINATED: Status.PREEMPTED}.get(code, Status.FAILED)
+    if code != DONE and result is None:  # no rank and no agent was left to say it
+        with suppress(OSError):  # a full disk, say, which may be the very reason: the exit code says it as well
+            Result(status=status).write(run_folder.result)
     if result is not None and result.status in STOPPED:  # rank 0 has said so, and how to continue
         is_saved = result.step is not None or any(run_folder.saved_steps())  # by this attempt, or by one before it
         return STOPPED[result.status] if is_saved or result.status == Status.INTERRUPTED else TERMINATED
     if result is not None and result.status == Status.COMPLETED and result != before:  # the signal came after the last step
         return DONE
-    if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, or a second one
-        continues = (
-            "continues from the newest checkpoint" if any(run_folder.checkpoints.glob("step_*")) else "starts again: nothing is saved"
-        )
-        print(f"stopped at once; `ddp-train resume {run_folder.shown()}` {continues}", file=sys.stderr)
-    if code != 0 and result is None:  # no rank and no agent was left to say it
-        with suppress(OSError):  # a full disk, say, which may be the very reason: the exit code says it as well
-            status = {INTERRUPTED: Status.INTERRUPTED, TERMINATED: Status.PREEMPTED}.get(code, Status.FAILED)
-            Result(status=status).write(run_folder.result)
-    return code
+    if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, a second one, or a full disk
+        how = f"continues {run_folder.continues()}" if any(run_folder.saved_steps()) else "starts again: nothing is saved"
+        print(f"stopped; `ddp-train resume {run_folder.shown()}` {how}", file=sys.stderr)
+    return PREEMPTED if code == TERMINATED and any(run_folder.saved_steps()) else code

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from ddp_train.redaction import Redacting
@@ -66,9 +66,11 @@ def rank_log(run_folder: RunFolder, rank: int, *, shows: bool) -> Iterator[TextI
         ours.removeHandler(handler)
         for each in handlers:
             everybodys.removeHandler(each)
-            each.close()
+            with suppress(OSError):  # a full disk: how the rank has ended counts
+                each.close()
         everybodys.setLevel(level)
-        _flush()
+        with suppress(OSError):
+            _flush()
         sys.stdout, sys.stderr = python_streams
         for stream in shown:
             stream.close()  # whoever has kept it must not write into what gets its descriptor next

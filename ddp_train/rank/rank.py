@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TextIO
 
 from torch.distributed import DistError, Store
@@ -20,7 +21,7 @@ from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL
 from ddp_train.job import Job
-from ddp_train.launch import restart_note
+from ddp_train.launch import time_limit
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.phase import PhaseTracker
 from ddp_train.rank import restart_report, summary
@@ -127,9 +128,8 @@ class Rank:
                     report=(lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal))
                     if is_users_agent
                     else None,
-                    at=None  # a sweep stops as a whole
-                    if job.in_sweep
-                    else cluster.stops_at(config.cluster, os.environ, started=restart_note.run_started(), now=time.time()),
+                    at=None if job.in_sweep else time_limit.stops_at(config.cluster),  # a sweep stops as a whole
+                    at_by_now=partial(time_limit.stops_at, config.cluster, asks_slurm=True),
                     ends_agent=is_users_agent,
                 )
                 if self._world.is_main:
@@ -146,7 +146,7 @@ class Rank:
                 found = _describe(error, job, state, peers, rank=self._rank)
                 if not job.in_sweep and (file := torchrun_env.error_file()):
                     found.tell_torchrun(file, is_a_peers=_comes_from_a_peer(error))
-                _show(found, job, terminal, seconds=time.monotonic() - started)
+                _show(found, job, terminal, seconds=time.monotonic() - started, is_a_peers=_comes_from_a_peer(error))
                 first = failure.load(job.run_folder.failure) or found  # on another machine there is an agent that knows no other reason
                 os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
 
@@ -228,9 +228,13 @@ def _wait_for_a_report(job: Job, peers: Peers | None) -> tuple[int, int] | None:
     return None
 
 
-def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0) -> None:
-    """Record a failure, and show it unless another one was earlier. A sweep shows its jobs' failures itself."""
-    is_first = found.record(job.run_folder, seconds=seconds)
+def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0, is_a_peers: bool = False) -> None:
+    """Record a failure, and show it unless another one was earlier. A sweep shows its jobs' failures itself.
+
+    Args:
+        is_a_peers: another rank is to blame. Where no report can be written, as on a full disk, that one has shown its own.
+    """
+    is_first = found.record(job.run_folder, seconds=seconds) and not (is_a_peers and not job.run_folder.failure.exists())
     if is_first and not job.in_sweep and (is_last_attempt() or found.exit_code in FINAL):
         print(found.screen(job.run_folder), file=terminal, flush=True)
 

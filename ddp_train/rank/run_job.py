@@ -118,10 +118,20 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     status = Status.COMPLETED if is_done else status_of(stop.cause())
     trainer.callbacks.end(status)
     if world.is_main:
-        records.close()
         result = _result(status, trainer, seconds=time.monotonic() - started)
-        result.write(run_folder.result)
-        end(run_folder, is_saved=not unsaved)
+        try:
+            records.close()
+            result.write(run_folder.result)
+            end(run_folder, is_saved=not unsaved)
+        except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts
+            happened = f"{run_folder.shown()} cannot be written: {error.strerror}"
+            if is_done:
+                raise RunError(
+                    happened=f"all steps are done, but {happened}",
+                    expected="room for the last lines of metrics.jsonl and for result.json",
+                    fix="make room; then `ddp-train resume` writes them",
+                ) from None
+            print(happened, flush=True)
         _tell(job, state, result, stop, is_saved=not unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)

@@ -55,6 +55,7 @@ class Stop:
         report: what to do in a thread before this rank ends, because the rank that it is given is gone without a word. It gets that
             rank's pid, and what the others were doing. None: an agent of ours reports it, and knows more.
         at: when rank 0 stops the run by itself, in seconds since the epoch, as if it had got the signal `WALLTIME`; None: never.
+        at_by_now: asked when that time has come: it may have been moved.
         ends_agent: the ranks' agent is a user's torchrun, and no sweep's, which outlives them.
     """
 
@@ -66,11 +67,13 @@ class Stop:
         leave: Callable[[signal.Signals], None] = lambda number: None,
         report: Callable[[int, int, dict[int, str]], None] | None = None,
         at: float | None = None,
+        at_by_now: Callable[[], float | None] = lambda: None,
         ends_agent: bool = False,
     ) -> None:
         self._world, self._peers, self._leave, self._report = world, peers, leave, report
         self._ends_agent = ends_agent
         self._at = at if world.is_main else None
+        self._at_by_now = at_by_now
         self._signal: signal.Signals | None = None  # what asked for the stop
         self._is_told = False  # by a signal to this very process, which torchrun passes on from itself
         self._asked = Event()
@@ -163,8 +166,10 @@ class Stop:
                 numbers = self._woken.recv(64)  # of every signal that has a Python handler
             except (TimeoutError, BlockingIOError):  # the second where nothing was left to wait
                 if self._at is not None and time.time() >= self._at:
-                    self._at = None
-                    self._on_signal(WALLTIME)
+                    by_now = self._at_by_now()
+                    self._at = by_now if by_now is not None and by_now > time.time() else None
+                    if self._at is None:
+                        self._on_signal(WALLTIME)
                 continue
             if _CLOSE in numbers:
                 return

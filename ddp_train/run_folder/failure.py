@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import sysconfig
 import time
 import traceback
@@ -91,14 +92,16 @@ class Failure:
     def record(self, run_folder: RunFolder, *, seconds: float = 0.0) -> bool:
         """Write failure.json and result.json unless another rank was earlier; tell whether this one was first.
 
-        Never raises. On a full disk, say, which may be the very failure, nothing is written, and it is the first where no report is there.
+        Never raises. On a full disk, say, which may be the very failure, that is said, and it is the first where no report is there.
         """
         is_first = not os.path.exists(run_folder.failure)  # unlike Path.exists it never raises
-        with suppress(OSError):
+        try:
             is_first = create_json(run_folder.failure, asdict(self))
             if is_first:
                 result = Result(status=Status.FAILED, step=self.step, seconds=round(seconds, 3), error=f"{self.error}: {self.message}")
                 result.write(run_folder.result)
+        except OSError as error:
+            print(f"{run_folder.shown()} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
         return is_first
 
     def tell_torchrun(self, file: str, *, is_a_peers: bool) -> None:
@@ -134,7 +137,7 @@ class Failure:
             *(["Meanwhile", *(f"  {line}" for line in self.others), ""] if self.others else []),
             f"  rank's log   {run_folder.shown()}/logs/{run_folder.rank_log(self.rank).name}",
             *([f"  all stacks   {run_folder.shown()}/{self.stacks}"] if self.stacks else []),
-            f"  this report  {run_folder.shown()}/{run_folder.failure.name}",
+            *([f"  this report  {run_folder.shown()}/{run_folder.failure.name}"] if run_folder.failure.exists() else []),
             "",
         ]
         room = _SCREEN_LINES - 1 - sum(map(bool, rest))

@@ -138,8 +138,16 @@ def lives_without_progress(run_folder: RunFolder) -> int:
 
 
 def mark_cancelled(run_folder: RunFolder) -> None:
-    """Say that nothing but a person starts the run again. Done before anything is stopped: what ends is settled by somebody else."""
-    write_json(run_folder.cancelled, {"by": f"{_user()} on {os.uname().nodename}", "time": time.strftime("%Y-%m-%d %H:%M:%S")})
+    """Say that nothing but a person starts the run again. Done before anything is stopped: what ends is settled by somebody else.
+
+    Raises:
+        OSError: not even an empty marker can be made, which is enough, and fits on most disks that are full.
+    """
+    try:
+        write_json(run_folder.cancelled, {"by": f"{_user()} on {os.uname().nodename}", "time": time.strftime("%Y-%m-%d %H:%M:%S")})
+    except OSError:
+        run_folder.cancelled.parent.mkdir(exist_ok=True)
+        run_folder.cancelled.touch()
 
 
 def _user() -> str:

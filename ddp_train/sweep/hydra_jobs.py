@@ -7,13 +7,12 @@ again and again (Optuna). What an earlier attempt in the same folder has compute
 from __future__ import annotations
 
 import copy
-import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.config import check as config_check
-from ddp_train.config import cluster
 from ddp_train.config.hydra_internals import BASIC_SWEEPER
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
@@ -31,7 +29,7 @@ from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, texts
 from ddp_train.errors import FAILED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
-from ddp_train.launch import after, restart_note, snapshot
+from ddp_train.launch import after, snapshot, time_limit
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
@@ -45,7 +43,6 @@ from ddp_train.sweep.gather import Gathered, gather
 from ddp_train.sweep.schedule import SweepScheduler
 from ddp_train.sweep.sweeper import plans_all, swept_keys
 from ddp_train.sweep.table import SweepScreen, show
-from ddp_train.system.torchrun_env import is_torchrun_worker
 
 Check = Callable[[DictConfig, DictConfig], RunConfig]
 
@@ -179,6 +176,7 @@ class Multirun:
                 idle=self._screen.idle,
                 say=self._screen.say,
                 stops_at=_stops_at(jobs[0][1]),
+                stops_at_by_now=partial(_stops_at, jobs[0][1], asks_slurm=True),
             )
         try:
             with self._screen:
@@ -347,13 +345,12 @@ class Multirun:
         return found
 
 
-def _stops_at(job: Job) -> float | None:
+def _stops_at(job: Job, *, asks_slurm: bool = False) -> float | None:
     """Return when the sweep has to stop, by the first job's word: the machine is the same for all."""
-    started = restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED
     settings = job.config.cluster
     if placement.engine_of(job.config) is not None:
         settings = replace(settings, walltime=None)  # is each job's own
-    return cluster.stops_at(settings, os.environ, started=started, now=time.time())
+    return time_limit.stops_at(settings, asks_slurm=asks_slurm)
 
 
 def _run_elsewhere(composed: DictConfig) -> None:

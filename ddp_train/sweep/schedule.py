@@ -36,6 +36,7 @@ class SweepScheduler:
         idle: called several times a second.
         say: shows a line to the user.
         stops_at: when to stop as after SIGTERM, in seconds since the epoch; None: never.
+        stops_at_by_now: asked when that time has come: it may have been moved.
     """
 
     def __init__(
@@ -49,10 +50,11 @@ class SweepScheduler:
         idle: Callable[[], None],
         say: Callable[[str], None],
         stops_at: float | None = None,
+        stops_at_by_now: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._sweep, self._slots, self._policy = sweep, slots, policy
         self._began, self._ended, self._idle, self._say = began, ended, idle, say
-        self._stops_at = stops_at
+        self._stops_at, self._stops_at_by_now = stops_at, stops_at_by_now
         self._running: dict[int, tuple[SweepJob, Job]] = {}  # by the slot's place in the list
         self.stop_code: int | None = None  # the exit code, when a signal ended it
         self.is_stopped = False  # no job is started any more
@@ -71,8 +73,10 @@ class SweepScheduler:
                         waiting.extendleft([again] if again else [])
                 self._idle()
                 if self._stops_at is not None and time.time() >= self._stops_at and not self.is_stopped:
-                    self._say("the time is up but for cluster.grace_s")
-                    self._stop(signal.SIGTERM)
+                    self._stops_at = self._stops_at_by_now()
+                    if self._stops_at is None or self._stops_at <= time.time():
+                        self._say("the time is up but for cluster.grace_s")
+                        self._stop(signal.SIGTERM)
 
     def close(self) -> None:
         """Let go of all processes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,39 @@ def test_a_walltime_of_our_own_stops_and_requeues_it_where_slurm_does_not_warn(p
     assert reached > 0
     assert project.ended(job, "COMPLETED", within_s=900)["Restarts"] >= "1"
     assert losses(run_folder) == project.losses_alone(steps=600)
+
+
+def moved(project: SlurmProject, job: str, seconds: int) -> None:
+    end = f"{datetime.now() + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
+    project.bed.must("scontrol", "update", f"jobid={job}", f"endtime={end}")
+
+
+def test_a_time_limit_that_is_moved_counts_and_one_nearer_than_the_warning_is_requeued(project: SlurmProject) -> None:
+    unwarned = {"SBATCH_SIGNAL": "B:23@1"}
+    words = project.words(SLOW, "cluster.walltime='00:01:00'", steps=600)
+    job, run_folder = project.submitted(project.type(*words, env=unwarned)), RunFolder(project.folder / "outputs/run")
+    project.trains(run_folder, beyond=12)
+    moved(project, job, 600)
+    time.sleep(70)
+    assert project.bed.job(job)["Restarts"] == "0" and "the time is up" not in logs(run_folder.root), logs(run_folder.root)
+    moved(project, job, 5)
+    project.restarts(job, 1)
+    assert project.ended(job, "COMPLETED", within_s=900)["Restarts"] >= "1"
+    assert len(losses(run_folder)) == 600
+
+
+def test_a_controller_that_is_away_at_the_requeue_is_asked_again(project: SlurmProject) -> None:
+    job, run_folder = project.submit(SLOW, steps=150)
+    project.trains(run_folder, beyond=12)
+    project.bed.must("scancel", "--signal=USR1", job)
+    project.bed.must("scontrol", "shutdown", "slurmctld")
+    log = run_folder.logs / f"slurm-{job}.out"
+    project.wait(lambda: "again: stopped in good order" in log.read_text(), "the verdict", within_s=60)
+    time.sleep(12)
+    project.bed.must("slurmctld")
+    project.restarts(job, 1)
+    project.ended(job, "COMPLETED", within_s=300)
+    assert losses(run_folder) == project.losses_alone(steps=150)
 
 
 @pytest.mark.parametrize("delays_s", [(0.0, 1.0, 3.0, 6.0)])

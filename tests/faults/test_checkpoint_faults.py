@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -279,3 +280,37 @@ def test_a_stop_that_cannot_save_says_where_the_run_continues(project: Project) 
     done = finish(process)
     assert done.returncode == 75, done.output
     assert re.search(r"stopped after step \d+, which was NOT saved; the run goes on from the start", done.stdout)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MB, to be filled."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("needs root, and a kernel that mounts a tmpfs here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("how", ["signal", "cancel"])
+def test_a_stop_on_a_full_disk_names_it_and_the_run_goes_on_from_the_last_checkpoint(small_disk: Path, how: str) -> None:
+    project = Project(small_disk)
+    process = project.start(*TINY, "cluster=cpu", "trainer.max_steps=1000000", "checkpoint.every_steps=30", "hydra.run.dir=run")
+    wait_for(lambda: any((small_disk / "run/checkpoints").glob("step_*/COMPLETE")))
+    with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+    if how == "cancel":
+        cancelled = project.run("cancel", "run")
+        assert cancelled.returncode == 0, cancelled.output
+    else:
+        process.send_signal(signal.SIGTERM)
+    ended = finish(process)
+    assert ended.returncode == 75, ended.output
+    assert "run cannot be written: No space left on device" in ended.output
+    assert "which was NOT saved; the run goes on from step" in ended.output and "The run failed" not in ended.output
+    again = project.run("resume", "run")
+    assert again.returncode == 78 and "No space left on device" in again.output and "os._exit" not in again.output
+    (small_disk / "filler").unlink()
+    assert project.run("resume", "run", "trainer.max_steps=60").returncode in (0, 2)  # 2: more steps than that are taken

@@ -37,10 +37,15 @@ _OURS = {
 }
 _REQUEUE = (
     "case $verdict in again*)",
-    '    [ "$stopped" ] || { scontrol requeue "$job" && exit 0; }',
     "    # Within the grace of a preemption the job must not end by itself: it would have failed. SLURM ends this wait, and requeues.",
-    "    for ((times = 0; times < 720; times++)); do",
-    '        [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ] || break',
+    "    # A controller that is away gives no answer, and is asked again; three refusals are one.",
+    "    for ((times = 0, refused = 0; times < 720 && refused < 3; times++)); do",
+    "        state=$(squeue --noheader --jobs=\"$job\" --format='%T %r')",
+    '        if [ -z "$stopped" ] || [[ $state == *TimeLimit ]]; then',
+    '            scontrol requeue "$job" && exit 0',
+    '            [ -z "$state" ] || refused=$((refused + 1))',
+    "        fi",
+    "        [[ -z $state || $state == RUNNING* || $state == *TimeLimit ]] || break",
     "        sleep 5",
     "    done",
     "esac",
@@ -90,7 +95,7 @@ def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
                 else ["ddp_train() {", '    bash "$run/launch/task.sh" "$@"', "}"]
             ),
             "",
-            "# TERM comes with scancel, preemption and the time limit: what follows then is SLURM's, and nothing is requeued from here.",
+            "# TERM comes with scancel and preemption, and what follows is SLURM's; also with the time limit: then we ask for the requeue.",
             "stopped=; trap 'stopped=yes' TERM",
             "",
             "# A run that was cancelled, or gets nowhere, is not started again, whoever requeued the job; nor one that another job has.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -15,6 +16,7 @@ from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder import verdict
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.verdict import Verdict, settle
@@ -53,6 +55,29 @@ def test_a_job_is_marked_first_and_signalled_until_it_has_ended(tmp_path: Path, 
     monkeypatch.setattr(slurm_client, "state", lambda id: running if len(signals) < 3 else replace(running, stage=Stage.ENDED))
     assert cancel([str(tmp_path)], LAUNCHER) == 0
     assert signals == ["USR1 to 17"] * 3  # the first may have come between two steps of the job
+
+
+def test_on_a_full_disk_the_marker_is_empty_or_the_job_is_ended_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, *args: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    run_folder = a_run(tmp_path)
+    Submission(engine="slurm", id="17").write(run_folder)
+    monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.ENDED if asked else Stage.RUNNING))
+    asked: list[str] = []
+    monkeypatch.setattr(slurm_client, "signal", lambda id, name: asked.append(name))
+    monkeypatch.setattr(slurm_client, "cancel", lambda id: asked.append("scancel"))
+    monkeypatch.setattr(verdict, "write_json", full)
+    assert cancel([str(tmp_path)], LAUNCHER) == 0
+    assert asked == ["USR1"] and settle(run_folder).verdict is Verdict.NEVER  # an empty file marks as well
+    run_folder.cancelled.unlink()
+    asked.clear()
+    monkeypatch.setattr(Path, "touch", full)
+    assert cancel([str(tmp_path)], LAUNCHER) == 0
+    assert asked == ["scancel"]  # which SLURM does not requeue
+    assert "cannot be marked as cancelled (No space left on device): it is ended at once" in capsys.readouterr().err
 
 
 def test_who_does_not_end_is_told_of_a_harder_way(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder import failure, verdict
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from tests.unit.launch.engine.specs import spec
@@ -42,6 +44,20 @@ def test_a_life_is_counted_where_one_begins(run_folder: RunFolder) -> None:
     Result(status=Status.COMPLETED).write(run_folder.result)
     settle_run(["--begins", str(run_folder.root)], LAUNCHER)
     assert json.loads(run_folder.lives.read_text())["saved"] == [0, 0]
+
+
+def test_a_run_that_cannot_be_written_is_never_started_again_and_the_disk_is_named(
+    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(verdict, "write_json", full)
+    monkeypatch.setattr(failure, "create_json", full)
+    assert settle_run([str(run_folder.root), "--begins"], LAUNCHER) == 78
+    assert settle_run([str(run_folder.root), "--ended=78"], LAUNCHER) == 78
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("never"))
+    assert first.endswith("cannot be written: No space left on device") and "its machines ended with 78" in second
 
 
 @pytest.mark.parametrize("arguments", [[], ["--begins"], ["--other", "x"], ["a", "b"]])

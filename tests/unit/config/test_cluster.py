@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ddp_train.config.check import CONF
-from ddp_train.config.cluster import environment_of, max_restarts, processes_given, processes_of_nodes, stops_at
+from ddp_train.config.cluster import environment_of, max_restarts, processes_given, processes_of_nodes
 from ddp_train.errors import ConfigError
 from tests.unit.config.clusters import SILENT, found
 
@@ -99,16 +99,6 @@ def test_the_presets_for_efa_fit_pods_and_older_installers(preset: str) -> None:
     found = environment_of(yaml.safe_load((CONF / f"cluster/{preset}.yaml").read_text())["env"])
     assert found["NCCL_SOCKET_IFNAME"] == "^docker,lo,veth"
     assert found["FI_EFA_SET_CUDA_SYNC_MEMOPS"] == "0"
-
-
-def test_a_run_stops_so_long_before_its_time_is_up_as_saving_may_take() -> None:
-    cluster = replace(SILENT, walltime="00:10:00", grace_s=30)
-    slurm = {"SLURM_JOB_END_TIME": "5000"}
-    assert stops_at(cluster, slurm, started=1000.0, now=1001.0) == 1570.0
-    cluster = replace(cluster, walltime=None)
-    assert stops_at(cluster, slurm, started=1000.0, now=1001.0) == 4970.0
-    assert stops_at(cluster, slurm, started=1000.0, now=5001.0) is None  # of an allocation that is over
-    assert stops_at(cluster, {}, started=1000.0, now=1001.0) is None
 
 
 def test_what_the_user_says_of_cublas_and_nccl_wins() -> None:

@@ -50,6 +50,14 @@ def test_it_stops_by_itself_when_the_time_is_up() -> None:
     stop.close()
 
 
+def test_a_time_that_was_moved_is_waited_for() -> None:
+    end = time.time() + 0.2
+    stop = Stop(alone(), Peers(alone()), at=end, at_by_now=lambda: end + 0.4)
+    stop.trains_after(0)
+    assert stop.cause() is WALLTIME and time.time() >= end + 0.4
+    stop.close()
+
+
 def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
     stop = Stop(alone(), Peers(alone()))
     stop.trains_after(0)

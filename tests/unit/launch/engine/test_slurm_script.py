@@ -81,9 +81,39 @@ def test_several_runs_are_an_array_whose_tasks_are_requeued_alone() -> None:
     text = batch_script(specs)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert "#SBATCH --array=0-5%2\n" in text
-    assert re.search(r'^    \[ "\$stopped" \] \|\| \{ scontrol requeue "\$job"', text, re.MULTILINE)
+    assert 'scontrol requeue "$job" && exit 0' in text
     assert "\njob=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID " in text and '#SBATCH --output="/dev/null"\n' in text
     assert all(f"    /runs/sweep/{number}\n" in text for number in range(6))
+
+
+STATES = {  # what squeue says, "": nobody answers; whether TERM came; what scontrol returns; the exit code, after so many requests
+    "the controller is away for a while": (["", "", "RUNNING None"], "", [1, 1, 0], 0, 3),
+    "it answers at once": (["RUNNING None"], "", [0], 0, 1),
+    "it refuses": (["RUNNING None"] * 9, "", [1] * 9, 75, 3),
+    "the time limit": (["COMPLETING TimeLimit"], "yes", [0], 0, 1),
+    "a preemption, until SLURM ends it": (["RUNNING None", "", "RUNNING None", "COMPLETING Preempted"], "yes", [0] * 4, 75, 0),
+    "scancel": (["COMPLETING None"], "yes", [0], 75, 0),
+}
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("case", STATES)
+def test_a_requeue_is_asked_for_until_slurm_answers(tmp_path: Path, case: str, by_hand: bool) -> None:
+    states, stopped, codes, ends_with, requests = STATES[case]
+    text = Path("launch/slurm.sbatch").read_text() if by_hand else batch_script([as_written("one_node")])
+    tail = text[text.index("# 75: stopped in good order" if by_hand else "case $verdict in again*)\n    #") :]
+    (tmp_path / "states").write_text("".join(f"{state}\n" for state in states))
+    (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))
+    stand_ins = """
+next() { head -n 1 $1; sed -i 1d $1; }
+squeue() { next states; }
+scontrol() { echo "$@" >> asked; return $(next codes); }
+sleep() { :; }
+"""
+    script = f"{stand_ins}\njob=7 SLURM_JOB_ID=7 verdict=again code=75 stopped={stopped}\n{tail}"
+    ran = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    asked = (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
+    assert (ran.returncode, asked) == (ends_with, ["requeue 7"] * requests), ran.stderr
 
 
 @pytest.mark.parametrize("name", ["signal", "output", "array", "time", "partition", "wrap", "het-group", "a b", "x=1 --wrap", "--comment"])
