@@ -62,7 +62,8 @@ def state_of(run_folder: RunFolder) -> str:
     if found is None and not run_folder.logs.exists() and run_folder.read_result() is None:
         return "not started"
     how = found if isinstance(found, str) else f"job {_id(run_folder)} {found}" if found is not None else ""
-    return f"not running; {settled}" + (f"\n  {how}" if how else "")
+    where = "not known whether it runs" if isinstance(found, str) else "not running"
+    return f"{where}; {settled}" + (f"\n  {how}" if how else "")
 
 
 def submitted_state(run_folder: RunFolder) -> State | str | None:

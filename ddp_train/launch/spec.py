@@ -77,7 +77,7 @@ class Spec:
         if path.exists():
             earlier = sum(1 for _ in path.parent.glob("spec.*.json")) + 1
             path.rename(path.with_name(f"spec.{earlier}.json"))
-        write_atomic(path, self.to_json())
+        write_atomic(path, json.dumps({"hash": self.hash(), **json.loads(self.to_json())}, indent=2) + "\n")
         return path
 
     @classmethod
@@ -85,12 +85,20 @@ class Spec:
         """Read a spec back.
 
         Raises:
-            EnvironmentRefuses: this machine does not see it, or it is damaged.
+            EnvironmentRefuses: this machine does not see it, it is damaged, or it was edited.
         """
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            submitted, spec = content.pop("hash"), cls.from_json(json.dumps(content))
+            if spec.hash() == submitted:
+                return spec
+            happened = f"{path} was edited since it was submitted"
         except OSError as error:
             happened = f"{path} cannot be read on {os.uname().nodename}: {error.strerror}"
         except (ValueError, TypeError, KeyError) as error:
             happened = f"{path} holds no spec that can be read: {error!r}"
-        raise EnvironmentRefuses(happened=happened, expected="RUN/launch/spec.json in a folder that every machine sees")
+        raise EnvironmentRefuses(
+            happened=happened,
+            expected="RUN/launch/spec.json as it was written, in a folder that every machine sees",
+            fix="`ddp-train resume RUN key=value` for another value",
+        )

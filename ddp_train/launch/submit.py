@@ -51,10 +51,9 @@ def run(job: Job) -> int:
     except UserError as error:
         if job.examines:
             raise
-        print(
-            f"\n{error}\nnothing was submitted; `ddp-train resume {shlex.quote(run_folder.shown())}` does it when that is mended",
-            file=sys.stderr,
-        )
+        what = "it is not known whether the job was submitted" if isinstance(error, slurm_client.NoAnswer) else "nothing was submitted"
+        again = f"`ddp-train resume {shlex.quote(run_folder.shown())}` does it when that is mended"
+        print(f"\n{error}\n{what}; {again}", file=sys.stderr)
         return error.exit_code
     if job.examines:
         if job.config.cluster.wait:  # the engine shows what the machines say

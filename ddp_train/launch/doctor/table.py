@@ -60,7 +60,8 @@ def _lines(examined: Examined) -> Iterator[tuple[str, Mapping[int, str]]]:
     yield "driver", {number: each.driver for number, each in facts.items() if each.driver}
     for package in ("python", "torch", "ddp_train"):
         yield package, {number: each.versions[package] for number, each in facts.items()}
-    yield "code", {number: f"{len(each.source.hashes)} files" for number, each in facts.items()}
+    common = set.intersection(*(set(each.source.hashes) for each in facts.values())) if facts else set()  # a file too few is a problem
+    yield "code", dict.fromkeys(facts, f"{len(common)} files")
     for key in facts[min(facts)].data if facts else ():
         yield key, {number: _data(each.data.get(key)) for number, each in facts.items()}
     yield "run folder", {number: machine.writes or _shared(ways.get(number)) for number, machine in machines.items()}

@@ -21,10 +21,19 @@ from ddp_train.system.slurm_step import hosts_of, slurm_step
 
 _WITHIN_S = 60.0
 _MOST_TASKS = 1001  # of an array, where SLURM does not say otherwise
-_LATER = ("MaxSubmit", "job submit limit", "Unable to contact", "timed out", "temporarily")
+_LATER = ("MaxSubmit", "job submit limit", "temporarily")
 """What sbatch says when the same may be taken later."""
+_NO_ANSWER = ("Unable to contact", "timed out", "Zero Bytes", "standby")
+"""What it says when the controller's answer did not come: the job may be in the queue."""
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
+
+
+_ASKS, _ASKS_EVERY_S = 6, 5.0  # for a job whose submission was not answered
+
+
+class NoAnswer(EnvironmentRefuses):
+    """Nobody can say whether a job was submitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +46,19 @@ class Waits:
 
 
 def submit(arguments: Sequence[str]) -> str:
-    """Submit a script and return the job's id.
+    """Submit a script, the last of the arguments, and return the job's id.
 
     Raises:
         ConfigError: SLURM refuses it.
-        EnvironmentRefuses: it takes no more now, or does not answer.
+        EnvironmentRefuses: it takes no more now.
+        NoAnswer: it does not answer, and cannot be asked for the job either.
     """
-    found = _run(arguments)
+    try:
+        found = _run(arguments)
+    except EnvironmentRefuses as error:
+        return _in_queue(arguments[-1], said=error.happened)
+    if found.returncode != 0 and any(word in found.stderr for word in _NO_ANSWER):
+        return _in_queue(arguments[-1], said=_said(found))
     if found.returncode != 0 and any(word in found.stderr for word in _LATER):
         raise EnvironmentRefuses(
             key="cluster.slurm", happened=f"SLURM takes no job now: {_said(found)}", expected="room in its queue", fix="try again later"
@@ -51,6 +66,29 @@ def submit(arguments: Sequence[str]) -> str:
     if found.returncode != 0:
         raise ConfigError(key="cluster.slurm", happened=f"SLURM does not take the job: {_said(found)}", expected="what `sinfo` shows")
     return found.stdout.strip().partition(";")[0]
+
+
+def _in_queue(script: str, *, said: str) -> str:
+    """Return the job of a script whose submission was not answered.
+
+    Raises:
+        EnvironmentRefuses: SLURM has none.
+        NoAnswer: it cannot be asked.
+    """
+    for _ in range(_ASKS):
+        found = _run(["squeue", "--me", "--noheader", "--format=%F|%o"])
+        if found.returncode == 0:
+            jobs = [job for job, _, command in (line.partition("|") for line in found.stdout.splitlines()) if command.strip() == script]
+            if jobs:
+                return max(jobs, key=int)
+            raise EnvironmentRefuses(key="cluster.slurm", happened=f"SLURM has not taken the job: {said}", fix="try again in a minute")
+        time.sleep(_ASKS_EVERY_S)
+    raise NoAnswer(
+        key="cluster.slurm",
+        happened=f"SLURM does not answer: {said}",
+        expected="an answer to sbatch or squeue",
+        fix="`squeue --me` when it answers: it has the job, or not. Of two jobs of one run the second ends at once",
+    )
 
 
 def state(id: str) -> State:

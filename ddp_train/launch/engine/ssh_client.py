@@ -154,6 +154,8 @@ class _Line:
         if self.is_ready.is_set():
             return None
         code = self.exit_code()
+        expected = f"`ssh -o BatchMode=yes {self.host} true` succeeds here: a key, no password, a host key that is known"
+        fix = "the machine's name, user and key in ~/.ssh/config; or another cluster.hosts"
         said = "; ".join(self._printed)
         if self._refuses:
             happened, expected, fix = _REFUSALS[self._refuses]
@@ -164,11 +166,12 @@ class _Line:
             happened = "cannot be reached by ssh"
         else:
             happened = f"ended with {code} before the run began"
+            expected, fix = "the same environment on all machines", f"`ssh {self.host}`, and what is missing there; or cluster.setup"
         return EnvironmentRefuses(
             key="cluster.hosts",
             happened=f"{self.host} {happened}" + (f": {said}" if said else ""),
-            expected=f"`ssh -o BatchMode=yes {self.host} true` succeeds here: a key, no password, a host key that is known",
-            fix="the machine's name, user and key in ~/.ssh/config; or another cluster.hosts",
+            expected=expected,
+            fix=fix,
         )
 
     def _speak(self, stream: IO[bytes]) -> None:
@@ -233,7 +236,7 @@ def _wait_until_ended(lines: Sequence[_Line], least: int) -> int:
     stop_at: float | None = None
     while any(line.exit_code() is None for line in lines):
         ended = [line.exit_code() for line in lines if line.exit_code() is not None]
-        is_lost = len(lines) - len(ended) < least and any(code in FINAL for code in ended)
+        is_lost = len(lines) - len(ended) < least and any(code not in (DONE, _BROKEN) for code in ended)
         if is_lost and stop_at is None:
             stop_at = time.monotonic() + _ENDS_ALONE_S
         for line in lines:
@@ -244,7 +247,7 @@ def _wait_until_ended(lines: Sequence[_Line], least: int) -> int:
             stop_at = float("inf")  # told once
         time.sleep(0.5)
     codes = [line.exit_code() or DONE for line in lines]
-    final = next((code for code in codes if code in FINAL), None)
-    if final is not None and sum(code == DONE for code in codes) < least:
-        return final
-    return next((code for code in codes if code != _BROKEN), FAILED)
+    reasons = [code for code in codes if code not in (DONE, _BROKEN)]
+    if reasons and codes.count(DONE) < least:
+        return next((code for code in reasons if code in FINAL), reasons[0])
+    return DONE if DONE in codes else FAILED

@@ -9,6 +9,7 @@ What the node program prints passes through here, too: whoever writes into a lin
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import select
 import signal
@@ -17,13 +18,15 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from ddp_train.errors import DONE
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
 from ddp_train.system.process import STOP_SIGNALS, die_with_parent
 
 MARK = "\x1eddp-train: "
 """Begins a line that is for the client, and not for the terminal."""
 READY = f"{MARK}ready"
 """This machine waits for `go`."""
+_NEEDED = ("torch", "hydra", "omegaconf", "numpy", "tensorboard", "rich", "xxhash")
+"""What a node program and its ranks import whatever they train; what the run imports beside it is found missing when its ranks start."""
 SILENT_S = 15.0
 """A line that is silent for so long is broken."""
 
@@ -35,6 +38,9 @@ def main(arguments: list[str]) -> int:
         arguments: RUN/launch/spec.json, and which machine this is.
     """
     spec, index = arguments
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        print(f"{sys.executable} has no {', '.join(missing)}", file=sys.stderr)
+        return ENVIRONMENT_REFUSES
     os.write(1, f"{READY}\n".encode())
     words = _words()
     word, _, launch = next(words, "").partition(" ")

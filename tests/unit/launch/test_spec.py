@@ -67,6 +67,13 @@ def test_a_spec_that_cannot_be_read_is_named_and_not_run_again(tmp_path: Path, c
     assert refused.value.exit_code == 78
 
 
+def test_one_that_was_edited_is_refused(spec: Spec) -> None:
+    path = spec.write()
+    path.write_text(path.read_text().replace('"min_nodes": 2', '"min_nodes": 1'))
+    with pytest.raises(EnvironmentRefuses, match="was edited since it was submitted"):
+        Spec.read(path)
+
+
 def test_a_job_that_is_none_is_refused_when_it_is_read(tmp_path: Path) -> None:
     """Not later, on a machine that has begun."""
     path = tmp_path / "spec.json"

@@ -48,6 +48,21 @@ def test_the_state_of_a_job(answers: Path, line: str, stage: Stage, why: str, no
     assert (found.ends is not None) == (stage is Stage.RUNNING)
 
 
+def test_a_submission_that_was_not_answered_is_looked_for(answers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_client, "_ASKS_EVERY_S", 0.0)
+    lost = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    answer(answers, "sbatch", err=lost, code=1)
+    command = ["sbatch", "--parsable", "/runs/a b/launch/slurm.sbatch"]
+    answer(answers, "squeue", out="16|/runs/other/launch/slurm.sbatch\n17|/runs/a b/launch/slurm.sbatch\n")
+    assert slurm_client.submit(command) == "17"
+    answer(answers, "squeue", out="16|/runs/other/launch/slurm.sbatch\n")
+    with pytest.raises(EnvironmentRefuses, match=r"SLURM has not taken the job: .*timed out"):
+        slurm_client.submit(command)
+    answer(answers, "squeue", err="Unable to contact slurm controller", code=1)
+    with pytest.raises(slurm_client.NoAnswer, match="SLURM does not answer"):
+        slurm_client.submit(command)
+
+
 def test_of_an_array_what_is_still_to_be_expected_counts(answers: Path) -> None:
     answer(answers, "squeue", out="7_0|COMPLETED|None|a|N/A|N/A\n7_1|RUNNING|None|b|N/A|N/A\n7_2|PENDING|Priority||N/A|N/A\n")
     assert slurm_client.state("7").nodes == ("b",)

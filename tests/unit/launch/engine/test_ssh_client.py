@@ -99,6 +99,7 @@ def ends_with(code: int) -> str:
     [
         ((0, 0, 0), 3, DONE),
         ((FAILED, FAILED, FAILED), 3, FAILED),
+        ((0, FAILED, 0), 3, FAILED),
         ((0, FAILED, 0), 2, DONE),  # a machine that was lost, of a run that goes on
         ((FAILED, WRONG_INPUT, FAILED), 3, WRONG_INPUT),
         ((255, 0, 0), 3, DONE),  # its line was lost; the others know how it went
@@ -109,10 +110,13 @@ def test_the_exit_code_is_the_runs(tmp_path: Path, codes: tuple[int, ...], least
     assert run(tmp_path, *map(ends_with, codes), least=least)[0] == expected
 
 
-def test_the_others_are_stopped_where_a_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ended", [ENVIRONMENT_REFUSES, FAILED, 137])
+def test_the_others_are_stopped_where_the_program_of_a_machine_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: int
+) -> None:
     monkeypatch.setattr("ddp_train.launch.engine.ssh_client._ENDS_ALONE_S", 0.5)
-    code, shown = run(tmp_path, READS, ends_with(ENVIRONMENT_REFUSES))
-    assert code == ENVIRONMENT_REFUSES
+    code, shown = run(tmp_path, READS, ends_with(ended))
+    assert code == ended
     assert "signal 15" in shown
 
 

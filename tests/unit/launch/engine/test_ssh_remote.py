@@ -113,3 +113,12 @@ def test_a_far_end_that_is_killed_leaves_no_node_program(start: Start, tmp_path:
     process.kill()
     process.communicate()
     wait_for(lambda: not [line for line in our_processes(tmp_path) if "node" in line])
+
+
+def test_a_machine_whose_environment_lacks_a_package_says_so_before_anything_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ssh_remote, "_NEEDED", ("torch", "no_such_package"))
+    assert ssh_remote.main(["spec.json", "2"]) == 78
+    said = capsys.readouterr()
+    assert said.err == f"{sys.executable} has no no_such_package\n" and READY not in said.out
