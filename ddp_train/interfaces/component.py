@@ -338,6 +338,14 @@ class Strategy(Protocol):
 
 
 @runtime_checkable
+class Casting(Protocol):
+    """A strategy that may let weights travel and compute in another type than that in which they are kept."""
+
+    def computes_in(self, world_size: int) -> torch.dtype | None:
+        """Return that type on so many ranks; None: their own."""
+
+
+@runtime_checkable
 class Synchronising(Protocol):
     """A strategy whose ranks take steps of their own, with weights of their own, and synchronise now and then.
 

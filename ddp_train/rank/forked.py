@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_train.system import threads
+from ddp_train.system import process, threads
 from ddp_train.system.nursery import interpreter
 
 
@@ -28,13 +28,22 @@ def become(request: Mapping[str, Any]) -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             os.dup2(descriptor, number)
             os.close(descriptor)
-    is_touched = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()  # what somebody's sitecustomize imports may do so
     asked = os.environ.get(threads.VARIABLE, "")  # one that is no number was there when the libraries were loaded
-    if is_touched or (asked.isdigit() and not _has_threads(int(asked))):
+    if has_used_gpu() or (asked.isdigit() and not _has_threads(int(asked))):
         os.execve(sys.executable, [*interpreter(), *request["words"]], dict(os.environ))
     sys.argv[1:] = request["words"]
     importlib.invalidate_caches()
     np.random.seed()  # `random` does so itself
+
+
+def has_used_gpu() -> bool:
+    """Tell whether this process, or the one that it was forked from, has begun CUDA, which no fork survives.
+
+    Torch knows its own use alone. CuPy, Numba or DALI open this device, too, which NVML, that may be forked, does not. What somebody's
+    sitecustomize imports may do either.
+    """
+    is_open = any(file == "/dev/nvidia-uvm" for _, file in process.open_files(os.getpid()))
+    return is_open or torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()
 
 
 def _has_threads(count: int) -> bool:

@@ -22,12 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.errors import DONE, FAILED, PREEMPTED
 from ddp_train.job import Job
+from ddp_train.rank.forked import has_used_gpu
 from ddp_train.rank.isolation import Baseline
 from ddp_train.rank.rank import Rank
 from ddp_train.run_folder import failure
@@ -268,7 +267,7 @@ class _Child:
         def be_rank() -> int:
             self._ours.close()
             release()  # the folders are the member's, whose life is longer
-            if torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():
+            if has_used_gpu():
                 os.set_inheritable(theirs.fileno(), True)
                 environment = {**os.environ, handover.FRESH_RANK: f"{theirs.fileno()} {place}"}
                 os.execve(sys.executable, [sys.executable, "-u", "-m", "ddp_train"], environment)  # as torchrun has started the member

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ddp_train.config import auto
@@ -21,7 +22,19 @@ from ddp_train.config.target import AUTO
 from ddp_train.config.tree import at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Amp, Averaging, Borrowing, DataSource, Joint, Meeting, Objective, Predicting, StartingFromData, Strategy
+from ddp_train.interfaces import (
+    Amp,
+    Averaging,
+    Borrowing,
+    Casting,
+    DataSource,
+    Joint,
+    Meeting,
+    Objective,
+    Predicting,
+    StartingFromData,
+    Strategy,
+)
 from ddp_train.loader.loader import Loader
 from ddp_train.loader.one_batch import OneBatch
 from ddp_train.loader.order import BatchOrder
@@ -42,6 +55,7 @@ from ddp_train.training.build_data import (
 from ddp_train.training.compiled import compile_model, note
 from ddp_train.training.components import Components, Evaluated, with_loss
 from ddp_train.training.data_identity import adopt, identity_of, meaning_of, require_meaning
+from ddp_train.training.device_peak import products
 from ddp_train.training.early_step import EarlyStep
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.metric import build_metrics, goals_of
@@ -92,9 +106,14 @@ def build(config: RunConfig, world: World) -> Components:
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_sources.values())
     amp: Amp = instantiate(config.amp, key="amp", answers=answers)
-    throughput = measure(world, objective, trained, amp, source=train_source)
     strategy: Strategy = instantiate(config.strategy, key="strategy")
-    notes = [_not_called(model), checkpoint_activations(model, config.activation_checkpointing)]
+    cast = strategy.computes_in(world.size) if isinstance(strategy, Casting) else None
+    throughput = measure(world, objective, trained, amp, source=train_source, cast=cast)
+    notes = [
+        _travels_wide(strategy, trained, amp, world),
+        _not_called(model),
+        checkpoint_activations(model, config.activation_checkpointing),
+    ]
     called = [*model.children()] if takes_turns(objective) else [model]
     compiled = compile_model(model, config.compile, world, parts=called)
     notes.append(note(compiled, config.compile))
@@ -140,6 +159,15 @@ def build(config: RunConfig, world: World) -> Components:
             components.train_loader = _train_loader(train_source, config, world)
         components.answers = {**answers, MICRO_BATCH: config.loader.micro_batch_size}
     return components
+
+
+def _travels_wide(strategy: Strategy, model: nn.Module, amp: Amp, world: World) -> str:
+    """Say that weights travel in float32 which then compute in bfloat16; "" where they do not."""
+    if world.size == 1 or not isinstance(strategy, Casting) or strategy.computes_in(world.size) is not None:
+        return ""
+    if products(amp, model, world.device) != "bfloat16" or all(each.dtype == torch.bfloat16 for each in model.parameters()):
+        return ""
+    return "strategy weights travel in float32 and compute in bfloat16; strategy.param_dtype=bfloat16 halves what travels"
 
 
 def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any] = _NOTHING) -> Evaluated:

@@ -61,11 +61,11 @@ Those of the RTX cards are with sums in float32, as PyTorch takes them: in float
 _BRAND = re.compile(r"^(NVIDIA |Tesla |GeForce )*")
 
 
-def peak_of(device: torch.device, amp: Amp, model: nn.Module) -> float | None:
+def peak_of(device: torch.device, amp: Amp, model: nn.Module, *, cast: torch.dtype | None = None) -> float | None:
     """Return the FLOP/s of a device at best in the type that a model's products have; None: not known (a CPU, a part of a GPU)."""
     if device.type != "cuda":
         return None
-    return lookup(torch.cuda.get_device_name(device), products(amp, model, device))
+    return lookup(torch.cuda.get_device_name(device), products(amp, model, device, cast=cast))
 
 
 def lookup(name: str, product: str) -> float | None:
@@ -76,12 +76,16 @@ def lookup(name: str, product: str) -> float | None:
     return None if tera is None else tera * 1e12
 
 
-def products(amp: Amp, model: nn.Module, device: torch.device) -> str:
-    """Return the type that a model's matrix products have: `float32`, `tf32`, `bfloat16`, `float16`, or another one of torch's."""
+def products(amp: Amp, model: nn.Module, device: torch.device, *, cast: torch.dtype | None = None) -> str:
+    """Return the type that a model's matrix products have: `float32`, `tf32`, `bfloat16`, `float16`, or another one of torch's.
+
+    Args:
+        cast: in which type a strategy lets the weights compute; None: in their own.
+    """
     with amp.autocast(device):
         if torch.is_autocast_enabled(device.type):
             return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
-    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    kinds = {cast} if cast is not None else {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     kind = str(max(kinds, key=lambda each: each.itemsize, default=torch.float32)).removeprefix("torch.")
     return "tf32" if kind == "float32" and _uses_tf32(model) else kind
 

@@ -118,15 +118,18 @@ class Throughput:
         self._shapes = self._batch = None
 
 
-def measure(world: World, objective: Objective, trained: nn.Module, amp: Amp, *, source: Any) -> Throughput:
+def measure(
+    world: World, objective: Objective, trained: nn.Module, amp: Amp, *, source: Any, cast: torch.dtype | None = None
+) -> Throughput:
     """Return what measures a run, made before the model is compiled or wrapped.
 
     Args:
         trained: the model, joined with an objective that has a state of its own.
         source: the training data, as the loaders read it.
+        cast: in which type the strategy lets the weights compute; None: in their own.
     """
     window = None if isinstance(source, Measured) else source.facts.get("context_length")  # a sample may be shorter than that
-    peak, shapes = peak_of(world.device, amp, trained), None
+    peak, shapes = peak_of(world.device, amp, trained, cast=cast), None
     if peak is not None:
         try:
             shapes = ShapeCopy(trained, objective)

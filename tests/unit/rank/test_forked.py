@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp_train.rank import forked
+from ddp_train.system import process
+
 PROBE = """
 import ctypes, os, sys
 if sys.argv[1] == "forked":
@@ -50,3 +53,11 @@ def test_threads_and_results_are_those_of_a_fresh_interpreter(tmp_path: Path, th
         for kind in ("fresh", "forked")
     }
     assert found["forked"] == found["fresh"] != ""
+
+
+def test_a_driver_that_another_library_has_opened_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ["/dev/null", "/dev/nvidiactl"]  # NVML's, which may be forked
+    monkeypatch.setattr(process, "open_files", lambda pid: [("", name) for name in files])
+    assert not forked.has_used_gpu()
+    files.append("/dev/nvidia-uvm")
+    assert forked.has_used_gpu()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ddp_train.amp import Amp
+from ddp_train.strategy.fsdp import FSDP
 from ddp_train.training.device_peak import lookup, peak_of, products
 
 
@@ -45,6 +46,15 @@ def test_a_device_is_known_by_its_whole_name(name: str, tera: float | None) -> N
 def test_each_type_has_a_peak_of_its_own() -> None:
     assert [lookup("NVIDIA A100-SXM4-40GB", each) for each in ("float32", "tf32", "float16", "float64")] == [19.5e12, 156e12, 312e12, None]
     assert lookup("Tesla T4", "float16") == 65e12
+
+
+def test_the_type_is_the_one_in_which_a_strategy_lets_the_weights_compute() -> None:
+    cpu, model = torch.device("cpu"), nn.Linear(1, 1)
+    in_half, plain = FSDP(param_dtype="bfloat16"), FSDP()
+    assert products(Amp(dtype=None), model, cpu, cast=in_half.computes_in(2)) == "bfloat16"
+    assert products(Amp(dtype=None), model, cpu, cast=in_half.computes_in(1)) == "float32", "one rank alone trains the plain model"
+    assert products(Amp(dtype=None), model, cpu, cast=plain.computes_in(2)) == "float32"
+    assert products(Amp(dtype="float16"), model, cpu, cast=in_half.computes_in(2)) == "float16"
 
 
 def test_a_cpu_has_none() -> None:

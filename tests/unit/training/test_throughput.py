@@ -55,7 +55,7 @@ def test_the_process_takes_memory() -> None:
 
 def train(monkeypatch: pytest.MonkeyPatch, *, peak: float | None, model: type[nn.Module] | None = None) -> list[Record]:
     """Train on ragged windows, as if the device had this peak."""
-    monkeypatch.setattr(throughput, "peak_of", lambda device, amp, model: peak)
+    monkeypatch.setattr(throughput, "peak_of", lambda device, amp, model, *, cast: peak)
     records = list[Record]()
     added = (
         [] if model is None else [f"model._target_={__name__}.{model.__name__}", "~model.num_layers", "~model.num_heads", "~model.width"]
