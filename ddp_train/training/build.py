@@ -224,6 +224,14 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any]) -> 
         model = instantiate(config.model, key="model", answers=answers)
     if not isinstance(model, nn.Module):
         raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+            raise ConfigError(
+                key="model",
+                happened=f"{name or 'the model'} is an {type(module).__name__} with sparse=True",
+                expected="dense gradients: sparse ones cannot be summed over ranks, clipped or measured",
+                fix="sparse=False",
+            )
     use_plain_names(model)
     return in_memory_format(model, config.precision)
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from subprocess import CalledProcessError
 from traceback import FrameSummary
 from typing import Any
 
@@ -160,6 +161,8 @@ class _Region:
         try:
             return self._call(*given, **named)
         except TorchDynamoException as error:
+            if _is_of_a_signal(error):  # a stop: the step is finished, and saved
+                return self(*given, **named)
             where = _users_line(error)
             if not self._goes_on:
                 raise RunError(
@@ -233,6 +236,15 @@ def forget() -> None:
     """Put back what was set of this process for a job that is over."""
     while _started:
         _started.pop().forget()
+
+
+def _is_of_a_signal(error: BaseException | None) -> bool:
+    """Tell whether a signal has ended the compiler: one to all processes of a job, as SLURM sends it, reaches that, too."""
+    while error is not None:
+        if (isinstance(error, CalledProcessError) and error.returncode < 0) or "signal terminated program" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _users_line(error: BaseException) -> str:

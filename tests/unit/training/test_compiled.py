@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,22 @@ def test_a_backend_that_fails_is_a_failure_too(monkeypatch: pytest.MonkeyPatch) 
     compiled(model)
     with pytest.raises(RunError, match=r"Linear cannot be compiled(.|\n)*no compiler here(.|\n)*compile\.on_failure=eager"):
         model(torch.ones(1, 1))
+
+
+def test_a_compiler_that_a_stop_signal_has_ended_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[int] = []
+
+    def ended_once(graph: Any, inputs: Any) -> Any:
+        times.append(len(times))
+        if len(times) == 1:
+            subprocess.run(["bash", "-c", "kill -TERM $$"], check=True)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda call, *, real=torch.compile, backend, **rest: real(call, backend=ended_once, **rest))
+    model = nn.Linear(1, 1)
+    compiled(model)
+    assert model(torch.ones(1, 1)).shape == (1, 1)
+    assert len(times) == 2
 
 
 def test_an_unknown_backend_is_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 from torch.optim import Optimizer
 
+from ddp_train.errors import ConfigError
 from ddp_train.training.dry_build import Sizes, measure
 from ddp_train.training.state_size import estimate, kept_on_a_rank
 from tests.unit.parts import checked, components
@@ -90,3 +91,14 @@ def test_a_model_that_reads_its_values_says_so() -> None:
     keys = ["model=mlp", "~model.image_shape", "~model.width", "~model.depth"]
     with pytest.raises(RuntimeError, match="meta"):
         measure(checked(*keys, "model._target_=tests.unit.training.test_dry_build.Reads", base=[]))
+
+
+class Sparse(nn.Module):
+    def __init__(self, **given: object) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(256, 4, sparse=True)
+
+
+def test_sparse_gradients_are_refused_before_the_first_step() -> None:
+    with pytest.raises(ConfigError, match="tokens is an Embedding with sparse=True"):
+        components(f"model._target_={__name__}.Sparse")
