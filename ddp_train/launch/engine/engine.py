@@ -6,6 +6,7 @@ An engine is a module of this folder with the name that `cluster.launcher` has f
 from __future__ import annotations
 
 import importlib
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, cast
 
+from ddp_train.errors import DataError
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import read_json, write_atomic, write_json
@@ -113,11 +115,18 @@ class Submission:
 
     @classmethod
     def read(cls, run_folder: RunFolder) -> Submission | None:
-        """Return it; None for a run that was given to no engine."""
+        """Return it; None for a run that was given to no engine.
+
+        Raises:
+            DataError: it is damaged, or its id is no name: in the folder of somebody else it could be an option of `scancel`.
+        """
         try:
-            return cls(**read_json(run_folder.submitted))
+            found = cls(**read_json(run_folder.submitted))
         except FileNotFoundError:
             return None
+        if found.engine not in ENGINES or not re.fullmatch(r"\w[\w.:-]*", found.id):
+            raise DataError(happened=f"{run_folder.submitted} says {found.engine} {found.id}", expected="an engine, and its id of the run")
+        return found
 
     def state(self, run_folder: RunFolder) -> State:
         """Return where the engine says the run is. What it cannot tell from this machine, the folder does: somebody holds it, or nobody.

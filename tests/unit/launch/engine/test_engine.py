@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from ddp_train.errors import DataError
 from ddp_train.launch.engine.engine import Rendered, Submission
 from ddp_train.run_folder.paths import RunFolder
 
@@ -20,3 +23,10 @@ def test_a_run_knows_who_has_it(tmp_path: Path) -> None:
     submission = Submission(engine="slurm", id="17_3")
     submission.write(run_folder)
     assert Submission.read(run_folder) == submission
+
+
+@pytest.mark.parametrize(("engine", "id"), [("slurm", "--me"), ("slurm", ""), ("..slurm", "17"), ("ssh", "a b")])
+def test_an_id_that_is_no_name_is_refused(tmp_path: Path, engine: str, id: str) -> None:
+    Submission(engine=engine, id=id).write(run_folder := RunFolder(tmp_path))
+    with pytest.raises(DataError, match="an engine, and its id"):
+        Submission.read(run_folder)
