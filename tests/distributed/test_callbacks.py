@@ -55,9 +55,16 @@ def numbers(run: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if name not in timed} for record in metrics(run)]
 
 
-def weights(run: Path, step: int) -> list[bytes]:
+def weights(run: Path, step: int) -> list[tuple[dict[str, Any], bytes]]:
     """Return the tensors of a checkpoint, optimizer, averages and random streams included."""
-    return [file.read_bytes() for file in sorted((run / f"checkpoints/step_{step:08d}").glob("rank_*.safetensors"))]
+    found = []
+    for file in sorted((run / f"checkpoints/step_{step:08d}").glob("rank_*.safetensors")):
+        content = file.read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:end])
+        del header["__metadata__"]["origin"]  # which run it is of
+        found.append((header, content[end:]))
+    return found
 
 
 @pytest.mark.long

@@ -74,4 +74,4 @@ def test_another_order_that_gloo_accepts_is_found(project: Project, way: str) ->
 def test_the_runs_of_each_test_call_their_collectives_in_one_order(file: str) -> None:
     command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", f"tests/distributed/{file}", "--collectives"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stdout[-5000:]
+    assert done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED), done.stdout[-5000:]  # a file with long tests alone
