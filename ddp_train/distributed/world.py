@@ -42,7 +42,7 @@ class World:
     @property
     def has_group(self) -> bool:
         """Whether there is a process group, which a world of one rank has in tests alone."""
-        return self.size > 1 or dist.is_initialized()
+        return self.size > 1 or handover.opens_group()
 
     @property
     def is_main(self) -> bool:

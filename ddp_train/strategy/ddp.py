@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Shards, named_parameters
+from ddp_train.system import handover
 
 
 class DDP:
@@ -57,7 +57,7 @@ class DDP:
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Move the model to `device` and, where there are other ranks, give all of them rank 0's weights. Collective."""
         model = model.to(device)
-        if world_size == 1 and not dist.is_initialized():
+        if world_size == 1 and not handover.opens_group():
             return model
         if self.sync_batchnorm:
             model = _synchronised(model)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,7 @@ from torch.optim import Optimizer
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint, Shards
 from ddp_train.strategy.rows import require_rows
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+from ddp_train.system import handover
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +76,7 @@ class FSDP:
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Cut the model's parameters in place, with rank 0's values. Collective."""
-        if world_size == 1 and not dist.is_initialized():
+        if world_size == 1 and not handover.opens_group():
             return model.to(device)
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -142,14 +140,14 @@ class FSDP:
 
     def shards(self, world_size: int) -> Shards:
         """Cut all among the ranks of a group."""
-        count, is_cut = world_size // self._replicas, world_size > 1 or dist.is_initialized()
+        count, is_cut = world_size // self._replicas, world_size > 1 or handover.opens_group()
         return Shards(parameters=count, gradients=count, optimizer=count, on_host=self._offloads and is_cut)
 
     def computes_in(self, world_size: int) -> torch.dtype | None:
         """Return the type in which the weights compute, if it is not their own."""
         return self._param_dtype if world_size > 1 else None
 
-    def _mesh(self, device: torch.device, world_size: int) -> DeviceMesh:
+    def _mesh(self, device: torch.device, world_size: int) -> Any:
         """Return the ranks, in groups of those that hold all shards. Each waits as long as the run does, not torch's 30 minutes."""
         from torch.distributed.device_mesh import init_device_mesh
 

@@ -3,6 +3,8 @@
 What a user sets is in the config, and what torchrun sets in `torchrun_env.py`. Here, below all who write and read them.
 """
 
+import os
+
 PREFIX = "DDP_TRAIN_"
 """What all of them begin with."""
 
@@ -39,3 +41,8 @@ CALLER = "DDP_TRAIN_CALLER"
 ONE_GPU = "DDP_TRAIN_ONE_GPU"
 """For tests/gpu, which may have one GPU: `group` opens a process group for one rank, too; `shared` lets all ranks of a machine use its
 first GPU, over gloo, as NCCL refuses two ranks on one."""
+
+
+def opens_group() -> bool:
+    """Tell whether a world of one rank has a process group, too."""
+    return os.environ.get(ONE_GPU) == "group"

@@ -55,7 +55,7 @@ from ddp_train.training.build_data import (
 from ddp_train.training.compiled import compile_model, note
 from ddp_train.training.components import Components, Evaluated, with_loss
 from ddp_train.training.data_identity import adopt, identity_of, meaning_of, require_meaning
-from ddp_train.training.device_peak import products
+from ddp_train.training.device_peak import peak_of, products
 from ddp_train.training.early_step import EarlyStep
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.metric import build_metrics, goals_of
@@ -108,7 +108,7 @@ def build(config: RunConfig, world: World) -> Components:
     amp: Amp = instantiate(config.amp, key="amp", answers=answers)
     strategy: Strategy = instantiate(config.strategy, key="strategy")
     cast = strategy.computes_in(world.size) if isinstance(strategy, Casting) else None
-    throughput = measure(world, objective, trained, amp, source=train_source, cast=cast)
+    throughput = measure(world, objective, trained, source=train_source, peak=peak_of(world.device, amp, trained, cast=cast))
     notes = [
         _travels_wide(strategy, trained, amp, world),
         _not_called(model),

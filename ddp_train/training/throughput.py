@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Amp, Batch, Counting, Measured, Objective, batch_size, map_tensors
+from ddp_train.interfaces import Batch, Counting, Measured, Objective, batch_size, map_tensors
 from ddp_train.system.process import resident_bytes
-from ddp_train.training.device_peak import peak_of
 from ddp_train.training.model_flops import ShapeCopy
 
 logger = logging.getLogger(__name__)
@@ -118,18 +117,16 @@ class Throughput:
         self._shapes = self._batch = None
 
 
-def measure(
-    world: World, objective: Objective, trained: nn.Module, amp: Amp, *, source: Any, cast: torch.dtype | None = None
-) -> Throughput:
+def measure(world: World, objective: Objective, trained: nn.Module, *, source: Any, peak: float | None) -> Throughput:
     """Return what measures a run, made before the model is compiled or wrapped.
 
     Args:
         trained: the model, joined with an objective that has a state of its own.
         source: the training data, as the loaders read it.
-        cast: in which type the strategy lets the weights compute; None: in their own.
+        peak: what the device computes at best, in FLOP/s; None: not known.
     """
     window = None if isinstance(source, Measured) else source.facts.get("context_length")  # a sample may be shorter than that
-    peak, shapes = peak_of(world.device, amp, trained, cast=cast), None
+    shapes = None
     if peak is not None:
         try:
             shapes = ShapeCopy(trained, objective)

@@ -296,7 +296,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("how", ["signal", "cancel"])
 def test_a_stop_on_a_full_disk_names_it_and_the_run_goes_on_from_the_last_checkpoint(small_disk: Path, how: str) -> None:
     project = Project(small_disk)
-    process = project.start(*TINY, "cluster=cpu", "trainer.max_steps=1000000", "checkpoint.every_steps=30", "hydra.run.dir=run")
+    process = project.start(
+        *TINY, "cluster=cpu", "trainer.max_steps=1000000", "trainer.max_epochs=null", "checkpoint.every_steps=30", "hydra.run.dir=run"
+    )
     wait_for(lambda: any((small_disk / "run/checkpoints").glob("step_*/COMPLETE")))
     with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
         while True:

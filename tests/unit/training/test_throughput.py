@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ddp_train.distributed.world import World, alone
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.system.process import resident_bytes
-from ddp_train.training import throughput
+from ddp_train.training import build
 from ddp_train.training.model_flops import ShapeCopy
 from ddp_train.training.records import Record
 from ddp_train.training.throughput import Throughput
@@ -55,7 +55,7 @@ def test_the_process_takes_memory() -> None:
 
 def train(monkeypatch: pytest.MonkeyPatch, *, peak: float | None, model: type[nn.Module] | None = None) -> list[Record]:
     """Train on ragged windows, as if the device had this peak."""
-    monkeypatch.setattr(throughput, "peak_of", lambda device, amp, model, *, cast: peak)
+    monkeypatch.setattr(build, "peak_of", lambda device, amp, model, *, cast: peak)
     records = list[Record]()
     added = (
         [] if model is None else [f"model._target_={__name__}.{model.__name__}", "~model.num_layers", "~model.num_heads", "~model.width"]
