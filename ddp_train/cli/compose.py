@@ -34,7 +34,6 @@ from ddp_train.config.target import locate
 from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.job import Job
-from ddp_train.launch.after import wait_before_meeting
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_given, claim_new, clear
 from ddp_train.run_folder.paths import RunFolder
@@ -133,9 +132,6 @@ class Checked(Callback):
             if checked.cluster.launcher == "torchrun" and not is_torchrun_worker():
                 from ddp_train.launch import torchrun
 
-                waits = not _examines(config.hydra) and not _has_begun(config, checked)
-                if waits and (waited := wait_before_meeting(checked)):
-                    raise Exit(waited)
                 if (code := torchrun.follow(checked, run=_typed_folder(config))) is not None:
                     raise Exit(code)  # the first machine claims
             folder, is_resumed = _claim(config, checked)
@@ -292,14 +288,6 @@ def _typed_folder(config: DictConfig) -> str:
     if not typed:
         return ""
     return typed[-1] if "${" in typed[-1] else str(Path(config.hydra.run.dir).absolute())
-
-
-def _has_begun(composed: DictConfig, checked: RunConfig) -> bool:
-    """Tell whether this goes on with a run that has begun before: that one waits for no other again."""
-    if not checked.runs_before():
-        return False
-    found = place_of(composed, checked)
-    return found.is_continued and RunFolder(found.folder).environment.exists()
 
 
 def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:

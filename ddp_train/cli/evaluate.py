@@ -14,6 +14,7 @@ from typing import Any
 from hydra.types import RunMode
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
+from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import TRUST, ask_trust, record, require_place, run_of, typed
 from ddp_train.config import check as config_check
 from ddp_train.config import saved_overrides
@@ -122,6 +123,7 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
     elif not is_checkpoint(path) and not any(word.startswith("after=") for word in overrides):
         require_candidates(checkpoint, key="RUN")
     config = _config(folder, overrides, [command, str(path.absolute()), *overrides], part=part, predicts=command == "predict")
+    check_pipeline(config)
     is_by_hand = config.cluster.launcher == "torchrun" and not is_torchrun_worker()
     if is_by_hand and (code := torchrun.follow(config, run=str(checkpoint))) is not None:
         return code  # the first machine claims

@@ -15,15 +15,16 @@ from rich.text import Text
 
 from ddp_train.checkpoint.disk_space import in_units
 from ddp_train.cli.past_runs import Past
+from ddp_train.cli.pipeline import require_possible
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.composition import TYPED, Composition, Value
 from ddp_train.config.schema import CheckpointConfig, SweepConfig, seconds_of
 from ddp_train.config.spelling import text_of, without_secrets
 from ddp_train.errors import printable
 from ddp_train.job import Job
-from ddp_train.launch import after
 from ddp_train.redaction import redact
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.verdict import progress_of
 from ddp_train.system import devices
 
 _LABEL = 9  # characters, as in the lines that a run begins with
@@ -241,7 +242,7 @@ def time(screen: Screen, job: Job, found: Mapping[str, Any] | str, past: Past | 
 def pipeline(screen: Screen, job: Job) -> None:
     """Say what the run waits for, and which weights it begins with."""
     for folder in job.config.runs_before():
-        screen.fact("after", f"{as_typed(folder)}   ({after.state(folder, after.require_possible(folder))})")
+        screen.fact("after", f"{as_typed(folder)}   ({progress_of(RunFolder(folder), require_possible(folder))})")
     if job.config.init_from is not None:
         screen.fact("weights", f"{job.config.init_from}   (chosen when the run begins)")
 

@@ -12,7 +12,6 @@ from ddp_train.cli.compose import check_composed, compose
 from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, record, refuse_without_effect, require_more, run_of
 from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import torchrun
-from ddp_train.launch.after import before, wait_before_meeting
 from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
@@ -57,11 +56,9 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     checkpoint = str(path.absolute()) if is_checkpoint(path) else None
     if not is_torchrun_worker():
         asked = frozen_job(folder, overrides, checkpoint=checkpoint)
-        if asked.config.cluster.launcher == "torchrun":
-            if before(asked) and (waited := wait_before_meeting(asked.config)):
-                return waited
-            if (code := torchrun.follow(asked.config, run=checkpoint or str(folder.absolute()))) is not None:
-                return code  # the first machine holds the folder
+        run = checkpoint or str(folder.absolute())
+        if asked.config.cluster.launcher == "torchrun" and (code := torchrun.follow(asked.config, run=run)) is not None:
+            return code  # the first machine holds the folder
     within_s = _LET_GO_WITHIN_S if is_restart else 0.0
     if not is_torchrun_worker():
         require_ended(folder)

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, require_candidates
+from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.config import check as config_check
 from ddp_train.config import saved_overrides
 from ddp_train.config.run_config import RunConfig
@@ -75,14 +76,17 @@ def frozen_job(
     saved["cluster"] = {**saved["cluster"], "node_rank": None}  # of the machine that began it
     tree: Any = OmegaConf.to_container(saved_overrides.changed(saved, overrides))
     first, options = typed(folder)
+    config, run_folder = config_check.load(tree), RunFolder(folder)
+    if not run_folder.environment.exists():  # a run that has begun once waits for no other
+        check_pipeline(config)
     return Job(
-        config=config_check.load(tree),
-        run_folder=RunFolder(folder),
+        config=config,
+        run_folder=run_folder,
         command=list(sys.argv),
         overrides=[*first, *overrides],
         options=options,
         in_sweep=in_sweep,
-        task=Task.read(RunFolder(folder)),
+        task=Task.read(run_folder),
         checkpoint=checkpoint,
     )
 

@@ -1,7 +1,6 @@
 """From a job to running processes. Imports no torch but in `agent/`, which only the agent's process imports.
 
 launcher       what a launcher offers, and a slot of a sweep
-after          a run that waits for others (`after=RUN`)
 local          this machine: one agent, for a job that is composed already
 torchrun       several machines by hand
 node/          what runs on each of several machines, and how they agree

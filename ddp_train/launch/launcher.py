@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 from ddp_train.job import Job
-from ddp_train.launch.after import wait_for_runs
 
 
 class Slot(Protocol):
@@ -49,7 +48,7 @@ class Launcher:
     def begin(self, job: Job) -> int:
         """Run one job to its end and return the exit code."""
         self.begun = job.run_folder.root
-        return wait_for_runs(job) or self.run(job)
+        return self.run(job)
 
     def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
         """Return the slots for the jobs of a sweep, which are run at once.

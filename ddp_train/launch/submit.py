@@ -14,14 +14,13 @@ from ddp_train.config.schema import node_range
 from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot
-from ddp_train.launch.after import WAITS_ITSELF, before, wait_for_runs
 from ddp_train.launch.agent_process import expect_none
 from ddp_train.launch.doctor.report import exit_code_of, wait_for_report
 from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.run_folder.verdict import Verdict, progress_of, settle
 from ddp_train.system.files import tail
 from ddp_train.system.folder_lock import release
 
@@ -35,8 +34,8 @@ def run(job: Job) -> int:
     run_folder = job.run_folder
     try:
         allocation = slurm_client.allocation() if name == "slurm" else None
-        if allocation is not None and (code := wait_for_runs(job, is_asked=True)):
-            return code
+        if allocation is not None:
+            _require_done(job, allocation)
         spec = freeze(job, snapshot.take(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
         spec.write()
         release()  # the machines of the job take the folder
@@ -107,6 +106,27 @@ def freeze(job: Job, code: Code | None, **options: int) -> Spec:
     )
 
 
+def _runs_before(job: Job) -> list[Path]:
+    """Return the folders of the runs that have to be done first (`after`); [] for a run that has begun before, or trains nothing."""
+    return [] if job.run_folder.environment.exists() or job.examines else job.config.runs_before()
+
+
+def _require_done(job: Job, allocation: str) -> None:
+    """Refuse a job that comes after others in machines that are held already: they would be held for nothing.
+
+    Raises:
+        ConfigError: naming the first run that is not done.
+    """
+    for folder in _runs_before(job):
+        if (settled := settle(RunFolder(folder))).verdict is not Verdict.DONE:
+            raise ConfigError(
+                key="after",
+                happened=f"{folder} is not done ({progress_of(RunFolder(folder), settled)}), and allocation {allocation} waits for no run",
+                expected="runs that are done; outside an allocation SLURM waits for them",
+                fix=f"`ddp-train ... && ddp-train resume {shlex.quote(job.run_folder.shown())}`",
+            )
+
+
 def _jobs_before(job: Job) -> list[str]:
     """Return the engine's jobs that have to be done before this one begins.
 
@@ -114,7 +134,7 @@ def _jobs_before(job: Job) -> list[str]:
         ConfigError: a run that it waits for is none of the engine's.
     """
     found = []
-    for folder in before(job) if job.config.cluster.launcher in WAITS_ITSELF else ():  # else the command has waited
+    for folder in _runs_before(job):
         if settle(RunFolder(folder)).verdict is Verdict.DONE:
             continue
         submission = Submission.read(RunFolder(folder))
@@ -135,8 +155,7 @@ def _require_possible(jobs: Sequence[Job]) -> None:
     Raises:
         ConfigError: naming it.
     """
-    told = [job for job in jobs if job.config.cluster.launcher in WAITS_ITSELF]
-    for folder in dict.fromkeys(folder for job in told for folder in before(job)):
+    for folder in dict.fromkeys(folder for job in jobs for folder in _runs_before(job)):
         submission = Submission.read(RunFolder(folder))
         if submission is None or settle(RunFolder(folder)).verdict is Verdict.DONE:
             continue

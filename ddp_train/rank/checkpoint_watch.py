@@ -10,9 +10,8 @@ from pathlib import Path
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.verify import COMPLETE
 from ddp_train.errors import printable
-from ddp_train.launch.after import state
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.run_folder.verdict import Verdict, progress_of, settle
 
 LOOK_EVERY_S = 2.0
 _SAY_EVERY_S = 300.0
@@ -41,7 +40,7 @@ class CheckpointWatch:
         if settled.verdict is not Verdict.AGAIN:
             return None
         if time.monotonic() > self._said_at + _SAY_EVERY_S:
-            print(printable(f"waiting for {self._run_folder.shown()}: {state(self._run_folder.root, settled)}"), flush=True)
+            print(printable(f"waiting for {self._run_folder.shown()}: {progress_of(self._run_folder, settled)}"), flush=True)
             self._said_at = time.monotonic()
         return LOOK_EVERY_S
 

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import NO_PROGRESS_ERROR
+from ddp_train.run_folder.attempts import NO_PROGRESS_ERROR, steps_taken
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.system.files import write_json
+from ddp_train.system.folder_lock import is_held
 
 LIVES = 8
 """So many lives in a row without a new checkpoint are the last. More than the failures that are counted: an early stop is none."""
@@ -83,6 +84,18 @@ def settle(run_folder: RunFolder) -> Settled:
     else:
         reason = "it has not ended with a word of its own"
     return Settled(Verdict.AGAIN, f"{reason}; it continues {run_folder.continues()}", PREEMPTED)
+
+
+def progress_of(run_folder: RunFolder, settled: Settled) -> str:
+    """Return how far a run is on which this was the verdict."""
+    if settled.verdict == Verdict.DONE:
+        return "done"
+    if is_held(run_folder.root):
+        steps, _ = steps_taken(run_folder)
+        return f"running, step {steps}" if steps else "starting"
+    if run_folder.submitted.exists() and run_folder.read_result() is None:
+        return "submitted, not running"
+    return f"not running: {settled.reason}"
 
 
 def begin_life(run_folder: RunFolder) -> None:

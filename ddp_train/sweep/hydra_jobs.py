@@ -29,7 +29,7 @@ from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, texts
 from ddp_train.errors import FAILED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
-from ddp_train.launch import after, snapshot, time_limit
+from ddp_train.launch import snapshot, time_limit
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
@@ -164,7 +164,6 @@ class Multirun:
         if placement.is_left_to_a_queue(jobs[0][1].config, plans_all=self._plans_all):
             self._submit([(entry, job) for entry, job in jobs if entry.number not in self._gathered.alive])
             return
-        self._wait_for_runs([job for _, job in jobs])
         if self._schedule is None:
             count = self._settings.parallel_jobs
             self._schedule = SweepScheduler(
@@ -228,17 +227,6 @@ class Multirun:
             )
             raise SystemExit(error.exit_code) from None
         print(f"submitted as job {id}: {len(jobs)} jobs of {folder.shown()}, {parallel} at a time", flush=True)
-
-    def _wait_for_runs(self, jobs: Sequence[Job]) -> None:
-        """Wait until all runs are done that one of the jobs comes after. Leaves by SystemExit when that never is, or by a stop signal."""
-        waiting = [job for job in jobs if job.config.cluster.launcher not in after.WAITS_ITSELF]
-        try:
-            after.wait([*dict.fromkeys(folder for job in waiting for folder in after.before(job))], who=RunFolder(self.sweep.root).shown())
-        except EnvironmentRefuses as error:
-            self._screen.say(f"\n{error}")
-            raise SystemExit(error.exit_code) from None
-        except after.Stopped as stop:
-            raise SystemExit(stop.exit_code) from None
 
     def _next_number(self) -> int:
         return max((job.number for job in self.sweep.jobs), default=-1) + 1

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from ddp_train.cli import pipeline
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.config.check import ConfigErrors
-from ddp_train.errors import ENVIRONMENT_REFUSES, EnvironmentRefuses
+from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import mark_cancelled
 from ddp_train.sweep.folder import Sweep, SweepJob
 from tests.unit.parts import checked, components, saved
+
+SLURM = ["cluster=slurm", "cluster.device=cpu"]
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refused(*overrides: str) -> str:
     with pytest.raises(ConfigErrors) as caught:
-        check_pipeline(checked(*overrides))
+        check_pipeline(checked(*SLURM, *overrides))
     return str(caught.value)
 
 
@@ -34,7 +37,21 @@ def test_one_run_or_several_are_waited_for_wherever_one_stands_then(run: Path) -
     assert checked("after=a").runs_before() == [run.absolute()]
     assert checked("after=[a,b/c]").runs_before() == [run.absolute(), Path("b/c").absolute()]
     assert checked().runs_before() == []
-    check_pipeline(checked("after=a"))
+    check_pipeline(checked(*SLURM, "after=a"))
+
+
+@pytest.mark.parametrize("preset", ["local", "cpu", "torchrun", "ssh"])
+def test_outside_slurm_the_shell_waits_and_after_is_refused(run: Path, preset: str) -> None:
+    words = {"torchrun": ["cluster.nodes=2", "cluster.rendezvous_endpoint=a:1"], "ssh": ["cluster.hosts=[a,b]", "cluster.device=cpu"]}
+    config = checked(f"cluster={preset}", *words.get(preset, []), "after=a")
+    with pytest.raises(ConfigError, match=r"after: .* waits for no other run(.|\n)*`ddp-train \.\.\. && ddp-train \.\.\.`"):
+        check_pipeline(config)
+
+
+def test_ranks_that_torchrun_has_started_wait_for_no_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "is_torchrun_worker", lambda: True)
+    with pytest.raises(ConfigError, match="after: torchrun starts this run at once"):
+        check_pipeline(checked(*SLURM, "after=a"))
 
 
 @pytest.mark.parametrize("value", ["[]", "3", "[a,3]", "{a:b}", "true"])
@@ -55,7 +72,7 @@ def test_what_is_no_run_is_named(run: Path) -> None:
 def test_a_run_that_never_gets_done_is_not_waited_for(run: Path) -> None:
     mark_cancelled(RunFolder(run))
     with pytest.raises(EnvironmentRefuses, match="a does not get done: cancelled") as caught:
-        check_pipeline(checked("after=a"))
+        check_pipeline(checked(*SLURM, "after=a"))
     assert caught.value.exit_code == ENVIRONMENT_REFUSES
 
 
@@ -63,8 +80,10 @@ def test_a_run_that_never_gets_done_is_not_waited_for(run: Path) -> None:
 def test_weights_of_a_run_that_has_saved_none_need_one_that_is_waited_for(run: Path, given: str) -> None:
     said = refused(f"init_from={given}")
     assert "init_from: a has no complete checkpoint yet" in said and "fix: after=a" in said
-    check_pipeline(checked(f"init_from={given}", "after=a"))
-    check_pipeline(checked(f"init_from={given}", "after=[a]"))
+    check_pipeline(checked(*SLURM, f"init_from={given}", "after=a"))
+    check_pipeline(checked(*SLURM, f"init_from={given}", "after=[a]"))
+    with pytest.raises(ConfigErrors, match="fix: `ddp-train"):
+        check_pipeline(checked(f"init_from={given}"))
     saved(run / "checkpoints", 3, components())
     check_pipeline(checked(f"init_from={given}"))
 

@@ -15,6 +15,7 @@ import pytest
 from ddp_train.cli import main as app
 from ddp_train.cli import plan_text
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, WRONG_INPUT
+from ddp_train.launch.engine.engine import Submission
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import mark_cancelled
@@ -139,11 +140,13 @@ def test_a_folder_that_the_run_would_be_refused_is_refused(plan: Plan, tmp_path:
 
 def test_what_it_waits_for_is_shown(plan: Plan, tmp_path: Path) -> None:
     past_run(tmp_path / "first")
-    shown = plan("after=first", "init_from=first")
-    assert fact(shown, "after")[0].startswith("first   (not running: ")
+    assert "after: local starts this run at once" in plan("after=first", "init_from=first", code=WRONG_INPUT)
+    Submission(engine="slurm", id="7").write(RunFolder(tmp_path / "first"))
+    shown = plan(*SLURM, "after=first", "init_from=first")
+    assert fact(shown, "after") == ["first   (submitted, not running)"]
     assert fact(shown, "weights") == ["first   (chosen when the run begins)"]
     mark_cancelled(RunFolder(tmp_path / "first"))
-    assert "first does not get done: cancelled" in plan("after=first", code=ENVIRONMENT_REFUSES)
+    assert "first does not get done: cancelled" in plan(*SLURM, "after=first", code=ENVIRONMENT_REFUSES)
 
 
 def test_the_jobs_of_a_sweep_are_listed(plan: Plan) -> None:
@@ -238,13 +241,11 @@ def test_jobs_of_a_sweep_on_slurm_are_one_array(plan: Plan) -> None:
 
 
 def test_machines_by_ssh_have_a_script_and_a_call_each(plan: Plan, tmp_path: Path) -> None:
-    past_run(tmp_path / "first")
-    shown = plan("cluster=ssh", "cluster.hosts=[a,b:4,c]", "cluster.device=cpu", "trainer.global_batch_size=64", "after=first")
+    shown = plan("cluster=ssh", "cluster.hosts=[a,b:4,c]", "cluster.device=cpu", "trainer.global_batch_size=64")
     assert fact(shown, "ranks") == ["8 on cpu: 2 + 4 + 2, one number for each machine"]
     calls = fact(shown, "runs")
     assert len(calls) == 3 and all(call.startswith("ssh -o ") for call in calls) and " b " in calls[1]
     assert fact(shown, "file")[0].endswith("/launch/ssh_0.sh") and fact(shown, "files") == ["2 more ssh_N.sh, one for each machine"]
-    assert fact(shown, "after")[0].startswith("first   (not running")
 
 
 def test_a_secret_in_the_scripts_is_not_shown(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddp_train.launch import after
 from ddp_train.launch.signals import stop_signals
 from ddp_train.system.process import fork
 
@@ -30,8 +29,3 @@ def test_it_comes_when_somebody_listens_and_not_when_a_process_is_forked() -> No
     signal.raise_signal(signal.SIGUSR1)  # held back again
     with stop_signals(told.append, lambda: None):
         assert len(told) == 2
-
-
-def test_it_ends_the_waiting_for_another_run() -> None:
-    with pytest.raises(after.Stopped), after._stops():
-        raise AssertionError("it has not come")
