@@ -188,7 +188,7 @@ class _HandedOn:
         kept, self._kept = self._kept, None
         if kept is None or kept[:2] != (OmegaConf.to_container(composed, resolve=False), OmegaConf.to_container(hydra_config.overrides)):
             return None
-        check_pipeline(kept[2])  # the runs that it waits for may have gone on meanwhile
+        check_pipeline(kept[2], begins=False)  # the runs that it waits for may have gone on meanwhile
         return kept[2]
 
     def clear(self) -> None:
@@ -258,7 +258,7 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_her
             expected="false: ranks stand where you stand, so that they find your modules and data",
         )
     checked = check_where_torch_is(job_config, hydra=hydra_config, trains_here=trains_here)
-    check_pipeline(checked)
+    check_pipeline(checked, begins=checked.resume in ("auto", "never") and not RunFolder(Path(hydra_config.run.dir)).config.exists())
     return checked
 
 

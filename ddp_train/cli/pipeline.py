@@ -1,10 +1,12 @@
-"""Runs that come after others (`after=RUN`): what can be told of them before anything is claimed. SLURM alone waits for other runs."""
+"""What a run begins with, told before anything is claimed: the runs before it (for which SLURM alone waits), its weights, its labels."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from ddp_train.checkpoint import catalog
+from ddp_train.checkpoint.foreign_form import require_known_form
 from ddp_train.config.check import ConfigErrors
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
@@ -16,17 +18,21 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 
 _BY_THE_SHELL = "`ddp-train ... && ddp-train ...`: the shell starts the second command when the first is done"
 
+_IMAGES = "ddp_train.data.image_folder.ImageFolder"
 
-def check_pipeline(config: RunConfig) -> None:
-    """Check that a run may once begin: what it waits for is a run, and what it takes its weights from has some or is waited for.
+
+def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
+    """Check that a run may once begin: what it waits for is a run, its weights are there or are waited for, and its data has labels.
+
+    Args:
+        begins: False: it has begun, and needs no weights to begin with, which may be gone.
 
     Raises:
         ConfigErrors: with every problem.
         EnvironmentRefuses: a run that it waits for never gets done.
     """
     waits_for, launcher = config.runs_before(), "torchrun" if is_torchrun_worker() else config.cluster.launcher
-    slurm_waits = launcher == "slurm"
-    if waits_for and not slurm_waits:
+    if waits_for and launcher != "slurm":
         raise ConfigError(
             key="after",
             happened=f"{launcher} starts this run at once and waits for no other run",
@@ -34,8 +40,9 @@ def check_pipeline(config: RunConfig) -> None:
             fix=_BY_THE_SHELL,
         )
     errors = [error for folder in waits_for if (error := _no_run(folder))]
-    if config.init_from is not None and (error := _no_weights(Path(config.init_from), waits_for, slurm_waits=slurm_waits)):
-        errors.append(error)
+    if config.init_from is not None and begins:
+        errors += filter(None, [_no_weights(Path(config.init_from), waits_for, launcher=launcher)])
+    errors += _no_labels(config)
     if errors:
         raise ConfigErrors(errors)
     for folder in waits_for:
@@ -68,15 +75,36 @@ def _no_run(folder: Path) -> ConfigError | None:
     )
 
 
-def _no_weights(given: Path, waits_for: list[Path], *, slurm_waits: bool) -> ConfigError | None:
-    """Refuse the weights of a run of ours that has saved none, unless they will be there when it is time."""
+def _no_labels(config: RunConfig) -> Iterator[ConfigError]:
+    """Refuse images without labels for an objective of ours: each needs some. One of somebody's own may do without."""
+    is_without = config.data["_target_"] == _IMAGES and config.data.get("labelled") is False
+    if is_without and config.objective["_target_"].startswith("ddp_train.objective."):
+        yield ConfigError(
+            key="data.labelled",
+            happened="is false: a batch is images alone, and the objective compares with labels",
+            expected="true; false is for `ddp-train predict`",
+            fix="data.labelled=true",
+        )
+
+
+def _no_weights(given: Path, waits_for: list[Path], *, launcher: str) -> ConfigError | None:
+    """Refuse a file that holds no weights, and a run of ours that has saved none, unless they will be there when it is time.
+
+    Args:
+        launcher: with any but `local` another machine may have the file.
+    """
     run = given.parent.parent if given.name in (catalog.BEST, catalog.LAST) else given
     is_run = (run / "config.yaml").is_file()
+    if not is_run and not waits_for and (launcher == "local" or given.exists()):
+        try:
+            require_known_form(given)
+        except ConfigError as error:
+            return error
     if not is_run or run.absolute() in waits_for or catalog.saved(run / "checkpoints"):
         return None
     return ConfigError(
         key="init_from",
         happened=f"{run} has no complete checkpoint yet",
-        expected="a run that has saved one" + (", or one that this run waits for" if slurm_waits else ""),
-        fix=f"{override('after', str(run))}, which begins when that run is done" if slurm_waits else _BY_THE_SHELL,
+        expected="a run that has saved one" + (", or one that this run waits for" if launcher == "slurm" else ""),
+        fix=f"{override('after', str(run))}, which begins when that run is done" if launcher == "slurm" else _BY_THE_SHELL,
     )

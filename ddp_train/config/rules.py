@@ -39,9 +39,11 @@ from ddp_train.config.strategy_rules import (
     cuts_weights,
 )
 from ddp_train.config.target import class_of, is_a
+from ddp_train.config.tree import at
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices, handover
 from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.traits import loss_unit
 
 
 def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[BatchSizes | None, list[ConfigError]]:
@@ -84,6 +86,8 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
         errors += check_power_sgd(tree, world_size=batch.world_size)
     if trainer and evaluation and (name := _open_stream(tree.get("data"))):
         errors += without_epochs(name, trainer, evaluation, is_evaluated)
+    if loader:
+        errors += _check_own_loss(tree, loader)
     if evaluation:
         errors += _check_evaluation(evaluation, is_evaluated=is_evaluated)
     if checkpoint and evaluation:
@@ -127,6 +131,27 @@ def _open_stream(data: Any) -> str | None:
     path = str(data.get("_target_")) if isinstance(data, Mapping) else ""
     is_stream = is_a(path, ("torch.utils.data.dataset.IterableDataset",)) and not hasattr(class_of(path), "__len__")
     return path.rpartition(".")[2] if is_stream else None
+
+
+def _check_own_loss(tree: Mapping[str, Any], loader: LoaderConfig) -> Iterator[ConfigError]:
+    """Refuse for models that return their own loss what gives no dict with labels, and a class that does not say what its loss is."""
+    dataset, path, objective = (str(at(tree, f"{name}._target_")) for name in ("data", "model", "objective"))
+    if objective != "ddp_train.objective.transformers.Transformers":
+        return
+    is_pair = dataset.startswith("ddp_train.data.") and dataset != "ddp_train.data.mixture.Mixture"
+    if loader.collate is None and (is_pair or loader.fields is not None):
+        yield ConfigError(
+            key="data" if is_pair else "loader.fields",
+            happened=f"{dataset.rpartition('.')[2]} gives pairs" if is_pair else f"is {loader.fields}, which makes tuples of dicts",
+            expected="for objective=transformers a dict of the model's arguments, with `labels`",
+            fix="objective=classification or language_modeling" if is_pair else "loader.fields=null",
+        )
+    kind = class_of(path)
+    if at(tree, "objective.unit") in (None, "auto") and kind.__name__ == path.rpartition(".")[2]:  # a function may give another class
+        try:
+            loss_unit(kind)
+        except ConfigError as error:
+            yield error
 
 
 def _check_batch_sizes(

@@ -6,7 +6,6 @@ Shapes: B samples, T tokens, K classes.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,15 +16,9 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, batch_size, describe
 from ddp_train.objective.model_call import unwrap
 from ddp_train.objective.supervised import at_least_float32, count
-
-Unit = Literal["sample", "token", "next_token"]
+from ddp_train.traits import loss_unit
 
 _IGNORED = -100  # a label that counts nowhere, in all of transformers
-_UNITS: dict[str, Unit] = {  # what the loss is the mean over, by what the class is called
-    r"CausalLM|LMHead|DoubleHeads": "next_token",
-    r"MaskedLM|TokenClassification|ConditionalGeneration|Seq2SeqLM|MaskedImage": "token",
-    r"Sequence|ImageClassification|AudioClassification|VideoClassification|MultipleChoice|NextSentence": "sample",
-}
 
 
 class Transformers:
@@ -54,16 +47,7 @@ class Transformers:
         """
         if self.unit != "auto":
             return
-        names = [each.__name__ for each in type(model).__mro__]
-        units = [unit for name in names for pattern, unit in _UNITS.items() if re.search(pattern, name)]
-        if not units:
-            raise ConfigError(
-                key="objective.unit",
-                happened=f"is auto, and the name {names[0]} does not tell what the model's loss is the mean over",
-                expected="sample, token (labels that are not -100) or next_token (those but for the first of each sample)",
-                fix="objective.unit=sample",
-            )
-        self.unit = units[0]
+        self.unit = loss_unit(type(model))
 
     def weight(self, batch: Batch) -> int | Tensor:
         """Return the number of samples, or of labels that count, an int64 tensor of shape []."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch.optim import Optimizer
 
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import alone
 from ddp_train.training.build import build
+from ddp_train.training.initial_weights import fit
 from ddp_train.training.layers import layer_table
 from ddp_train.training.state_size import estimate, kept_on_a_rank
 
@@ -35,12 +37,14 @@ def measure(config: RunConfig) -> Sizes:
     """Build a run on the meta device, and return its sizes. The data is opened as on rank 0. For a process that does nothing else.
 
     Raises:
-        UserError: as `build` does.
+        UserError: as `build` does; ConfigError: the weights of `init_from` are here and do not fit.
         Exception: the model needs values while it is made.
     """
     # torch keeps its compiler away from this method, and imports it for that, which takes a second: nothing is compiled here.
     Optimizer.add_param_group = inspect.unwrap(Optimizer.add_param_group)  # type: ignore[method-assign]
     components = build(config, alone("meta"))
+    if config.init_from is not None and (given := Path(config.init_from)).exists() and not config.runs_before():
+        fit(given, components.model, config.init_from_keys, is_strict=config.init_from_strict)
     parameters = list(components.model.parameters())
     ranks = config.batch.world_size
     shards = components.strategy.shards(ranks)

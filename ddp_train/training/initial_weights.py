@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.foreign_files import read_ckpt, read_pt, read_safetensors
+from ddp_train.checkpoint.foreign_form import require_known_form
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
-from ddp_train.errors import UserError
+from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import cut, describe, is_cut, own_rows, plain_name
 from ddp_train.training.weights import read_weights
 
@@ -37,7 +38,7 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
     Raises:
         UserError: the file cannot be read safely, or does not fit (rank 0).
     """
-    fitting, lines = _fitting(path, model, renames, is_strict=is_strict) if world.is_main else ({}, [])
+    fitting, lines = fit(path, model, renames, is_strict=is_strict) if world.is_main else ({}, [])
     names = set(world.from_main(list(fitting)))  # where the others wait when rank 0 refuses
     for name, tensor in _tensors(model).items():
         if not is_cut(tensor):
@@ -53,8 +54,8 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
     return lines
 
 
-def _fitting(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: bool) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the weights that the model takes, by its names, and what to say of them."""
+def fit(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: bool) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the weights that the model takes, which may be on the meta device, by its names, and what to say of them; see `load`."""
     source, found = _read(path)
     weights = _rename(found, renames, source)
     wanted = _tensors(model)
@@ -68,7 +69,7 @@ def _fitting(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_str
     listed = [f"    {kind:<14} {_shorten(names)}" for kind, names in wrong.items() if names]
     fitting = [name for name in shared if weights[name].shape == wanted[name].shape and _can_cast(weights[name], wanted[name])]
     if (listed and is_strict) or not fitting:
-        raise UserError(
+        raise ConfigError(
             key="init_from",
             happened="\n".join([f"{source} does not fit the model", *listed]),
             expected="the same keys and shapes as the model's",
@@ -91,23 +92,10 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
         return str(path), read_pt(path)
     if path.suffix == ".ckpt" and not path.is_dir():
         return str(path), read_ckpt(path)
-    problem = "there is no such file or folder"
-    if catalog.is_checkpoint(path) or (path / "checkpoints").is_dir():
-        given = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
-        chosen = catalog.find(given, verify, key="init_from")
-        return str(chosen), read_weights(chosen)["model"]
-    if path.exists():
-        problem = "is no kind of file that can be read safely"
-    if (path / ".metadata").exists():
-        problem = (
-            "is a folder of torch.distributed.checkpoint, whose pickles run code; where you trust it,"
-            f" `ddp-train prepare weights {path} to=FILE.safetensors --unpickle` makes a file of its weights"
-        )
-    raise UserError(
-        key="init_from",
-        happened=f"{path}: {problem}",
-        expected="a .safetensors, .pt, .pth or .ckpt file, a run folder, or one of its checkpoints",
-    )
+    require_known_form(path)
+    given = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
+    chosen = catalog.find(given, verify, key="init_from")
+    return str(chosen), read_weights(chosen)["model"]
 
 
 def _rename(weights: Mapping[str, Tensor], renames: Mapping[str, str], source: str) -> dict[str, Tensor]:

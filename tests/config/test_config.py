@@ -41,6 +41,7 @@ FITTING = {  # what an option of one group needs of the others
         *["cluster=torchrun", "cluster.device=cuda", "cluster.nodes=2", "cluster.rendezvous_endpoint=node0:29400"]
     ],
     "scheduler=warmup_stable_decay": ["trainer.max_steps=5000"],
+    "objective=transformers": ["objective.unit=sample", "+loader.collate._target_=tests.config.test_config.composed"],
     "objective=distillation": ["objective.teacher={_target_: ddp_train.model.mlp.MLP, image_shape: auto, num_classes: auto}"],
     "callbacks=freeze": ["callbacks.freeze.patterns=[head]"],
     "callbacks=webhook": ["callbacks.webhook.url=http://localhost:1"],
@@ -103,6 +104,64 @@ def test_every_cluster_composes_and_passes_the_check(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_and_names_itself(experiment: str) -> None:
     assert checked(f"experiment={experiment}").tree["name"] == experiment
+
+
+def test_weights_that_a_run_began_with_may_be_gone_when_its_folder_is_typed_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("cluster=cpu", "hydra.run.dir=run", "init_from=gone.pt")
+    assert command_line(monkeypatch, tmp_path, *words) == (2, [])
+    assert "init_from: gone.pt: No such file or directory" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "gone.pt").write_bytes(b"PK\x05\x06" + bytes(18))  # an archive without entries: the ranks look into it
+    assert command_line(monkeypatch, tmp_path, *words)[0] == 0
+    (tmp_path / "gone.pt").unlink()
+    code, (job,) = command_line(monkeypatch, tmp_path, *words)
+    assert code == 0 and job.config.init_from == "gone.pt"
+
+
+class Nameless:
+    """A model whose name does not tell what its loss is the mean over."""
+
+
+class OfCausalLM(Nameless):
+    """One whose name does."""
+
+
+def unclear() -> object:
+    """Give a model of a class that nobody knows before."""
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("Nameless", "objective.unit: is auto, and the name Nameless does not tell"),
+        ("OfCausalLM", ""),
+        ("unclear", ""),
+    ],
+)
+def test_what_a_models_loss_is_the_mean_over_is_asked_before_the_start(model: str, said: str) -> None:
+    words = ["objective=transformers", "model=custom", f"model._target_=tests.config.test_config.{model}"]
+    words += ["data=custom", f"data._target_=tests.config.test_config.{model}"]
+    if not said:
+        assert checked(*words).tree["objective"]["unit"] == "auto"
+        return
+    (problem,) = problems(*words)
+    assert said in str(problem) and problem.fix == "objective.unit=sample"
+    assert checked(*words, problem.fix)
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [("data=synthetic_images", "data"), ("loader.fields=[image,label]", "loader.fields")],
+)
+def test_an_objective_that_needs_labels_in_a_dict_refuses_pairs_before_the_start(word: str, key: str) -> None:
+    words = ["objective=transformers", "model=custom", "model._target_=tests.config.test_config.OfCausalLM"]
+    words += ["data=custom", "data._target_=tests.config.test_config.Nameless", word]
+    words = [each for each in words if not (key == "data" and each.startswith("data._target_"))]
+    (problem,) = problems(*words)
+    assert problem.key == key and "dict" in problem.expected
+    assert checked(*words, "+loader.collate._target_=tests.config.test_config.unclear")
 
 
 @pytest.mark.parametrize("path", sorted(app.CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(app.CONF)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from ddp_train.cli import pipeline
 from ddp_train.cli.pipeline import check_pipeline
@@ -69,6 +71,17 @@ def test_what_is_no_run_is_named(run: Path) -> None:
     assert "is the folder of a sweep" in said and "/a/sweep/0,/" in said.replace('"', "")
 
 
+def test_data_without_labels_is_refused_where_the_objective_needs_some() -> None:
+    without = ["data=image_folder", "data.labelled=false"]
+    with pytest.raises(ConfigErrors, match=r"data\.labelled: is false"):
+        check_pipeline(checked(base=without))
+    check_pipeline(checked("objective=custom", "objective._target_=tests.unit.cli.test_pipeline.Own", base=without))
+
+
+class Own:
+    """An objective that may do without."""
+
+
 def test_a_run_that_never_gets_done_is_not_waited_for(run: Path) -> None:
     mark_cancelled(RunFolder(run))
     with pytest.raises(EnvironmentRefuses, match="a does not get done: cancelled") as caught:
@@ -88,5 +101,38 @@ def test_weights_of_a_run_that_has_saved_none_need_one_that_is_waited_for(run: P
     check_pipeline(checked(f"init_from={given}"))
 
 
-def test_weights_that_are_no_runs_are_left_to_the_ranks() -> None:
-    check_pipeline(checked("init_from=weights.safetensors"))
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("theirs.pt", b"no archive " * 9, "is no file as torch has saved them"),
+        ("theirs.ckpt", b"no archive " * 9, "is no file as torch has saved them"),
+        ("theirs.safetensors", b"no header " * 9, "its header would have"),
+        ("theirs.safetensors", b"\x02" + bytes(7) + b"{", "its header would have 2 bytes, in a file of 9"),
+        ("theirs.onnx", b"", "is no kind of file that can be read safely"),
+        ("theirs", None, "there is no such file or folder"),
+        ("theirs.pt", None, "No such file or directory"),
+    ],
+)
+def test_a_file_that_holds_no_weights_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes | None, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_bytes(content)
+    with pytest.raises(ConfigErrors) as caught:
+        check_pipeline(checked(f"init_from={name}"))
+    assert f"init_from: {name}: {said}" in str(caught.value)
+
+
+def test_weights_in_a_known_form_are_left_to_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"epoch": 5, "model_state_dict": {"a": torch.ones(2)}, "loss": 0.4}, "theirs.pt")
+    safetensors.torch.save_file({"a": torch.ones(2)}, "theirs.safetensors")
+    for name in ("theirs.pt", "theirs.safetensors"):
+        check_pipeline(checked(f"init_from={name}"))
+
+
+def test_a_file_that_another_machine_or_run_may_have_is_left_to_the_ranks(run: Path) -> None:
+    check_pipeline(checked(*SLURM, "init_from=there.safetensors"))
+    check_pipeline(checked(*SLURM, "after=a", "init_from=later.safetensors"))
+    check_pipeline(checked("init_from=gone.safetensors"), begins=False)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -91,6 +92,14 @@ def test_a_model_that_reads_its_values_says_so() -> None:
     keys = ["model=mlp", "~model.image_shape", "~model.width", "~model.depth"]
     with pytest.raises(RuntimeError, match="meta"):
         measure(checked(*keys, "model._target_=tests.unit.training.test_dry_build.Reads", base=[]))
+
+
+def test_weights_to_begin_with_that_do_not_fit_are_told_from_shapes_alone(tmp_path: Path) -> None:
+    torch.save({"model_state_dict": components().model.state_dict()}, tmp_path / "fits.pt")
+    torch.save({"epoch": 3, "model_state_dict": {"a.weight": torch.zeros(3)}}, tmp_path / "other.pt")
+    assert measure(checked(f"init_from={tmp_path}/fits.pt"))
+    with pytest.raises(ConfigError, match=r"init_from: .*other\.pt does not fit the model\n[\s\S]*extra          a\.weight"):
+        measure(checked(f"init_from={tmp_path}/other.pt"))
 
 
 class Sparse(nn.Module):
