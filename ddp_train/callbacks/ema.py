@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from ddp_train.callbacks.averaged import averaged, wide
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Run, cut, own_rows
+from ddp_train.interfaces import Run, cut, own_rows, plain_name
 
 
 class EMA:
@@ -39,11 +39,11 @@ class EMA:
 
     def start(self, run: Run) -> None:
         """Begin with the weights as they are, or with what was loaded."""
-        live = dict(averaged(run.model))
+        live = dict(_averaged(run.model))
         if self._averages and self._averages.keys() != live.keys():
             raise ValueError("the averages in the checkpoint are of another model")
         self._averages = {
-            name: cut(self._averages[name].to(tensor.device), tensor) if self._averages else wide(tensor.detach()).clone()
+            name: cut(self._averages[name].to(tensor.device), tensor) if self._averages else _wide(tensor.detach()).clone()
             for name, tensor in live.items()
         }
         self._live = list(live.values())
@@ -56,7 +56,7 @@ class EMA:
         self._num_updates += 1
         decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
         averages = [own_rows(average) for average in self._averages.values()]
-        torch._foreach_lerp_(averages, [wide(own_rows(tensor)) for tensor in self._live], 1 - decay)
+        torch._foreach_lerp_(averages, [_wide(own_rows(tensor)) for tensor in self._live], 1 - decay)
 
     def evaluation_weights(self) -> Mapping[str, Tensor] | None:
         """Return the averages, which are evaluated."""
@@ -67,3 +67,19 @@ class EMA:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._num_updates, self._averages = state["num_updates"], dict(state["averages"])
+
+
+def _averaged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a model, and the running averages of its batch norms, by name. Of other buffers an average says nothing."""
+    for name, parameter in model.named_parameters():
+        yield plain_name(name), parameter
+    for prefix, module in model.named_modules():
+        if isinstance(module, _NormBase):
+            for name, buffer in module.named_buffers(prefix, recurse=False):
+                if buffer.is_floating_point():
+                    yield plain_name(name), buffer
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in which small changes are not lost."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -55,5 +55,5 @@ def check(ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigEr
             key=f"scheduler.{absolute[0]}",
             happened=f"sets the rate itself, so that optimizer.lr_scale={scale} would change nothing",
             expected="a scheduler of factors, as ours and most of torch's are",
-            fix="scheduler=triangle, or optimizer.lr_scale=null optimizer.base_batch_size=null",
+            fix="scheduler=warmup_cosine, or optimizer.lr_scale=null optimizer.base_batch_size=null",
         )

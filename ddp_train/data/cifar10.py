@@ -49,7 +49,7 @@ class CIFAR10(ImageArray):
         *,
         crop_padding: int = 0,
         crop_fill: Literal["black", "reflect"] = "black",
-        flip: bool | Literal["alternating"] = False,
+        flip: bool = False,
     ) -> None:
         if split not in _BATCHES:
             raise ConfigError(key="data.split", happened=f"there is no split {split!r}", expected="train or test")

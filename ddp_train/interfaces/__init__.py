@@ -15,7 +15,6 @@ from ddp_train.interfaces.batch import Batch, Counted, batch_size, describe, few
 from ddp_train.interfaces.blocks import blocks_of, repeated_blocks
 from ddp_train.interfaces.component import (
     Adopting,
-    Alternating,
     Amp,
     Augmenting,
     Borrowing,
@@ -42,7 +41,6 @@ from ddp_train.interfaces.component import (
     Sampler,
     Scheduler,
     Shards,
-    StartingFromData,
     Strategy,
     Synchronising,
     TakingTurns,
@@ -55,7 +53,6 @@ from ddp_train.interfaces.trained import Joint, matching, named_parameters, plai
 
 __all__ = [
     "Adopting",
-    "Alternating",
     "Amp",
     "Augmenting",
     "Averaging",
@@ -92,7 +89,6 @@ __all__ = [
     "Sampler",
     "Scheduler",
     "Shards",
-    "StartingFromData",
     "Strategy",
     "Synchronising",
     "TakingTurns",

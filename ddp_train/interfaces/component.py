@@ -63,17 +63,6 @@ class Augmenting(Protocol):
 
 
 @runtime_checkable
-class Alternating(Protocol):
-    """A data source that changes a training sample in one epoch otherwise than in the next; not while it has `alternates` = False."""
-
-    def alternate(self, batch: Batch, keys: NDArray[np.uint64], epoch: int) -> Batch:
-        """Return the batch with sample i changed as `keys[i]` and the epoch say, after `augment`.
-
-        A key depends on (seed, sample index) alone: unlike those of `augment` it is the same in all epochs.
-        """
-
-
-@runtime_checkable
 class Located(Protocol):
     """A data source that knows where its samples come from, for messages about those that cannot be read."""
 
@@ -154,17 +143,6 @@ class Sampler(Protocol):
 
     def __call__(self, epoch: int, positions: Indices) -> Indices:
         """Return the indices of the samples at `positions`, shape [n] -> [n]."""
-
-
-@runtime_checkable
-class StartingFromData(Protocol):
-    """A model whose initial weights depend on the training data: a first layer that whitens, say."""
-
-    def start_from(self, data: DataSource) -> None:
-        """Set these weights. Called once when a run is built, before weights are shared among the ranks or loaded.
-
-        Samples are as `batch` gives them (`finished` makes them what the model gets), without `augment`. Nothing may be drawn at random.
-        """
 
 
 @runtime_checkable

@@ -17,7 +17,6 @@ from torch import Tensor
 from ddp_train.data.hashing import mix
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import (
-    Alternating,
     Augmenting,
     Batch,
     DataSource,
@@ -44,18 +43,10 @@ class MixtureSource:
         weights: how often each is drawn from, beside the others.
 
     Raises:
-        ConfigError: they are of different kinds: another number of classes, another vocabulary; or one counts epochs.
+        ConfigError: they are of different kinds: another number of classes, another vocabulary.
     """
 
     def __init__(self, parts: Mapping[str, DataSource], weights: Mapping[str, float]) -> None:
-        for name, part in parts.items():
-            if isinstance(part, Alternating) and getattr(part, "alternates", True):
-                raise ConfigError(
-                    key=f"data.sources.{name}.data",
-                    happened="changes its samples in every other epoch (flip=alternating), and in a mixture a source has no epochs",
-                    expected="changes at random",
-                    fix=f"data.sources.{name}.data.flip=true",
-                )
         self.names, self.parts, self.weights = list(parts), list(parts.values()), dict(weights)
         self.facts = _common(parts)
         self._ends = np.cumsum([len(part) for part in self.parts])

@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ddp_train.errors import DataError, UserError
-from ddp_train.interfaces import Alternating, Augmenting, Batch, Counted, DataSource, Indices, Located, tensors_of
+from ddp_train.interfaces import Augmenting, Batch, Counted, DataSource, Indices, Located, tensors_of
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.dataset_adapter import DatasetSource, lengths_of
 from ddp_train.loader.mixture_source import MixtureSource
@@ -79,7 +79,6 @@ class TrainReader:
         self.samples, self._order, self._skips, self._blend = Samples(source), order, skips, blend
         self._mixture = source if isinstance(source, MixtureSource) else None
         self._augment = source.augment if isinstance(source, Augmenting) and getattr(source, "augments", True) else None
-        self._alternate = source.alternate if isinstance(source, Alternating) and getattr(source, "alternates", True) else None
         self._augments = self._augment is not None or (self._mixture is not None and self._mixture.augments)
         self._dataset = source if isinstance(source, (DatasetSource, MixtureSource)) else None
 
@@ -124,8 +123,6 @@ class TrainReader:
                 batch = self._mixture.augment_each(batch, keys, wanted)
             elif self._augment is not None:
                 batch = self._augment(batch, keys)
-        if self._alternate is not None:
-            batch = self._alternate(batch, self._order.sample_keys(0, wanted), epoch)
         return batch, wanted, skipped
 
 

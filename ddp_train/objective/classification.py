@@ -6,15 +6,13 @@ Shapes: B samples, K classes. Targets are labels, int64 in [0, K), shape [B]; th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Goal
-from ddp_train.objective import views
+from ddp_train.interfaces import Goal
 from ddp_train.objective.supervised import Supervised, count
 
 
@@ -24,44 +22,19 @@ class Classification(Supervised):
     Args:
         label_smoothing: share of the target spread evenly over all K classes, in [0, 1]; training only, metrics are not smoothed.
         aux_weight: of what the model gives beside its logits (supervised.py).
-        test_views: of which views of an image the logits are the mean wherever the model is not trained: "mirror" or "mirror_translate"
-            (views.py); None: of the image alone.
-
-    Raises:
-        ConfigError: there are no such views.
 
     Source: Szegedy et al. 2015, arXiv:1512.00567, section 7 (label smoothing).
     """
 
     goals: Mapping[str, Goal] = {"accuracy": "max", "accuracy_top5": "max", "loss": "min"}
 
-    def __init__(
-        self,
-        *,
-        label_smoothing: float = 0.0,
-        aux_weight: float | None = None,
-        test_views: Literal["mirror", "mirror_translate"] | None = None,
-    ) -> None:
+    def __init__(self, *, label_smoothing: float = 0.0, aux_weight: float | None = None) -> None:
         super().__init__(aux_weight=aux_weight)
-        if test_views is not None and test_views not in views.KINDS:
-            raise ConfigError(key="objective.test_views", happened=f"is {test_views!r}", expected=f"{', '.join(views.KINDS)} or null")
-        self.label_smoothing, self.test_views = label_smoothing, test_views
+        self.label_smoothing = label_smoothing
 
     def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the smoothed cross entropy in nats, summed over the samples, shape []."""
         return F.cross_entropy(outputs, targets, reduction="sum", label_smoothing=self.label_smoothing)
-
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what evaluation adds up over all samples, of the mean over the views."""
-        return super().score(self._seen(model), batch)
-
-    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Any]]:
-        """Return what `predict` returns, and predictions and targets for metrics, of the mean over the views."""
-        return super().compare(self._seen(model), batch)
-
-    def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-        """Return what the model says of each sample, by the mean over the views."""
-        return super().infer(self._seen(model), inputs)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the sums `loss` (unsmoothed, float64), `samples`, `correct` and, where K > 5, `correct_top5`; and per sample `target`,
@@ -93,6 +66,3 @@ class Classification(Supervised):
     def compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probabilities of all classes, [B, K], and the labels: torchmetrics guesses for each batch whether it has logits."""
         return outputs.softmax(dim=1), targets
-
-    def _seen(self, model: nn.Module) -> nn.Module:
-        return model if self.test_views is None else views.Views(model, self.test_views)

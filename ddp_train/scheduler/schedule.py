@@ -107,30 +107,6 @@ def warmup_stable_decay(
     return _falling(optimizer, total_steps, warmup_steps, lambda progress: 1 - (1 - final_ratio) * progress, decay_steps=decay_steps)
 
 
-def triangle(
-    optimizer: Optimizer, total_steps: int, *, start_ratio: float = 0.2, peak: float = 0.23, final_ratio: float = 0.07
-) -> LRSchedule:
-    """Rise in a straight line from `start_ratio` of the peak to it, and fall in another one towards `final_ratio`.
-
-    The peak is at the step `peak` x `total_steps`, rounded down; `final_ratio` would be that of the step after the last one.
-
-    Raises:
-        ConfigError: the peak is not in the run.
-
-    Source: Smith 2015, arXiv:1506.01186 (triangular rates); with these numbers Jordan 2024, arXiv:2404.00498 (airbench94).
-    """
-    if not 0 <= peak < 1:
-        raise ConfigError(key="scheduler.peak", happened=f"is {peak}", expected="a share of the run: at least 0, and below 1")
-    peak_step = int(peak * total_steps)
-
-    def factor(step: int) -> float:
-        if step < peak_step:
-            return start_ratio + (1 - start_ratio) * step / peak_step
-        return 1 - (1 - final_ratio) * min(1.0, (step - peak_step) / (total_steps - peak_step))
-
-    return LRSchedule(optimizer, factor)
-
-
 def step(optimizer: Optimizer, *, step_size: int, gamma: float = 0.1) -> LRSchedule:
     """Multiply the rate by `gamma` every `step_size` optimizer steps.
 

@@ -32,7 +32,6 @@ from ddp_train.interfaces import (
     Meeting,
     Objective,
     Predicting,
-    StartingFromData,
     Strategy,
 )
 from ddp_train.loader.loader import Loader
@@ -98,8 +97,6 @@ def build(config: RunConfig, world: World) -> Components:
     answers |= auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
     model, objective, trained = _model_and_objective(config, world, answers)
-    if isinstance(model, StartingFromData) and world.device.type != "meta":
-        _start_from_data(model, train_source)
     freeze(trained, groups_of(config.optimizer))
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
@@ -260,17 +257,6 @@ def _not_called(model: nn.Module) -> str:
 
 
 _OF_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
-
-
-def _start_from_data(model: StartingFromData, source: DataSource | Stream) -> None:
-    if isinstance(source, Stream):
-        raise ConfigError(
-            key="model",
-            happened=f"a {type(model).__name__} begins with weights that it finds from training data, and the data is a stream",
-            expected="data with positions, whose first samples can be read twice",
-            fix="another model, or data with positions (`ddp-train help docs/data.md`)",
-        )
-    model.start_from(source)
 
 
 def _require_predictions(objective: Objective, sources: Iterable[DataSource | Stream]) -> None:

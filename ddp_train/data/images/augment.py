@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from ddp_train.data.hashing import Keys, random_bits
 
-_CROP_TOP, _CROP_LEFT, _FLIP, _SIDE = range(4)  # which independent draw of a key decides what
+_CROP_TOP, _CROP_LEFT, _FLIP = range(3)  # which independent draw of a key decides what
 
 
 def random_crop(images_BCHW: NDArray[Any], keys: Keys, *, padding: int, fill: ArrayLike | None) -> NDArray[Any]:
@@ -43,20 +43,10 @@ def random_crop(images_BCHW: NDArray[Any], keys: Keys, *, padding: int, fill: Ar
 
 def random_flip(images_BCHW: NDArray[Any], keys: Keys) -> NDArray[Any]:
     """Mirror each image left to right with probability one half."""
-    return _mirrored(images_BCHW, random_integers(keys, _FLIP, below=2) == 1)
-
-
-def alternating_flip(images_BCHW: NDArray[Any], keys: Keys, epoch: int) -> NDArray[Any]:
-    """Mirror each image left to right in every other epoch, half of them in the even ones.
-
-    Two epochs after each other have both sides of every image, where flips at random give half of the images the same side twice.
-
-    Args:
-        keys: of the samples, the same in all epochs.
-
-    Source: Jordan 2024, arXiv:2404.00498, section 3.6.
-    """
-    return _mirrored(images_BCHW, _is_on_its_other_side(keys, epoch))
+    is_flipped_B = random_integers(keys, _FLIP, below=2) == 1
+    flipped_BCHW = images_BCHW.copy()
+    flipped_BCHW[is_flipped_B] = images_BCHW[is_flipped_B, :, :, ::-1]
+    return flipped_BCHW
 
 
 def random_crop_on_device(images_BCHW: Tensor, keys: Keys, *, padding: int, fill_C11: Tensor | None) -> Tensor:
@@ -75,30 +65,10 @@ def random_crop_on_device(images_BCHW: Tensor, keys: Keys, *, padding: int, fill
 
 def random_flip_on_device(images_BCHW: Tensor, keys: Keys) -> Tensor:
     """Do what `random_flip` does, to the pixel, on the device that the images are on."""
-    return _mirrored_on_device(images_BCHW, random_integers(keys, _FLIP, below=2) == 1)
-
-
-def alternating_flip_on_device(images_BCHW: Tensor, keys: Keys, epoch: int) -> Tensor:
-    """Do what `alternating_flip` does, to the pixel, on the device that the images are on."""
-    return _mirrored_on_device(images_BCHW, _is_on_its_other_side(keys, epoch))
+    is_flipped_B = torch.from_numpy(random_integers(keys, _FLIP, below=2) == 1).to(images_BCHW.device, non_blocking=True)
+    return torch.where(is_flipped_B[:, None, None, None], images_BCHW.flip(3), images_BCHW)
 
 
 def random_integers(keys: Keys, draw: int, *, below: int) -> NDArray[np.int64]:
     """Return one integer in [0, below) for each key; `below` at most 2**32 (bias under below / 2**32)."""
     return (((random_bits(keys, draw) >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.int64)
-
-
-def _is_on_its_other_side(keys: Keys, epoch: int) -> NDArray[np.bool_]:
-    is_other_B: NDArray[np.bool_] = (random_integers(keys, _SIDE, below=2) + epoch) % 2 == 1
-    return is_other_B
-
-
-def _mirrored(images_BCHW: NDArray[Any], is_flipped_B: NDArray[np.bool_]) -> NDArray[Any]:
-    flipped_BCHW = images_BCHW.copy()
-    flipped_BCHW[is_flipped_B] = images_BCHW[is_flipped_B, :, :, ::-1]
-    return flipped_BCHW
-
-
-def _mirrored_on_device(images_BCHW: Tensor, is_flipped_B: NDArray[np.bool_]) -> Tensor:
-    chosen_B = torch.from_numpy(is_flipped_B).to(images_BCHW.device, non_blocking=True)
-    return torch.where(chosen_B[:, None, None, None], images_BCHW.flip(3), images_BCHW)

@@ -14,14 +14,7 @@ import xxhash
 from numpy.typing import ArrayLike, NDArray
 
 from ddp_train.data.hashing import Keys
-from ddp_train.data.images.augment import (
-    alternating_flip,
-    alternating_flip_on_device,
-    random_crop,
-    random_crop_on_device,
-    random_flip,
-    random_flip_on_device,
-)
+from ddp_train.data.images.augment import random_crop, random_crop_on_device, random_flip, random_flip_on_device
 from ddp_train.data.images.encoded_images import EncodedImages
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Indices, Pixels
@@ -36,7 +29,7 @@ class ImageArray:
         mean, std: one value per channel, on the scale where white is 1.
         crop_padding: pixels added to each side before a random crop to the old size; 0 is no crop.
         crop_fill: what these are: "black", or "reflect": the image itself, mirrored at its border.
-        flip: mirror half of the images left to right; "alternating": each in every other epoch (`alternating_flip`).
+        flip: mirror half of the images left to right.
 
     Raises:
         ConfigError: these contradict each other or the images.
@@ -52,7 +45,7 @@ class ImageArray:
         std: Sequence[float],
         crop_padding: int = 0,
         crop_fill: Literal["black", "reflect"] = "black",
-        flip: bool | Literal["alternating"] = False,
+        flip: bool = False,
     ) -> None:
         _, C, H, W = images.shape
         for name, values in {"mean": mean, "std": std}.items():
@@ -67,8 +60,6 @@ class ImageArray:
         if crop_fill == "reflect" and crop_padding >= min(H, W):
             expected = f"less than the images' {min(H, W)} pixels, which are mirrored"
             raise ConfigError(key="data.crop_padding", happened=f"{crop_padding} is too much", expected=expected)
-        if not isinstance(flip, bool) and flip != "alternating":
-            raise ConfigError(key="data.flip", happened=f"is {flip!r}", expected="true, false or alternating")
         # An array in memory as a tensor: loader workers get it through shared memory, once for all of them.
         self._images = torch.from_numpy(np.require(images, requirements="W")) if isinstance(images, np.ndarray) else images
         self._labels, self._image_shape = labels.astype(np.int64, copy=False), (C, H, W)
@@ -100,11 +91,7 @@ class ImageArray:
 
     @property
     def augments(self) -> bool:
-        return self._crop_padding > 0 or self._flip is True
-
-    @property
-    def alternates(self) -> bool:
-        return self._flip == "alternating"
+        return self._crop_padding > 0 or self._flip
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -150,24 +137,15 @@ class ImageArray:
             if self._crop_padding:
                 black_C11 = self._black_C11 if self._crop_fill == "black" else None
                 images_BCHW = random_crop_on_device(images_BCHW, keys, padding=self._crop_padding, fill_C11=black_C11)
-            return (random_flip_on_device(images_BCHW, keys) if self._flip is True else images_BCHW), labels_B
+            return (random_flip_on_device(images_BCHW, keys) if self._flip else images_BCHW), labels_B
         return self._augmented(images_BCHW, keys, self._black_C11.flatten().numpy()), labels_B
-
-    def alternate(self, batch: Batch, keys: Keys, epoch: int) -> Batch:
-        """Flip the images of a batch of `batch()` whose turn it is in an epoch."""
-        if isinstance(batch, Pixels):
-            return batch._replace(images=torch.from_numpy(alternating_flip(batch.images.numpy(), keys, epoch)))
-        images_BCHW, labels_B = batch
-        if self._device_images is not None:
-            return alternating_flip_on_device(images_BCHW, keys, epoch), labels_B
-        return torch.from_numpy(alternating_flip(images_BCHW.numpy(), keys, epoch)), labels_B
 
     def _augmented(self, images_BCHW: torch.Tensor, keys: Keys, black_C: ArrayLike) -> torch.Tensor:
         changed_BCHW = images_BCHW.numpy()
         if self._crop_padding:
             fill = black_C if self._crop_fill == "black" else None
             changed_BCHW = random_crop(changed_BCHW, keys, padding=self._crop_padding, fill=fill)
-        if self._flip is True:
+        if self._flip:
             changed_BCHW = random_flip(changed_BCHW, keys)
         return torch.from_numpy(changed_BCHW)
 

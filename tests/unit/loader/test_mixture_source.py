@@ -111,12 +111,3 @@ def test_within_a_source_sampling_is_what_the_loader_says(tmp_path: Any) -> None
     np.save(tmp_path / "w.npy", np.asarray([1.0, 1.0, 1.0, 0.0, 0.0]))
     with pytest.raises(DataError, match=r"only zeros for data\.sources\.b"):
         source.sampler(sample_weights=str(tmp_path / "w.npy"), **settings)
-
-
-def test_a_source_that_counts_epochs_is_refused() -> None:
-    class Turning(Numbers):
-        def alternate(self, batch: Any, keys: NDArray[np.uint64], epoch: int) -> Any:
-            return batch
-
-    with pytest.raises(ConfigError, match="a source has no epochs"):
-        mixture_source({"a": Numbers(0, 4), "b": Turning(4, 4)}, {"a": 1.0, "b": 1.0})

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from itertools import chain
 
-import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from ddp_train.errors import DataError
-from tests.unit.loader.numbers import Damaged, Numbers, read
+from tests.unit.loader.numbers import Damaged, read
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -39,17 +35,3 @@ def test_bad_samples_are_replaced_alike_whatever_the_split() -> None:
 def test_nothing_is_skipped_for_ever() -> None:
     with pytest.raises(DataError, match="nor can the 100 that were tried in its place"):
         read(Damaged(200, bad=range(200)), workers=0, skips=True)
-
-
-class Turning(Numbers):
-    """Sample i comes as its number, its epoch and one of its bits."""
-
-    def alternate(self, batch: Tensor, keys: NDArray[np.uint64], epoch: int) -> Tensor:
-        return torch.stack([batch, torch.full_like(batch, epoch), torch.from_numpy((keys >> np.uint64(1)).astype(np.int64))], dim=1)
-
-
-@pytest.mark.parametrize("how", [{"workers": 0}, {"workers": 0, "world_size": 3, "parts": 2}, {"workers": 2, "world_size": 2}])
-def test_what_alternates_is_told_the_epoch_and_has_the_same_key_in_all_of_them(how: dict[str, int]) -> None:
-    found = torch.cat([each.batch for each in read(Turning(40), epochs=3, **how) if each.counts]).tolist()
-    assert sorted((number, epoch) for number, epoch, _ in found) == [(number, epoch) for number in range(40) for epoch in range(3)]
-    assert len({key for _, _, key in found}) == len({(number, key) for number, _, key in found}) == 40

@@ -17,7 +17,6 @@ from ddp_train.training.instantiate import instantiate
 SAMPLES, CLASSES, TOKENS = 4, 10, 8
 _IMAGES = {"image_shape": [3, 32, 32]}
 _SMALL: dict[str, dict[str, Any]] = {
-    "airbench": {**_IMAGES, "width": 8},
     "convnet": {**_IMAGES, "width": 4, "dropout": 0.1},
     "mini_resnet": {**_IMAGES, "width": 4, "blocks_per_stage": 1},
     "mlp": {**_IMAGES, "width": 8},

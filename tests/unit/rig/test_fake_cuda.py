@@ -138,7 +138,7 @@ def test_the_host_waits_for_no_forward_and_all_is_on_one_device(name: str, dtype
     assert loss.dtype in (torch.float32, torch.float64)
 
 
-OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {}, "sgd": {}, "decoupled_sgd": {}, "muon": {}}
+OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {}, "sgd": {}, "muon": {}}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.scheduler import LRSchedule, constant, step, triangle, warmup_cosine, warmup_linear, warmup_stable_decay
+from ddp_train.scheduler import LRSchedule, constant, step, warmup_cosine, warmup_linear, warmup_stable_decay
 
 PEAK = 0.5
 
@@ -21,7 +21,6 @@ ALL: dict[str, Callable[[torch.optim.Optimizer], LRSchedule]] = {
     "warmup_cosine": lambda optimizer: warmup_cosine(optimizer, 20, warmup_steps=4),
     "warmup_linear": lambda optimizer: warmup_linear(optimizer, 20, warmup_steps=4),
     "warmup_stable_decay": lambda optimizer: warmup_stable_decay(optimizer, 20, warmup_steps=4, decay_steps=6),
-    "triangle": lambda optimizer: triangle(optimizer, 20, peak=0.25),
     "step": lambda optimizer: step(optimizer, step_size=5, gamma=0.1),
 }
 
@@ -48,15 +47,6 @@ def test_warm_up_rises_in_equal_parts_and_reaches_the_peak_after_warmup_steps() 
 def test_without_warm_up_the_first_step_is_at_the_peak() -> None:
     for schedule in (constant(make_optimizer()), warmup_cosine(make_optimizer(), 9), warmup_linear(make_optimizer(), 9)):
         assert rates(schedule, 1) == [1.0]
-
-
-def test_a_triangle_rises_to_its_peak_and_falls_towards_its_end() -> None:
-    found = rates(triangle(make_optimizer(), 10, start_ratio=0.2, peak=0.45, final_ratio=0.4), 12)
-    assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.4])
-    assert rates(triangle(make_optimizer(), 4, peak=0.0, final_ratio=0.0), 4) == pytest.approx([1, 0.75, 0.5, 0.25])
-    for peak in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match=r"scheduler\.peak"):
-            triangle(make_optimizer(), 10, peak=peak)
 
 
 def test_constant_stays() -> None:

@@ -1,7 +1,7 @@
-"""The experiments with published settings compute what a script computes that is written from their descriptions, step for step.
+"""The experiment with published settings computes what a script computes that is written from its description, step for step.
 
-The scripts are plain torch: networks as functions of named tensors, losses, optimizers and schedules of their own. From the run they take
-the initial weights, which sample comes when, and what was drawn for it. Widths are tiny, and the run is float32 on the CPU.
+The script is plain torch: a network as a function of named tensors, a loss, optimizer and schedule of its own. From the run it takes the
+initial weights, and which sample comes when. The width is tiny, and the run is float32 on the CPU. tests/examples has another one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_train.data.images.augment import random_integers
 from ddp_train.distributed.world import alone
 from ddp_train.model.gpt import GPT
 from ddp_train.training.build import build_model
 from ddp_train.training.components import Components
-from tests.unit.data_files import write_cifar_binary, write_tokens
+from tests.unit.data_files import write_tokens
 from tests.unit.parts import checked, components, trainer
 
 NEAR: dict[str, float] = {"rel": 1e-5}
@@ -128,131 +127,3 @@ def test_gpt2_124m_is_of_the_published_size_and_batch() -> None:
     assert isinstance(model, GPT)
     without_positions = sum(parameter.numel() for parameter in model.parameters()) - model.position_embedding.weight.numel()
     assert without_positions == 123_587_328  # with the vocabulary of 50,304; nanoGPT says 123.59M
-
-
-# airbench94: Jordan 2024, arXiv:2404.00498, listing and section 3.
-
-EPOCHS, EPOCH_STEPS, IMAGES, FROZEN_FROM, EVERY = 7, 2, 16, 4, 3
-AIRBENCH = [
-    *["experiment=airbench94", "model.width=4", f"trainer.global_batch_size={IMAGES}", f"loader.micro_batch_size={IMAGES}"],
-    *[f"trainer.max_steps={EPOCHS * EPOCH_STEPS}", f"callbacks.freeze.from_step={FROZEN_FROM}", "model.whitening_samples=24"],
-    *[f"callbacks.lookahead.start_step={FROZEN_FROM}", f"callbacks.lookahead.every_steps={EVERY}"],
-    *[f"callbacks.lookahead.return_every_steps={EPOCH_STEPS}", "seed=3"],
-    # Rate and decay are for 1,024 samples a step.
-    *[f"optimizer.lr={11.5 * IMAGES / 1024}", f"optimizer.weight_decay={0.0153 * IMAGES / 1024}"],
-]
-MEAN, STD = (torch.tensor(each).view(3, 1, 1) for each in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)))
-
-
-@pytest.mark.parametrize("on_device", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_airbench94_follows_a_script(tmp_path: Path, on_device: bool) -> None:
-    files = write_cifar_binary(tmp_path, per_file=8)  # 40 images: two steps of 16 an epoch, and eight are left out
-    raw = {split: pixels_of(files, split) for split in ("data", "test")}
-    parts = components(*AIRBENCH, f"data.root={files}", f"loader.on_device={on_device}", base=[])
-    weights = initial(parts)
-    torch.testing.assert_close(covariance(F.conv2d(raw["data"][0][:24], weights["whitening.weight"])), both_signs(), atol=0.05, rtol=0)
-    order = parts.train_loader.order
-    assert order.steps_per_epoch == EPOCH_STEPS
-    batches = []
-    for step in range(EPOCHS * EPOCH_STEPS):
-        ids, epoch = parts.train_loader.sample_ids(step * IMAGES, 0), step // EPOCH_STEPS
-        keys, sides = (order.sample_keys(each, ids) for each in (epoch, 0))  # type: ignore[attr-defined]
-        moves = zip(*(random_integers(keys, draw, below=5) for draw in (0, 1)), strict=True)
-        is_mirrored = (random_integers(sides, 3, below=2) == 1) ^ (epoch % 2 == 1)
-        batches.append(
-            (torch.stack([seen(raw["data"][0][i], *m, f) for i, m, f in zip(ids, moves, is_mirrored, strict=True)]), raw["data"][1][ids])
-        )
-    expected = [*airbench94(weights, batches)]
-    trained, (evaluated,) = run(parts, evaluate_every_steps=EPOCHS * EPOCH_STEPS)
-    assert [record["loss"] for record in trained] == pytest.approx(expected, **NEAR)
-    logits = six_views(weights, raw["test"][0])
-    assert evaluated["loss"] == pytest.approx(F.cross_entropy(logits, raw["test"][1]).item(), **NEAR)
-    assert evaluated["accuracy"] == (logits.argmax(1) == raw["test"][1]).float().mean().item()
-
-
-def pixels_of(folder: Path, split: str) -> tuple[Tensor, Tensor]:
-    """Return normalised images and labels of the binary files."""
-    records = np.concatenate([np.fromfile(file, np.uint8).reshape(-1, 3073) for file in sorted(folder.glob(f"{split}_batch*.bin"))])
-    images = (torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32)).float() / 255 - MEAN) / STD
-    return images, torch.from_numpy(records[:, 0].astype(np.int64))
-
-
-def seen(image: Tensor, top: int, left: int, is_mirrored: bool) -> Tensor:
-    """Return an image moved by up to two pixels, mirrored at its border, and perhaps mirrored as a whole."""
-    moved = F.pad(image[None], (2, 2, 2, 2), mode="reflect")[0, :, top : top + 32, left : left + 32]
-    return moved.flip(2) if is_mirrored else moved
-
-
-def covariance(features: Tensor) -> Tensor:
-    """Return the mean products of the channels over all places."""
-    rows = features.transpose(0, 1).flatten(1)
-    return rows @ rows.T / rows.shape[1]
-
-
-def both_signs() -> Tensor:
-    """Return the covariance of twelve values that have nothing to do with each other, and of the same with the other sign."""
-    return torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).kron(torch.eye(12))
-
-
-def airbench94(weights: Named, batches: list[tuple[Tensor, Tensor]]) -> Iterator[float]:
-    """Train on the batches of each step; yield the loss. Changes the weights, to which it adds batch norms' running averages."""
-    scale = 1024 * (1 + 1 / (1 - 0.85))
-    rate, decay = 11.5 / scale, 0.0153 * IMAGES / scale
-    rates = {name: rate * 64 if "norm" in name else rate for name in weights}
-    fixed = {name for name in weights if name == "whitening.weight" or name.endswith(("norm1.weight", "norm2.weight"))}
-    momenta: Named = {}
-    for name in [name for name in weights if name.endswith(("norm1.bias", "norm2.bias"))]:
-        layer = name.removesuffix(".bias")
-        weights |= {f"{layer}.running_mean": torch.zeros_like(weights[name]), f"{layer}.running_var": torch.ones_like(weights[name])}
-    slow: Named = {}
-    total = len(batches)
-    for step, (images, labels) in enumerate(batches):
-        if step == FROZEN_FROM:
-            fixed.add("whitening.bias")
-        trained = [name for name in rates if name not in fixed]
-        for name in trained:
-            weights[name].requires_grad_()
-        loss = F.cross_entropy(network(weights, images, is_training=True), labels, label_smoothing=0.2, reduction="sum")
-        gradients = torch.autograd.grad(loss, [weights[name] for name in trained])
-        peak = int(0.23 * total)
-        factor = 0.2 + 0.8 * step / peak if step < peak else 1 - 0.93 * (step - peak) / (total - peak)
-        with torch.no_grad():
-            for name, gradient in zip(trained, gradients, strict=True):
-                change = gradient + decay / rates[name] * weights[name]
-                momenta[name] = change if name not in momenta else 0.85 * momenta[name] + change
-                weights[name] -= factor * rates[name] * (change + 0.85 * momenta[name])
-            done = step + 1
-            if done > FROZEN_FROM and done % EVERY == 0:
-                if slow:
-                    keeps = 0.95**EVERY * (done / total) ** 3
-                    for name, weight in weights.items():
-                        slow[name] = keeps * slow[name] + (1 - keeps) * weight
-                        weight.copy_(slow[name])
-                else:
-                    slow = {name: weight.clone() for name, weight in weights.items()}
-            if slow and done % EPOCH_STEPS == 0:
-                for name, weight in weights.items():
-                    weight.copy_(slow[name])
-        yield loss.item() / len(labels)
-
-
-def network(weights: Named, images: Tensor, *, is_training: bool) -> Tensor:
-    features = F.gelu(F.conv2d(images, weights["whitening.weight"], weights["whitening.bias"]))
-    for group in ("groups.0", "groups.1", "groups.2"):
-        for number in (1, 2):
-            features = F.conv2d(features, weights[f"{group}.conv{number}.weight"], padding=1)
-            features = F.max_pool2d(features, 2) if number == 1 else features
-            norm = f"{group}.norm{number}"
-            mean, variance = weights[f"{norm}.running_mean"], weights[f"{norm}.running_var"]
-            features = F.gelu(F.batch_norm(features, mean, variance, None, weights[f"{norm}.bias"], is_training, 0.4, 1e-12))
-    return F.max_pool2d(features, 3).flatten(1) @ weights["head.weight"].T / 9
-
-
-@torch.no_grad()
-def six_views(weights: Named, images: Tensor) -> Tensor:
-    """Return the logits: each of the image as it is and its mirror image weighs a quarter, each of the four that are moved an eighth."""
-    padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
-    found = torch.zeros(len(images), 10)
-    for view, weight in ((images, 1 / 4), (padded[:, :, :32, :32], 1 / 8), (padded[:, :, 2:, 2:], 1 / 8)):
-        found += weight * (network(weights, view, is_training=False) + network(weights, view.flip(3), is_training=False))
-    return found

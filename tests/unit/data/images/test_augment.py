@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ddp_train.data.images.augment import alternating_flip, random_crop, random_flip, random_integers
+from ddp_train.data.images.augment import random_crop, random_flip, random_integers
 
 
 def keys_of(count, seed=0):
@@ -48,17 +48,6 @@ def test_a_flip_mirrors_half_of_the_images():
     is_same = (flipped == images).all(axis=(1, 2, 3))
     assert (is_mirrored ^ is_same).all()
     assert 900 < is_mirrored.sum() < 1100
-
-
-def test_an_alternating_flip_shows_each_side_of_an_image_in_every_other_epoch():
-    images = np.random.default_rng(0).random((2000, 1, 2, 3), np.float32)
-    epochs = [alternating_flip(images, keys_of(2000), epoch) for epoch in range(4)]
-    is_mirrored = (epochs[0] == images[..., ::-1]).all(axis=(1, 2, 3))
-    assert 900 < is_mirrored.sum() < 1100
-    assert np.array_equal(epochs[1], epochs[0][..., ::-1])
-    assert np.array_equal(epochs[2], epochs[0])
-    assert np.array_equal(epochs[3], epochs[1])
-    assert np.array_equal(alternating_flip(images[7:9], keys_of(2000)[7:9], 3), epochs[3][7:9])
 
 
 def test_a_flip_and_a_crop_are_independent():

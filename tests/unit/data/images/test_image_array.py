@@ -68,7 +68,7 @@ def test_augmenting_a_normalised_batch_equals_normalising_an_augmented_one():
     torch.testing.assert_close(images.double(), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("changes", [{"flip": True}, {"flip": "alternating", "crop_fill": "reflect"}])
+@pytest.mark.parametrize("changes", [{"flip": True}, {"crop_fill": "reflect"}])
 def test_on_a_device_the_batches_are_the_same(changes):
     here, there = source(crop_padding=2, **changes), source(crop_padding=2, **changes)
     there.to(torch.device("cpu"))  # all the same operations as on a GPU
@@ -76,19 +76,6 @@ def test_on_a_device_the_batches_are_the_same(changes):
     expected, found = (each.augment(each.batch(indices), keys_of(5)) for each in (here, there))
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
-    for epoch in (0, 1):
-        assert torch.equal(*[each.alternate(each.batch(indices), keys_of(5), epoch)[0] for each in (here, there)])
-
-
-def test_a_flip_that_alternates_is_not_drawn_as_well():
-    data = source(flip="alternating")
-    assert (data.augments, data.alternates) == (False, True)
-    assert (source(flip=True).augments, source(flip=True).alternates) == (True, False)
-    batch = data.batch(np.arange(20))
-    assert torch.equal(data.augment(batch, keys_of(20))[0], batch[0])
-    sides = [data.alternate(batch, keys_of(20), epoch)[0] for epoch in (0, 1)]
-    assert torch.equal(sides[1], sides[0].flip(3))
-    assert not torch.equal(sides[0], batch[0])
 
 
 def test_without_crop_and_flip_a_batch_is_left_alone():
@@ -103,7 +90,6 @@ def test_without_crop_and_flip_a_batch_is_left_alone():
         {"mean": [0.5]},
         {"std": [1.0, 0.0, 1.0]},
         {"crop_fill": "white"},
-        {"flip": "often"},
         {"crop_padding": 8, "crop_fill": "reflect"},
     ],
 )
@@ -118,9 +104,9 @@ def test_images_tell_their_labels() -> None:
     assert source.labels.tolist() == [2, 0, 2]
 
 
-def test_of_bytes_the_same_is_mirrored_at_the_border_and_flipped_in_turn() -> None:
-    here, there = (source(crop_padding=2, crop_fill="reflect", flip="alternating") for _ in range(2))
+def test_of_bytes_the_same_is_mirrored_at_the_border_and_flipped() -> None:
+    here, there = (source(crop_padding=2, crop_fill="reflect", flip=True) for _ in range(2))
     there.give_pixels()
     indices = np.asarray([3, 1, 1, 19, 0])
-    found = [each.alternate(each.augment(each.batch(indices), keys_of(5)), keys_of(5), 1) for each in (here, there)]
+    found = [each.augment(each.batch(indices), keys_of(5)) for each in (here, there)]
     assert torch.equal(finished(found[1])[0], found[0][0])

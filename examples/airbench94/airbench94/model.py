@@ -5,25 +5,20 @@ Shapes: B samples, C channels, H height, W width, K classes, P values in a patch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_train.interfaces import DataSource, finished
-
-_PATCH = 2  # height and width
-_CHUNK = 512  # samples that are read at a time
-_EPSILON = 5e-4  # added to the variance along each direction
+PATCH = 2  # height and width of the first layer's kernels
 
 
 class Airbench(nn.Module):
     """Classify images: a first layer that whitens patches, and three groups of two convolutions.
 
-    The first layer's kernels are found from training images before the first step (`start_from`) and stay; its bias is trained. All other
+    The first layer's kernels are found from training images before the first step (whitening.py) and stay; its bias is trained. All other
     convolutions begin as the identity as far as their channels go, and have no bias: batch norms have it, whose scales stay at 1.
 
     Batch normalisation takes its statistics from one micro-batch on one rank: the result depends on how the global batch is split.
@@ -34,9 +29,8 @@ class Airbench(nn.Module):
         width: channels of the first group; the next two have four times as many.
         norm_momentum: share of a micro-batch in batch norm's running averages.
         logit_scale: factor of the logits.
-        whitening_samples: training images, the first ones, from which the first layer is found.
 
-    Source: Jordan 2024, arXiv:2404.00498 (airbench94), sections 3.1 to 3.3; the whitening is Page's and tysam-code's, as cited there.
+    Source: Jordan 2024, arXiv:2404.00498, sections 3.1 to 3.3.
     """
 
     def __init__(
@@ -47,16 +41,12 @@ class Airbench(nn.Module):
         width: int = 64,
         norm_momentum: float = 0.4,
         logit_scale: float = 0.1111111111111111,
-        whitening_samples: int = 5000,
     ) -> None:
         super().__init__()
         channels = image_shape[0]
-        self.logit_scale, self.whitening_samples = logit_scale, whitening_samples
-        self.whitening = nn.Conv2d(channels, 2 * channels * _PATCH**2, kernel_size=_PATCH)
-        self.whitening.weight.requires_grad_(False)
-        assert self.whitening.bias is not None
-        nn.init.zeros_(self.whitening.bias)
-        widths = [self.whitening.out_channels, width, 4 * width, 4 * width]
+        self.logit_scale = logit_scale
+        self.whitening = Whitening(channels)
+        widths = [len(self.whitening.bias), width, 4 * width, 4 * width]
         self.groups = nn.Sequential(*(ConvGroup(*pair, norm_momentum=norm_momentum) for pair in pairwise(widths)))
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
 
@@ -67,16 +57,23 @@ class Airbench(nn.Module):
         logits_BK: Tensor = self.head(largest_BC) * self.logit_scale
         return logits_BK
 
-    @torch.no_grad()
-    def start_from(self, data: DataSource) -> None:
-        """Let the first layer whiten: its outputs for patches of the data are uncorrelated and of variance 1, each with both signs."""
-        covariance_PP = _patch_covariance(data, min(self.whitening_samples, len(data)))
-        variances_P, directions_PP = torch.linalg.eigh(covariance_PP)  # ascending; directions are columns
-        # The sign of a direction is the library's choice: the largest value becomes positive, so that all machines have the same.
-        signs_P = directions_PP.gather(0, directions_PP.abs().argmax(dim=0, keepdim=True)).sign()
-        kernels_PP = (directions_PP * signs_P / (variances_P + _EPSILON).sqrt()).T.flip(0)
-        weight = self.whitening.weight
-        weight.copy_(torch.cat([kernels_PP, -kernels_PP]).view(weight.shape))
+
+class Whitening(nn.Module):
+    """Convolve with kernels that whitening.py finds, which are no parameters; the bias is trained."""
+
+    weight: Tensor
+    found_from: Tensor  # how many images; 0: not found yet. Saved and loaded with them, so that nobody finds them again
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        conv = nn.Conv2d(channels, 2 * channels * PATCH**2, PATCH)
+        self.register_buffer("weight", conv.weight.detach())
+        self.register_buffer("found_from", torch.zeros((), dtype=torch.int64))
+        self.bias = nn.Parameter(torch.zeros(conv.out_channels))
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Return features, shape [B, 2P, H - 1, W - 1]."""
+        return F.conv2d(images_BCHW, self.weight, self.bias)
 
 
 class ConvGroup(nn.Module):
@@ -118,20 +115,3 @@ def _norm(channels: int, momentum: float) -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(channels, eps=1e-12, momentum=momentum)
     norm.weight.requires_grad_(False)
     return norm
-
-
-def _patch_covariance(data: DataSource, num_samples: int) -> Tensor:
-    """Return the mean of the products of all pairs of values in a patch, without taking off their means, float64 [P, P]."""
-    total, count = torch.zeros(()), 0
-    for images_BCHW in _images(data, num_samples):
-        patches_BPN = F.unfold(images_BCHW, _PATCH)
-        patches_NP = patches_BPN.transpose(1, 2).flatten(0, 1).double()
-        total, count = total + patches_NP.T @ patches_NP, count + len(patches_NP)
-    return total / count
-
-
-def _images(data: DataSource, num_samples: int) -> Iterator[Tensor]:
-    """Yield the first images, normalised and not augmented, a few at a time, on the CPU."""
-    for start in range(0, num_samples, _CHUNK):
-        images_BCHW, *_ = finished(data.batch(np.arange(start, min(start + _CHUNK, num_samples))))
-        yield images_BCHW.float().cpu()

@@ -6,8 +6,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD
 
-from ddp_train.errors import ConfigError
-
 
 def decoupled_sgd(
     model: nn.Module, *, lr: float = 11.5, momentum: float = 0.85, weight_decay: float = 0.0153, norm_bias_scale: float = 64.0
@@ -28,9 +26,6 @@ def decoupled_sgd(
         weight_decay: of a step at the peak, as above.
         norm_bias_scale: how many times `lr` the rate of batch norms' biases is.
 
-    Raises:
-        ConfigError: the momentum is out of range, or the rate is not positive.
-
     Source: Page 2018, "How to train your ResNet", part 5 (hyperparameters), and 8 (biases); Jordan 2024, arXiv:2404.00498, section 3.4.
         Theirs are for 1,024 samples a step: with another batch size rate and decay are to be scaled by it.
     """
@@ -40,7 +35,7 @@ def decoupled_sgd(
         ("norm_bias_scale", norm_bias_scale, norm_bias_scale > 0, "above 0"),
     ):
         if not is_fine:
-            raise ConfigError(key=f"optimizer.{name}", happened=f"is {value}", expected=expected)
+            raise ValueError(f"{name} is {value}, and a number {expected} is needed")
     biases = {
         id(module.bias): module.bias
         for module in model.modules()

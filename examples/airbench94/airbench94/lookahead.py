@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ddp_train.callbacks.averaged import averaged, wide
-from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Run, cut, own_rows
+from ddp_train.interfaces import Run, cut, own_rows, plain_name
 
 
 class Lookahead:
@@ -41,14 +39,14 @@ class Lookahead:
         return_every_steps: int | None = None,
     ) -> None:
         for name, value, is_fine, expected in (
-            ("decay", decay, 0 < decay < 1, "between 0 and 1, as 0.95"),
-            ("decay_power", decay_power, decay_power >= 0, "at least 0"),
-            ("every_steps", every_steps, every_steps >= 1, "at least 1"),
-            ("start_step", start_step, start_step >= 0, "at least 0"),
-            ("return_every_steps", return_every_steps, return_every_steps is None or return_every_steps >= 1, "at least 1, or null"),
+            ("decay", decay, 0 < decay < 1, "between 0 and 1"),
+            ("decay_power", decay_power, decay_power >= 0, "of at least 0"),
+            ("every_steps", every_steps, every_steps >= 1, "of at least 1"),
+            ("start_step", start_step, start_step >= 0, "of at least 0"),
+            ("return_every_steps", return_every_steps, return_every_steps is None or return_every_steps >= 1, "of at least 1, or null,"),
         ):
             if not is_fine:
-                raise ConfigError(key=f"callbacks.lookahead.{name}", happened=f"is {value}", expected=expected)
+                raise ValueError(f"{name} is {value}, and a number {expected} is needed")
         self._decay, self._decay_power, self._every_steps = decay, decay_power, every_steps
         self._start_step, self._return_every_steps = start_step, return_every_steps
         self._slow: dict[str, Tensor] = {}  # empty before the first time
@@ -56,7 +54,7 @@ class Lookahead:
 
     def start(self, run: Run) -> None:
         """Go on with the slow weights that were loaded, if any."""
-        self._live = dict(averaged(run.model))
+        self._live = _averaged(run.model)
         if self._slow and self._slow.keys() != self._live.keys():
             raise ValueError("the slow weights in the checkpoint are of another model")
         if self._slow:  # in the model's order
@@ -68,10 +66,10 @@ class Lookahead:
         if run.step > self._start_step and run.step % self._every_steps == 0:
             if self._slow:
                 keeps = self._decay**self._every_steps * (run.step / run.total_steps) ** self._decay_power
-                torch._foreach_lerp_(self._rows(self._slow), [wide(each) for each in self._rows(self._live)], 1 - keeps)
+                torch._foreach_lerp_(self._rows(self._slow), [_wide(each) for each in self._rows(self._live)], 1 - keeps)
                 self._go_back()
             else:
-                self._slow = {name: wide(tensor.detach()).clone() for name, tensor in self._live.items()}
+                self._slow = {name: _wide(tensor.detach()).clone() for name, tensor in self._live.items()}
         every = self._return_every_steps
         if self._slow and (run.step == run.total_steps or (every is not None and run.step % every == 0)):
             self._go_back()
@@ -88,3 +86,15 @@ class Lookahead:
     @staticmethod
     def _rows(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         return [own_rows(tensor) for tensor in tensors.values()]
+
+
+def _averaged(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a model, and the running averages of its batch norms, by name. Of other buffers an average says nothing."""
+    norms = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    averages = [each for prefix, norm in norms for each in norm.named_buffers(prefix, recurse=False) if each[1].is_floating_point()]
+    return {plain_name(name): tensor for name, tensor in (*model.named_parameters(), *averages)}
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in which small changes are not lost."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
