@@ -13,8 +13,6 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import read_json, write_json
 
-QUICK, FULL = "quick", "full"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -47,9 +45,14 @@ class Job:
     overrides: list[str]
     options: list[str] = field(default_factory=list)  # where its YAML lies, as it is typed: --config-dir=FOLDER and the like
     in_sweep: bool = False  # then the terminal shows the sweep's table, and the job's own output goes to its logs
-    examines: str = ""  # nothing is trained: QUICK or FULL, the machines are examined (`ddp-train doctor`)
+    program: str = ""  # what each rank calls in the place of training, by its dotted path: `ddp_train.doctor.checkup.quick`
     task: Task | None = None  # nothing is trained: a run that has saved is evaluated, in a folder of its own
     checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
+
+    @property
+    def record(self) -> RunFolder | None:
+        """Where its launcher writes down how it goes; None for another program, of which nothing is counted or continued."""
+        return None if self.program else self.run_folder
 
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:
         """Return what was typed for this run, a sweep's values too: key -> what the config has for it, or for a group the option's name."""

@@ -35,7 +35,7 @@ from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
-from ddp_train.run_folder.claim import claim_given, claim_new, clear
+from ddp_train.run_folder.claim import claim_given, claim_new
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
 from ddp_train.run_folder.verdict import begin_anew
@@ -45,10 +45,6 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 
 if TYPE_CHECKING:
     from ddp_train.sweep.hydra_jobs import Multirun
-
-EXAMINES = "hydra.callbacks.checked.examines"
-"""Is QUICK or FULL where a run's machines are to be examined instead (`ddp-train doctor`). A key, so that it goes wherever the words go."""
-
 
 _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 
@@ -82,15 +78,10 @@ class _Command:
             overrides=texts(hydra_config.overrides.task),
             options=options(hydra_config),
             checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
-            examines=_examines(hydra_config),
         )
         record(job.run_folder, job.config)
         caller.tell(folder=str(job.run_folder.root))
-        try:
-            self._exit_code = self._launcher.begin(job)
-        finally:
-            if job.examines:
-                clear(job.run_folder.root)
+        self._exit_code = self._launcher.begin(job)
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
         """Run jobs that a sweeper asks for."""
@@ -115,14 +106,7 @@ class _Command:
 
 
 class Checked(Callback):
-    """Checks a config before Hydra makes its folder, and claims that folder (Hydra itself takes any that exists).
-
-    Args:
-        examines: see `EXAMINES`; read by `_Command`.
-    """
-
-    def __init__(self, examines: str = "") -> None:
-        del examines
+    """Checks a config before Hydra makes its folder, and claims that folder (Hydra itself takes any that exists)."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check and claim for a single run."""
@@ -201,10 +185,6 @@ _HANDED_ON = _HandedOn()  # Hydra makes the callback, which so knows no other ob
 
 def _trains_here(composed: DictConfig) -> bool:
     return OmegaConf.select(composed, "cluster.launcher") == "local" and not is_torchrun_worker()
-
-
-def _examines(hydra_config: DictConfig) -> str:
-    return str(OmegaConf.select(hydra_config, EXAMINES.removeprefix("hydra."), default=""))
 
 
 class Exit(SystemExit):

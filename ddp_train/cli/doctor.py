@@ -1,25 +1,32 @@
-"""`ddp-train doctor`: examine the machines on which a run would be, instead of running it."""
+"""`ddp-train doctor`: the ranks of a run call the doctor's program in the place of training; nothing else that starts them knows of it."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
-from ddp_train.cli.compose import EXAMINES, compose
+from ddp_train.cli.compose import compose
+from ddp_train.config.run_config import RunConfig
 from ddp_train.config.typed_options import options_first
-from ddp_train.errors import ConfigError
-from ddp_train.job import FULL, QUICK
+from ddp_train.doctor.examined import most_minutes
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError
+from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
+from ddp_train.run_folder.claim import clear
+from ddp_train.system.deadline import wait_until
+from ddp_train.system.files import read_json
 
 USAGE = """ddp-train doctor [--full] [key=value group=option ...]
 
   key=value      as for the run that is to come: the machines that it would use are examined, with its data and its folder.
                  By hand the same command on each machine, as for the run itself; with cluster=slurm a short job examines them
-  --full         also how fast each rank reckons, and how fast the machines send to each other; takes up to a minute
+  --full         also how fast each rank reckons, and how fast the machines send to each other; takes up to a minute more
 
 Nothing is trained and nothing is left. The exit code is 0 when the machines are fit, 78 when something is wrong with one of them.
 """
 
 _FULL = "--full"
+_SEEN_WITHIN_S = 3.0  # a network file system may show late what another machine has written
 
 
 def examine(arguments: list[str], launcher: Launcher) -> int:
@@ -30,6 +37,24 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
         raise ConfigError(
             happened=f"doctor examines the machines of one run that is to come, not {refused}", expected=USAGE.partition("\n")[0]
         )
-    # A folder that was typed and holds a run is refused, not continued.
-    sys.argv[1:] = options_first([*words, "resume=never", f"++{EXAMINES}={FULL if _FULL in arguments else QUICK}"])
-    return compose(launcher)
+    program = f"ddp_train.doctor.checkup.{'full' if _FULL in arguments else 'quick'}"
+
+    def run(job: Job) -> int:
+        try:
+            code = launcher.begin(replace(job, program=program, config=_as_short_job(job.config, is_full=_FULL in arguments)))
+            if code != DONE or not wait_until(job.run_folder.doctor.exists, within_s=_SEEN_WITHIN_S, every_s=0.1):
+                return code or ENVIRONMENT_REFUSES
+            return int(read_json(job.run_folder.doctor)["exit_code"])  # an engine's job is done, whatever the doctor has found
+        finally:
+            clear(job.run_folder.root)
+
+    sys.argv[1:] = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
+    return compose(Launcher(run=run, slots=launcher.slots))
+
+
+def _as_short_job(config: RunConfig, *, is_full: bool) -> RunConfig:
+    """Return the config for SLURM's queue: the examination comes after nothing, is waited for, and is short."""
+    if config.cluster.launcher != "slurm":
+        return config
+    minutes = most_minutes(config.cluster.device, config.batch.world_size, is_full=is_full)
+    return replace(config, after=None, cluster=replace(config.cluster, wait=True, walltime=minutes, grace_s=10))

@@ -186,7 +186,7 @@ def _say(error: Exception, launcher: Launcher) -> int:
     if not is_file_error:
         traceback.print_exception(error)
     folder = launcher.begun
-    if folder is not None and (RunFolder(folder).config.exists() or is_sweep(folder)):  # an examination leaves nothing to continue
+    if folder is not None and (RunFolder(folder).config.exists() or is_sweep(folder)):
         shown = RunFolder(folder).shown()
         print(f"\n{shown} cannot go on: {error}\n`ddp-train resume {shown}` continues it when that is mended", file=sys.stderr)
     elif is_file_error:

@@ -12,7 +12,6 @@ snapshot       a copy of the source that a run uses
 spec           what an engine is given: one run, frozen
 signals        what this process does with stop signals meanwhile
 restart_note   what a node remembers from one attempt of a run to the next
-doctor/        are these machines fit for a run?
 engine/        who starts processes on other machines
 agent/         the agent itself: torchrun's own, with a better ending, and ranks that are forked
 """

@@ -21,7 +21,7 @@ def run(job: Job) -> int:
 
     The agent finds a free port itself: any number of runs share a machine.
     """
-    if job.examines:
+    if job.record is None:
         return _run_agent(job)
     if job.checkpoint is not None:
         forget(job.run_folder)  # somebody has chosen where to go on
@@ -36,8 +36,8 @@ def agent_arguments(job: Job) -> list[str]:
     """Return what the agent of a job is told."""
     cluster = job.config.cluster
     ours, restarts = [f"--grace-s={cluster.grace_s}", f"--agent={cluster.agent}"], 0
-    if not job.examines:
-        ours, restarts = [*ours, f"--run-dir={job.run_folder.root}"], max_restarts(cluster, {})
+    if job.record is not None:
+        ours, restarts = [*ours, f"--run-dir={job.record.root}"], max_restarts(cluster, {})
     return [*ours, *ALONE, f"--nproc-per-node={_processes(cluster)}", f"--max-restarts={restarts}", "-m", "ddp_train"]
 
 

@@ -15,7 +15,6 @@ from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot
 from ddp_train.launch.agent_process import expect_none
-from ddp_train.launch.doctor.report import exit_code_of, wait_for_report
 from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.spec import Code, Spec
@@ -40,24 +39,19 @@ def run(job: Job) -> int:
         spec.write()
         release()  # the machines of the job take the folder
         if allocation is not None:
-            code = slurm_allocation.run(spec, allocation)
-            return exit_code_of(run_folder, code) if job.examines else code
+            return slurm_allocation.run(spec, allocation)
         engine = engine_of(name)
         rendered = engine.render([spec])
         _require_possible([job])
         _say_cautions(spec)
         id = engine.submit(rendered)
     except UserError as error:
-        if job.examines:
+        if job.record is None:
             raise
         what = "it is not known whether the job was submitted" if isinstance(error, slurm_client.NoAnswer) else "nothing was submitted"
         again = f"`ddp-train resume {shlex.quote(run_folder.shown())}` does it when that is mended"
         print(f"\n{error}\n{what}; {again}", file=sys.stderr)
         return error.exit_code
-    if job.examines:
-        if job.config.cluster.wait:  # the engine shows what the machines say
-            return exit_code_of(run_folder, engine.follow(run_folder, id))
-        return wait_for_report(run_folder, engine, id)
     shown = shlex.quote(run_folder.shown())
     print(f"{'submitted as job' if name == 'slurm' else 'started as'} {id}: {shown}")
     print(f"  ddp-train status {shown}   ddp-train logs -f {shown}   ddp-train cancel {shown}", flush=True)
@@ -107,8 +101,8 @@ def freeze(job: Job, code: Code | None, **options: int) -> Spec:
 
 
 def _runs_before(job: Job) -> list[Path]:
-    """Return the folders of the runs that have to be done first (`after`); [] for a run that has begun before, or trains nothing."""
-    return [] if job.run_folder.environment.exists() or job.examines else job.config.runs_before()
+    """Return the folders of the runs that have to be done first (`after`); [] for a run that has begun before."""
+    return [] if job.run_folder.environment.exists() else job.config.runs_before()
 
 
 def _require_done(job: Job, allocation: str) -> None:

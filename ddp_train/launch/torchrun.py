@@ -57,11 +57,11 @@ def run(job: Job) -> int:
     place, came_for = _taken.pop()
     if job.checkpoint is not None:
         forget(job.run_folder)  # somebody has chosen where to go on
-    elif not job.examines and (verdict := count_failure(job.run_folder)):
+    elif verdict := count_failure(job.run_folder):
         print(verdict, file=sys.stderr)
         return NO_PROGRESS
     work = replace(_work(job.config, place, run=came_for), job=job)
-    return _ended(run_node(replace(work, max_restarts=0) if job.examines else work, place))
+    return _ended(run_node(replace(work, max_restarts=0) if job.program else work, place))
 
 
 def run_sweep(cluster: ClusterConfig, arguments: list[str]) -> int | None:

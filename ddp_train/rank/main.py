@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddp_train.config.target import locate
 from ddp_train.distributed import attempt
 from ddp_train.distributed.store import join_store, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, UserError
@@ -32,7 +33,7 @@ from ddp_train.run_folder.result import STOPPED
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
 
-_LEAVES_CHECKUP_WITHIN_S = 3.0  # some may be stuck, and who waits for the doctor has heard enough
+_LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may be stuck, and it has said what it had to say
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
 
@@ -120,7 +121,7 @@ class Group:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         if job.checkpoint is not None and not self._attempt.remembered:
             forget(job.run_folder)  # somebody has chosen where to go on
-        elif not job.examines and (verdict := count_failure(job.run_folder)):
+        elif verdict := count_failure(job.run_folder):
             print(verdict, file=sys.stderr, flush=True)
             failure.from_verdict(verdict).record(job.run_folder)
             restart_note.remember(job.run_folder.root)
@@ -164,11 +165,10 @@ class Group:
         self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
 
     def _as_rank(self, job: Job) -> int:
-        if job.examines:
-            from ddp_train.rank.checkup import Checkup  # with the doctor's tables, which no run needs
-
-            self._leaves_within_s = _LEAVES_CHECKUP_WITHIN_S
-            return Checkup(self._attempt, self._rank, self._size, job).run()
+        if job.program:
+            self._leaves_within_s = _LEAVES_PROGRAM_WITHIN_S
+            code: int = locate(job.program)(self._attempt, self._rank, self._size, job)
+            return code
         restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
         if handover.JOB not in os.environ and torchrun_env.num_nodes() > 1:
             from ddp_train.rank.machines import are_refused  # with what looks at a machine, which nobody else needs

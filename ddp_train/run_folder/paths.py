@@ -38,7 +38,7 @@ class RunFolder:
         self.attempts = self.root / "attempts.json"  # the failures since the run last got further (`run_folder.attempts`)
         self.failure = self.root / "failure.json"
         self.result = self.root / "result.json"
-        self.doctor = self.root / "doctor.json"  # what an examination in the place of a run came to (`launch.doctor.report`)
+        self.doctor = self.root / "doctor.json"  # what an examination in the place of a run came to (`doctor.checkup`)
         self.launch = self.root / "launch"  # only of a run that an engine starts: what was given to it
         self.spec = self.launch / "spec.json"
         self.code = self.launch / "code"

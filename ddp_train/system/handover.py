@@ -21,7 +21,8 @@ NODE = "DDP_TRAIN_NODE"
 """For the ranks of a run over several machines: the pid of this machine's node program, which outlives their agents."""
 
 FACTS = "DDP_TRAIN_FACTS"
-"""For the first rank of a machine that is examined: the file in which its node program tells what the machine is. The rank removes it."""
+"""For the first rank of a machine, where something else is done than training: the file in which its node program tells what the machine
+is. The rank removes it."""
 
 STARTED = "DDP_TRAIN_STARTED"
 """For the ranks of our own agents: when `ddp-train` was typed, in seconds since the epoch."""

@@ -140,6 +140,14 @@ def test_modules_that_are_named_in_texts_exist() -> None:
                 assert name.removeprefix("ddp_train.") in dir(ddp_train) or importlib.util.find_spec(name), f"{file}: {name}"
 
 
+def test_what_starts_ranks_does_not_know_which_programs_there_are() -> None:
+    """The doctor is one that a job names: `Job.program`."""
+    knowing = [
+        file for room in ("launch", "rank") for file in (FOLDER / room).rglob("*.py") if re.search("doctor|examin", file.read_text())
+    ]
+    assert knowing == []
+
+
 def test_the_config_is_read_by_its_types() -> None:
     """`config.trainer.max_steps`, so that a key that is renamed is missed by the type checker."""
     for file in FOLDER.rglob("*.py"):

@@ -15,7 +15,7 @@ from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.slurm_script import container, task_script
 from ddp_train.launch.signals import stop_signals
 from ddp_train.launch.spec import Spec
-from ddp_train.run_folder.verdict import WORD_WITHIN_S, begin_life, end_of, note_refusal
+from ddp_train.run_folder.verdict import begin_life, end_of, note_refusal
 from ddp_train.system.files import write_atomic
 
 
@@ -65,9 +65,8 @@ def run(spec: Spec, job: str) -> int:
 
     with stop_signals(stop, kill):
         srun.wait()
-    if not spec.job.examines:
-        note_refusal(run_folder, srun.returncode, logs="the lines above", is_elastic=spec.min_nodes < spec.max_nodes)
-    settled, code = end_of(run_folder, within_s=0.0 if spec.job.examines else WORD_WITHIN_S)
+    note_refusal(run_folder, srun.returncode, logs="the lines above", is_elastic=spec.min_nodes < spec.max_nodes)
+    settled, code = end_of(run_folder)
     print(settled, file=sys.stderr)
     return code
 

@@ -20,7 +20,6 @@ from ddp_train.launch.engine.setup_lines import setup_lines
 from ddp_train.launch.spec import Spec
 from ddp_train.redaction import redact, references
 
-_EXAMINES_MINUTES = 5  # the time limit of an examination (`ddp-train doctor`): a short job begins sooner
 _MARGIN_S = 30  # of the early signal, for what is unknown of a step and for ranks that are told late
 _OURS = {
     **dict.fromkeys(("array", "chdir", "nodes", "ntasks-per-node", "output", "open-mode", "requeue", "signal"), "ddp-train says it"),
@@ -111,11 +110,11 @@ def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
             "logs=${run//\\%/%%}  # srun fills in what stands behind a %",
             f'srun {" ".join([*flags, *before])} --cpus-per-task="$cpus" --output="$logs/logs/slurm-%j-%N.out" \\',
             f"    {' '.join([*inside, task])}",
-            *([] if first.job.examines else ["ended=$?"]),
+            "ended=$?",
             "",
-            f'verdict=$(ddp_train settle "$run"{"" if first.job.examines else " --ended=$ended"}); code=$?',
+            'verdict=$(ddp_train settle "$run" --ended=$ended); code=$?',
             'echo "$verdict"',
-            *([] if first.job.examines else _REQUEUE),
+            *_REQUEUE,
             "exit $code",
             "",
         ]
@@ -201,9 +200,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
         yield f"cpus-per-task={cpus}"
     if cluster.device == "cuda" and not set(_GPUS) & set(slurm.options):
         yield f"gpus-per-node={max(spec.processes)}"
-    if spec.job.examines:
-        yield f"time={_EXAMINES_MINUTES}"
-    elif cluster.walltime is not None:
+    if cluster.walltime is not None:
         if seconds_of(cluster.walltime) <= signal_s(spec):
             raise ConfigError(
                 key="cluster.walltime",
@@ -222,7 +219,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
     yield from ["exclusive"] if slurm.exclusive else []
     yield from ["no-kill"] if spec.min_nodes < spec.max_nodes else []
     yield f"signal=USR1@{signal_s(spec)}"
-    yield from ("no-requeue" if spec.job.examines else "requeue", "open-mode=append")
+    yield from ("no-requeue" if spec.job.record is None else "requeue", "open-mode=append")
     if len(specs) > 1:
         yield f"array=0-{len(specs) - 1}%{max(1, int(spec.engine_options['parallel']) // among)}"
     root = str(spec.job.run_folder.root)

@@ -94,7 +94,7 @@ class Ssh:
             os.close(tell)
             os.read(told, 1)  # until the folder says that we have the run
             try:
-                return run_client(run_folder, remotes, least=spec.min_nodes, examines=bool(spec.job.examines))
+                return run_client(run_folder, remotes, least=spec.min_nodes, is_run=spec.job.record is not None)
             finally:  # another login node cannot see that this process has ended
                 _let_go(run_folder)
 

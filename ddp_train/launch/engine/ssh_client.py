@@ -53,12 +53,12 @@ class Remote:
     script: str  # what that is told
 
 
-def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, examines: bool = False) -> int:
+def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, is_run: bool = True) -> int:
     """Be the client: run the node programs to their ends, and return the exit code of the run.
 
     Args:
         least: so many machines are needed.
-        examines: nothing of it stays that could be resumed.
+        is_run: something of it stays that could be resumed.
     """
     os.setsid()  # Ctrl-C on the terminal reaches the command, which tells us once
     received: list[int] = []
@@ -83,7 +83,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
     for problem in problems:
         print(f"\n{problem}", file=sys.stderr)
     if problems:
-        again = "the same command" if examines else f"ddp-train resume {shlex.quote(run_folder.shown())}"
+        again = f"ddp-train resume {shlex.quote(run_folder.shown())}" if is_run else "the same command"
         print(f"\nnothing was started; when that is mended: {again}", file=sys.stderr)
     is_off = bool(problems or received)
     for line in lines:

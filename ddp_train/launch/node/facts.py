@@ -1,6 +1,6 @@
 """What a machine tells of itself before torch starts: plain values that travel as JSON, up to some hundred kilobytes.
 
-`differences` says what of it differs from the first machine, and `doctor` shows it in a table.
+`differences` says what of it differs from the first machine.
 """
 
 from __future__ import annotations

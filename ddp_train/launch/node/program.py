@@ -85,7 +85,7 @@ class _Program:
             first=self._work.facts,
             token=self._work.token,
             folder=None if job is None else job.run_folder.root,
-            takes_all=job is not None and bool(job.examines),
+            takes_all=job is not None and bool(job.program),
         )
         self._rounds = Rounds(registry, self._work, self._place)
         connections = set[asyncio.Task[None]]()

@@ -61,11 +61,11 @@ class Registry:
         first: what the first machine tells of itself.
         token: who does not know it is of another run.
         folder: the run folder, which every machine must see; None: nobody knows it yet.
-        takes_all: also machines that disagree with the first: they are examined (`ddp-train doctor`).
+        takes_all: also machines that disagree with the first: the program that they run compares them itself.
     """
 
     def __init__(self, place: Place, *, first: Facts, token: str, folder: Path | None, takes_all: bool = False) -> None:
-        self._place, self._first, self._token, self._folder, self._takes_all = place, first, token, folder, takes_all
+        self._place, self._first, self._token, self._folder, self.takes_all = place, first, token, folder, takes_all
         self.machines: list[Machine] = []
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back
@@ -145,7 +145,7 @@ class Registry:
             self._refuse(line, name, [another], is_foreign=True)
             return None
         name = self._named(name, hello)
-        reasons = [] if is_first or self._takes_all else self._disagreements(facts)
+        reasons = [] if is_first or self.takes_all else self._disagreements(facts)
         reasons = reasons or self._no_room_for(hello, name)
         if not reasons and not is_first:
             seen = await self._look_there(line, facts, name)
@@ -198,7 +198,7 @@ class Registry:
             return None
         if not isinstance(seen.get("utc"), (int, float)) or "sees" not in seen:
             return ["it speaks another version of ddp_train"]
-        if self._takes_all:
+        if self.takes_all:
             return []
         if not seen["sees"]:
             return [f"it does not see {self._folder}: the run folder has to lie where every machine sees it"]

@@ -54,7 +54,7 @@ class RoundAgent:
         """What result.json held when the round began."""
         self._agent: Child | None = None
         self._remains: list[int] = []  # the processes below an agent that was killed
-        self._facts_file = ""  # for the first rank of a machine that is examined, which removes it
+        self._facts_file = ""  # for the first rank of another program than training, which removes it
         self._task: asyncio.Task[None] | None = asyncio.get_running_loop().create_task(self._run())
 
     @property
@@ -80,7 +80,7 @@ class RoundAgent:
     def folder(self) -> RunFolder | None:
         """Return the run folder; None where there is none (`Work.run_folder`)."""
         job = self._job()
-        return None if job is None or job.examines else job.run_folder
+        return None if job is None else job.record
 
     def tell(self, number: int) -> None:
         """Tell the agent to stop; one that has yet to begin does not begin."""
@@ -196,7 +196,7 @@ class RoundAgent:
         found[handover.NODE] = str(os.getpid())
         if (job := self._job()) is not None:
             found[handover.JOB] = self._message["job"]
-            if job.examines and (path := self._work.facts.to_file()) is not None:
+            if job.program and (path := self._work.facts.to_file()) is not None:
                 found[handover.FACTS] = self._facts_file = path
         return found
 

@@ -98,7 +98,7 @@ class Rounds:
         """Wait for machines enough, and return them; or the exit code where they do not come."""
         registry, place, began = self._registry, self._place, time.monotonic()
         say_at, enough_since = began + _NAMED_AFTER_S, None
-        problems = [] if self._job is not None and self._job.examines else self._work.facts.problems
+        problems = [] if self._registry.takes_all else self._work.facts.problems
         for problem in problems:
             print(f"{problem}, on {self._work.facts.host}, the first machine", file=sys.stderr, flush=True)
         while True:

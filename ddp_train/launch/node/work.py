@@ -26,8 +26,8 @@ class Work:
 
     @property
     def run_folder(self) -> RunFolder | None:
-        """Where the run is; None: nobody knows it before rank 0 has composed, or the machines are only examined."""
-        return None if self.job is None or self.job.examines else self.job.run_folder
+        """Where the run is; None: nobody knows it before rank 0 has composed, or it is no run that is recorded."""
+        return None if self.job is None else self.job.record
 
 
 def on_ranks(job: Job, world_size: int) -> Job:
@@ -37,6 +37,6 @@ def on_ranks(job: Job, world_size: int) -> Job:
         ConfigError: there are more ranks than samples in a batch.
     """
     config = job.config.on(world_size)
-    if config is not job.config and not job.examines:
+    if config is not job.config:
         job.run_folder.record_config(config.yaml(answers_before(config, job.run_folder.root)))
     return replace(job, config=config)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +10,8 @@ from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.job import Job
 from ddp_train.launch import submit
-from ddp_train.launch.doctor.report import Report
 from ddp_train.launch.engine import slurm_client
-from ddp_train.launch.engine.engine import Rendered, Stage, State, Submission
-from ddp_train.launch.spec import Spec
+from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from tests.unit.parts import checked
@@ -60,7 +56,6 @@ def test_a_run_waits_for_the_jobs_of_those_before_it_that_are_not_done(tmp_path:
         submit.freeze(after, None)
     Submission(engine="slurm", id="17_3").write(before)
     assert submit.freeze(after, None).engine_options["after"] == ["17_3"]
-    assert submit.freeze(replace(after, examines="quick"), None).engine_options["after"] == []  # machines are examined at once
     Result(status=Status.COMPLETED).write(before.result)
     assert submit.freeze(after, None).engine_options["after"] == []
 
@@ -136,37 +131,3 @@ def test_the_section_has_no_default_of_its_own() -> None:
     assert isinstance(cluster, ClusterConfig) and cluster.slurm.exclusive and cluster.slurm.options == {"mem": 0}
     with pytest.raises(Exception, match=r"did you mean cluster\.slurm\.partition=gpu"):
         checked("cluster=slurm_a100", "+cluster.slurm.partiton=gpu", base=["model=mlp"])
-
-
-class Machines:
-    """An engine whose machines were examined when it was asked, and that says so itself while it is followed."""
-
-    def render(self, specs: Sequence[Spec]) -> Rendered:
-        (self.spec,) = specs
-        return Rendered(files={}, commands=[], run_folders=[self.spec.job.run_folder.root])
-
-    def submit(self, rendered: Rendered) -> str:
-        Report(text="1 problem:", exit_code=78).write(RunFolder(rendered.run_folders[0]))
-        return "17"
-
-    def state(self, id: str) -> State:
-        return State(stage=Stage.ENDED)
-
-    def follow(self, run_folder: RunFolder, id: str) -> int:
-        print("said by its machines")
-        return 1
-
-    def stop(self, id: str, *, at_once: bool = False) -> None:
-        raise AssertionError("nobody stops it")
-
-
-@pytest.mark.parametrize(("wait", "shown"), [("false", "1 problem:\n"), ("true", "said by its machines\n")])
-def test_an_examination_ends_with_the_code_of_its_report_and_is_shown_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wait: str, shown: str
-) -> None:
-    monkeypatch.setattr(slurm_client, "allocation", lambda: None)
-    monkeypatch.setattr(submit.slurm, "cautions", lambda spec: [])
-    monkeypatch.setattr(submit, "engine_of", lambda name: Machines())
-    monkeypatch.setattr(submit.snapshot, "take", lambda into, limit_mib: None)
-    assert submit.run(replace(job(tmp_path, f"cluster.wait={wait}"), examines="quick")) == 78
-    assert capsys.readouterr().out == shown

@@ -57,14 +57,6 @@ def as_written(case: str) -> Spec:
     return spec(RUN, *overrides, **options)
 
 
-def test_an_examination_is_a_short_job_that_is_never_requeued() -> None:
-    asked = as_written("gpus")
-    text = batch_script([replace(asked, job=replace(asked.job, examines="quick"))])
-    assert "#SBATCH --time=5\n" in text and "#SBATCH --no-requeue\n" in text
-    assert "scontrol requeue" not in text and "1-12:00:00" not in text
-    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_the_scripts_are_those_that_people_have_read(case: str) -> None:
     one = as_written(case)

@@ -136,16 +136,16 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
     """Serve a registry for machines of as many processes as the first, which has two.
 
     Args:
-        changes: of the first machine's place; `first`, `token`, `examines`, `join_timeout_s` and the `overrides` of the job too.
+        changes: of the first machine's place; `first`, `token`, `program`, `join_timeout_s` and the `overrides` of the job too.
     """
     config, run_folder = checked("cluster.grace_s=1", *changes.pop("overrides", [])), RunFolder(folder)
     first, token = changes.pop("first", FIRST), changes.pop("token", "")
     cluster = replace(config.cluster, join_timeout_s=changes.pop("join_timeout_s", 30), grace_s=0)
-    job = Job(config=config, run_folder=run_folder, command=[], overrides=[], examines=changes.pop("examines", ""))
+    job = Job(config=config, run_folder=run_folder, command=[], overrides=[], program=changes.pop("program", ""))
     listener = listen("127.0.0.1", 0)
     place = Place(index=None, least=nodes[0], most=nodes[1], launch="", is_first=True, listener=listener, **changes)
     work = Work(cluster=cluster, processes=first.processes, facts=first, max_restarts=max_restarts, token=token, job=job)
-    registry = Registry(place, first=first, token=token, folder=folder, takes_all=bool(job.examines))
+    registry = Registry(place, first=first, token=token, folder=folder, takes_all=bool(job.program))
     rounds = Rounds(registry, work, place)
     tasks = set[asyncio.Task[None]]()
 

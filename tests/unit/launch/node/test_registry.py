@@ -52,11 +52,11 @@ def test_who_disagrees_is_refused_alone_and_named_on_all_terminals(tmp_path: Pat
     assert "node2 is refused" in capsys.readouterr().err
 
 
-def test_machines_that_are_only_examined_may_disagree_and_have_problems(tmp_path: Path) -> None:
+def test_for_another_program_than_training_machines_may_disagree_and_have_problems(tmp_path: Path) -> None:
     async def story() -> None:
-        async with bed(tmp_path, first=replace(FIRST, problems=["eth8 is not there"]), examines="quick") as found:
+        async with bed(tmp_path, first=replace(FIRST, problems=["eth8 is not there"]), program="a.b") as found:
             other = await found.comes("node1", sees=False, nodes="3", config={"optimizer.lr": 0.5}, problems=["eth7 is not there"])
-            assert '"examines": "quick"' in (await other.hears("round"))["job"]
+            assert '"program": "a.b"' in (await other.hears("round"))["job"]
 
     asyncio.run(story())
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_train.launch.doctor.examined import Reckoned, hinders_sums
-from tests.unit.launch.doctor.examined import three
+from ddp_train.doctor.examined import Reckoned, hinders_sums, most_minutes, sums_within_s
+from tests.unit.doctor.examined import three
 
 GPUS = {"device": "NVIDIA H100", "device_count": 8, "driver": "570.1", "processes": 8}
 
@@ -21,6 +21,13 @@ def test_the_usual_machine_is_one_that_most_agree_with() -> None:
 def test_machines_of_one_host_are_told_apart_by_their_numbers_and_silent_ones_have_no_other_name() -> None:
     examined = three(told={1: {"nodes": "2"}}, count=4)
     assert [examined.name(number) for number in (0, 3)] == ["node0", "machine 3"]
+
+
+def test_who_reckons_with_more_ranks_is_waited_for_longer_and_slurms_job_for_longer_than_that() -> None:
+    assert sums_within_s("cuda", 64, is_full=False) >= 60 + 30  # eight contexts at once, and NCCL over 64 ranks, on a busy machine
+    assert sums_within_s("cuda", 512, is_full=False) > 2 * sums_within_s("cuda", 64, is_full=False)
+    assert most_minutes("cpu", 2, is_full=False) == 5
+    assert 60 * most_minutes("cuda", 512, is_full=True) > sums_within_s("cuda", 512, is_full=True) + 180
 
 
 def test_what_a_rank_says_survives_the_journey() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ddp_train.launch.doctor import machine
-from ddp_train.launch.doctor.machine import Examination, Machine, Way
+from ddp_train.doctor import machine
+from ddp_train.doctor.machine import Examination, Machine, Way
 from tests.unit.config.clusters import SILENT
 
 

@@ -24,8 +24,8 @@ from ddp_train.system.deadline import wait_until
 
 Address = tuple[str, int]
 
-_CONNECT_S = 2.0
-_SHARED_WITHIN_S = 3.0  # a network file system may show late what another machine has written
+_CONNECT_S = 5.0  # a packet that is lost is sent again after one second and after three
+_SHARED_WITHIN_S = 10.0  # a network file system may show late what another machine has written
 _MOST_REACHED = 32  # of many machines each tries so many of those after it
 _SHARED_MEMORY = Path("/dev/shm")
 _INFINIBAND = Path("/sys/class/infiniband")
@@ -62,6 +62,7 @@ class Way:
 
     utc: float  # its clock when it heard that all are there, in seconds since the epoch
     gloo: str  # the interface that gloo takes
+    took_s: float = 0.0  # from then until it said so
     unresolved: tuple[str, ...] = ()  # names that mean nothing here, of the first machine and its own
     unreached: Mapping[int, str] = field(default_factory=dict)  # machine -> why no connection to it came about
     unseen: tuple[int, ...] = ()  # machines whose file in the run's folder it does not see
@@ -118,7 +119,7 @@ class Examination:
         Args:
             addresses: of all machines.
         """
-        utc = time.time()
+        utc, began = time.time(), time.monotonic()
         others = [number % self._count for number in range(self._number + 1, self._number + self._count)]
         tried = [other for other in others if other in addresses][:_MOST_REACHED]
         with ThreadPoolExecutor(max_workers=max(1, len(tried))) as pool:
@@ -133,6 +134,7 @@ class Examination:
         return Way(
             utc=utc,
             gloo=self._gloo(addresses),
+            took_s=time.monotonic() - began,
             unresolved=tuple(name for name in (self._first, socket.gethostname()) if others and not _resolves(name)),
             unreached={other: why for other, why in zip(tried, reached, strict=True) if why},
             unseen=tuple(unseen),

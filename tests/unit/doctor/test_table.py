@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_train.launch.doctor.problems import problems
-from ddp_train.launch.doctor.table import screen
-from tests.unit.launch.doctor.examined import three
+from ddp_train.doctor.problems import problems
+from ddp_train.doctor.table import screen
+from tests.unit.doctor.examined import three
 
 
 @pytest.fixture(autouse=True)

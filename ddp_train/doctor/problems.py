@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from ddp_train.doctor.examined import Examined
+from ddp_train.doctor.machine import Machine
 from ddp_train.errors import printable
-from ddp_train.launch.doctor.examined import Examined
-from ddp_train.launch.doctor.machine import Machine
 from ddp_train.launch.node.differences import SKEW_S, differences
 
 _GIB, _MIB = 1 << 30, 1 << 20

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ddp_train.launch.doctor.examined import Examined
-from ddp_train.launch.doctor.machine import Way
-from ddp_train.launch.doctor.problems import Problem, most_common
+from ddp_train.doctor.examined import Examined
+from ddp_train.doctor.machine import Way
+from ddp_train.doctor.problems import Problem, most_common
 from ddp_train.launch.node.contents import Contents
 
 _MOST_NAMED = 6

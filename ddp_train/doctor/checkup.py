@@ -1,6 +1,6 @@
 """What the ranks do for `ddp-train doctor`: the first of each machine examines it, all reckon together, and rank 0 shows what came of it.
 
-Everything is told through the store in which the ranks met, and waited for no longer than a few seconds: what is wrong with a machine is
+Everything is told through the store in which the ranks met, and waited for no longer than `examined` says: what is wrong with a machine is
 often that a process group with it would never open. So the group is opened in a thread that may be left behind.
 """
 
@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -24,21 +25,19 @@ from ddp_train.config.target import locate
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again
 from ddp_train.distributed.world import World, open_world
+from ddp_train.doctor.examined import LOOK_WITHIN_S, MEET_WITHIN_S, Examined, Reckoned, hinders_sums, sums_within_s
+from ddp_train.doctor.machine import Examination, Machine, Way
+from ddp_train.doctor.problems import problems
+from ddp_train.doctor.table import screen
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
-from ddp_train.job import FULL, Job
-from ddp_train.launch.doctor.examined import Examined, Reckoned, hinders_sums
-from ddp_train.launch.doctor.machine import Examination, Machine, Way
-from ddp_train.launch.doctor.problems import problems
-from ddp_train.launch.doctor.report import Report
-from ddp_train.launch.doctor.table import screen
+from ddp_train.job import Job
+from ddp_train.launch.node.differences import SKEW_S
+from ddp_train.run_folder.result import Result, Status
 from ddp_train.system import torchrun_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.devices import resolve_device
+from ddp_train.system.files import write_json
 
-_LOOK_WITHIN_S = 8.0
-_MEET_WITHIN_S = 6.0  # two for a connection, three for a slow file system
-_SUMS_WITHIN_S = {"cpu": 8.0, "cuda": 45.0}  # eight CUDA contexts at once take up to 15, NCCL over 64 ranks up to 30
-_FULL_WITHIN_S = 60.0
 _POLL_S = 0.02
 _NUM_VALUES = 1000
 _TIMES = 5
@@ -50,6 +49,16 @@ _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 _Said = TypeVar("_Said")
 
 
+def quick(attempt: Attempt, rank: int, size: int, job: Job) -> int:
+    """Examine the machines of a job (`Job.program`), and return the exit code. Collective, as `full`, which also measures speeds."""
+    return Checkup(attempt, rank, size, job, is_full=False).run()
+
+
+def full(attempt: Attempt, rank: int, size: int, job: Job) -> int:
+    """As `quick`, and how fast each rank reckons and the machines send."""
+    return Checkup(attempt, rank, size, job, is_full=True).run()
+
+
 class Checkup:
     """The examination, as one rank takes part in it.
 
@@ -58,13 +67,13 @@ class Checkup:
         job: what they would run.
     """
 
-    def __init__(self, attempt: Attempt, rank: int, size: int, job: Job) -> None:
+    def __init__(self, attempt: Attempt, rank: int, size: int, job: Job, *, is_full: bool) -> None:
         self._attempt, self._store, self._rank, self._size, self._job = attempt, attempt.store, rank, size, job
         self._machine, self._count = torchrun_env.node_rank(), torchrun_env.num_nodes()
         self._begun = time.monotonic()
-        self._is_full = job.examines == FULL
+        self._is_full = is_full
         self._device = resolve_device(job.config.cluster.device)
-        self._sums_within_s = _FULL_WITHIN_S if self._is_full else _SUMS_WITHIN_S[self._device]
+        self._sums_within_s = sums_within_s(self._device, size, is_full=is_full)
 
     def run(self) -> int:
         """Take part to the end, and return the exit code: the same on all ranks."""
@@ -90,11 +99,11 @@ class Checkup:
 
     def _judge(self, examination: Examination | None) -> int:
         """Hear what all have to say, judge it, show it, and tell the verdict (rank 0)."""
-        machines = self._collect("machine", range(self._count), Machine.from_json, within_s=_LOOK_WITHIN_S)
+        machines = self._collect("machine", range(self._count), Machine.from_json, within_s=LOOK_WITHIN_S)
         utc = time.time()
         self._store.set("met", json.dumps({number: machine.address for number, machine in machines.items()}))
         self._meet(examination)
-        ways = self._collect("way", machines, Way.from_json, within_s=_MEET_WITHIN_S)
+        ways = self._collect("way", machines, lambda text: _on_time(Way.from_json(text), began=utc), within_s=MEET_WITHIN_S)
         examined = Examined(
             count=self._count,
             processes=self._size,
@@ -115,17 +124,19 @@ class Checkup:
         text = screen(examined, found, seconds=time.monotonic() - self._begun)
         print(text, flush=True)
         code = ENVIRONMENT_REFUSES if found else DONE
-        Report(text=text, exit_code=code).write(self._job.run_folder)
+        with suppress(OSError):  # the folder may be the very fault
+            write_json(self._job.run_folder.doctor, {"exit_code": code})
+            Result(status=Status.COMPLETED).write(self._job.run_folder.result)  # nothing starts the examination again
         self._store.set("verdict", json.dumps({"code": code, "problems": len(found), "host": examined.name(0)}))
         return code
 
     def _follow(self, examination: Examination | None) -> int:
         """Do what rank 0 says, and return its verdict (other ranks)."""
-        if self._wait("met", within_s=_LOOK_WITHIN_S + _MEET_WITHIN_S):
+        if self._wait("met", within_s=LOOK_WITHIN_S + MEET_WITHIN_S):
             self._meet(examination)
-        if self._wait("sums", "verdict", within_s=2 * _MEET_WITHIN_S) == "sums":
+        if self._wait("sums", "verdict", within_s=2 * MEET_WITHIN_S) == "sums":
             self._begin_sums()
-        if not self._wait("verdict", within_s=self._sums_within_s + _MEET_WITHIN_S):
+        if not self._wait("verdict", within_s=self._sums_within_s + MEET_WITHIN_S):
             print("doctor   rank 0 has come to no verdict; its terminal may say why", flush=True)
             return ENVIRONMENT_REFUSES
         verdict = json.loads(self._store.get("verdict"))
@@ -219,6 +230,12 @@ class Checkup:
 
         wait_until(is_there, within_s=within_s, every_s=_POLL_S)
         return found[0] if found else ""
+
+
+def _on_time(way: Way, *, began: float) -> Way:
+    """Return what has just come from a machine, with what a busy one was late in hearing taken out of its clock."""
+    ahead = way.utc - min(max(way.utc, began), time.time() - way.took_s)
+    return way if abs(ahead) > SKEW_S else replace(way, utc=began + ahead)
 
 
 def check_sums(world: World, device: torch.device) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ddp_train.launch.doctor.examined import Examined, hinders_sums
-from ddp_train.launch.doctor.problems import problems
+from ddp_train.doctor.examined import Examined, hinders_sums
+from ddp_train.doctor.problems import problems
 from ddp_train.launch.node.source import Source
-from tests.unit.launch.doctor.examined import three
+from tests.unit.doctor.examined import three
 from tests.unit.launch.node.machines import DATA, HASHES, facts
 
 LOST = {"data": {"data.root": None}}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddp_train.launch.doctor.examined import Examined, Reckoned
-from ddp_train.launch.doctor.machine import Machine, Way
+from ddp_train.doctor.examined import Examined, Reckoned
+from ddp_train.doctor.machine import Machine, Way
 from tests.unit.launch.node.machines import facts
 
 HEALTHY = Machine(

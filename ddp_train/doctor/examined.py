@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
 
-from ddp_train.launch.doctor.machine import Machine, Way
+from ddp_train.doctor.machine import Machine, Way
 from ddp_train.launch.node.differences import differences, fingerprint
 from ddp_train.launch.node.interfaces import GLOO, NCCL
+
+LOOK_WITHIN_S = 60.0
+MEET_WITHIN_S = 30.0
+_SUMS_WITHIN_S = {"cpu": 30.0, "cuda": 60.0}  # eight CUDA contexts at once take up to 15, NCCL over 64 ranks up to 30
+_SUMS_OF_A_RANK_S = 0.5
+_SPEEDS_WITHIN_S = 60.0
+_BEGINS_WITHIN_S = 120.0  # from a job's begin until its ranks have met: Python, torch, a container
 
 _MOST_COMPARED = 16  # groups of machines that are alike, each with each, to find the one that most agree with
 
@@ -71,6 +79,17 @@ class Examined:
             if differences(ours, theirs) or differences(theirs, ours):  # what is missing on the first counts for neither
                 apart.update({one[0]: len(other), other[0]: len(one)})
         return min(sorted(apart), key=lambda number: apart[number])
+
+
+def sums_within_s(device: str, ranks: int, *, is_full: bool) -> float:
+    """Return how long the ranks may reckon: only what gives no answer is waited for so long."""
+    return _SUMS_WITHIN_S[device] + _SUMS_OF_A_RANK_S * ranks + _SPEEDS_WITHIN_S * is_full
+
+
+def most_minutes(device: str, ranks: int, *, is_full: bool) -> int:
+    """Return in how many minutes an examination has ended, also where nothing answers."""
+    seconds = _BEGINS_WITHIN_S + LOOK_WITHIN_S + 2 * MEET_WITHIN_S + sums_within_s(device, ranks, is_full=is_full)
+    return math.ceil(seconds / 60)
 
 
 def hinders_sums(examined: Examined) -> bool:
