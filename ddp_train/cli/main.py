@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -188,18 +189,22 @@ def _say(error: Exception, launcher: Launcher) -> int:
     folder = launcher.begun
     if folder is not None and (RunFolder(folder).config.exists() or is_sweep(folder)):
         shown = RunFolder(folder).shown()
-        print(f"\n{shown} cannot go on: {error}\n`ddp-train resume {shown}` continues it when that is mended", file=sys.stderr)
+        print(f"\n{shown} cannot go on: {_in_words(error)}\n`ddp-train resume {shown}` continues it when that is mended", file=sys.stderr)
     elif is_file_error:
         print(_in_words(error), file=sys.stderr)
     return FAILED
 
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def _in_words(error: Exception) -> str:
-    named = isinstance(error, OSError) and error.filename is not None and error.strerror
-    return f"{error.filename}: {error.strerror}" if named and isinstance(error, OSError) else str(error)
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0] if error.errno == errno.EFBIG else resource.RLIM_INFINITY
+    limited = f": `ulimit -f` allows a file {limit:,} bytes; raise it, as with `ulimit -f unlimited`"
+    return named + limited * (limit != resource.RLIM_INFINITY)
 
 
 def _show(text: str) -> None:

@@ -62,9 +62,14 @@ WRONG = f"{sys.executable} -m ddp_train model=mlpp"
         (f"{WRONG} <&- >&- 2>&-", 2, ""),
         (f"mkdir gone; cd gone; rmdir ../gone; {WRONG}", 78, "the current folder cannot be used: No such file or directory"),
         (f"mkdir größe; cd größe; PYTHONCOERCECLOCALE=0 PYTHONUTF8=0 LC_ALL=C {WRONG}", 78, "file system encoding ascii"),
+        (
+            f"ulimit -f 1; {sys.executable} -m ddp_train",
+            78,
+            "too large: `ulimit -f` allows a file 1,024 bytes; raise it",
+        ),
         (f"{sys.executable} -m ddp_train hydra.run.dir=läuf", 2, """fix: 'hydra.run.dir="läuf"'"""),
     ],
-    ids=["stdout", "stderr", "all", "folder", "encoding", "letters"],
+    ids=["stdout", "stderr", "all", "folder", "encoding", "limit", "letters"],
 )
 def test_a_disordered_environment_has_one_clear_end(tmp_path: Path, line: str, code: int, shown: str) -> None:
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
