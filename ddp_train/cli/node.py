@@ -24,6 +24,8 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Status
+from ddp_train.sweep.folder import note
 from ddp_train.system.folder_lock import hold
 
 USAGE = """ddp-train node SPEC [--index=N] [--launch=WORD] [--meeting=HOST:PORT]
@@ -72,8 +74,12 @@ def _take_part(spec: Spec, place: Place, launcher: Launcher) -> int:
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
     launcher.begun = run_folder.root
+    if place.is_first:
+        note(run_folder.root, Status.RUNNING)
     expect_agents()  # before anybody waits for this machine: in a new round seconds count
     code = run_node(work, place, received=early.received)
+    if place.is_first:
+        note(run_folder.root)
     return DONE if code in _SAVED else code
 
 

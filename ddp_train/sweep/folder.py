@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_atomic, write_json
+from ddp_train.system.folder_lock import is_held
 
 RATES = ("tokens_per_s", "mfu")
 
@@ -147,6 +149,29 @@ def sweep_of(run: Path) -> Path | None:
     return next(
         (folder for folder in run.parents if is_sweep(folder) and any(run == folder / job.folder for job in Sweep.load(folder).jobs)), None
     )
+
+
+def note(run: Path, status: Status | None = None) -> None:
+    """Write where a job is into the table of its sweep, if it has one that nobody waits for and keeps: the jobs that an engine was given.
+
+    Jobs may do so at the same moment: each reads the results of all, and looks again when it has written.
+
+    Args:
+        status: of this job; None: what its result.json says.
+    """
+    with suppress(ConfigError, OSError):  # the table is for people: no job fails by it
+        root = sweep_of(run)
+        while root is not None and not is_held(root):
+            sweep = Sweep.load(root)
+            before = sweep._csv()
+            for job in sweep.jobs:
+                if status is not None and sweep.run_folder(job).root == run:
+                    job.status = status
+                elif sweep.run_folder(job).read_result() is not None:
+                    sweep.read_result(job, sweep.metric)
+            if sweep._csv() == before:
+                return
+            sweep.save()
 
 
 def _values(job: SweepJob) -> dict[str, str]:

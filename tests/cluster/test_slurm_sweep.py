@@ -77,6 +77,8 @@ def test_an_array_runs_by_itself_and_resume_runs_what_failed(project: SlurmProje
     assert f"submitted as job 1: {count} jobs of sweep, 2 at a time" in done.stdout
     assert submissions(project) == [f"1_{number}" for number in range(count)]
     ends(project)
+    table = (project.folder / "sweep/sweep.csv").read_text()  # nobody has asked yet: the jobs keep it
+    assert [table.count(f",{status},") for status in ("completed", "failed", "queued", "running")] == [count - 1, 1, 0, 0], table
     shown = project.type("runs", "sweep")
     assert shown.returncode == 1 and f"1 of {count} jobs are not completed; `ddp-train resume sweep` runs them" in shown.stdout, (
         shown.output

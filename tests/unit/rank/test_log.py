@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import logging, sys
 from pathlib import Path
@@ -56,6 +58,33 @@ def test_other_ranks_and_the_jobs_of_a_sweep_leave_the_terminal_alone(tmp_path: 
         assert (stdout, stderr) == ("after\n", "screen\n")
         for text in ("printed\n", "to stderr\n", "INFO root info\n", "INFO their info\n", "WARNING their warning with ***\n"):
             assert log.count(text) == 1, (text, log)
+
+
+SPEAKS_ON = """
+import resource, sys
+from pathlib import Path
+from ddp_train.rank.log import rank_log
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system import terminal
+
+terminal.outlive()  # as each rank does
+with rank_log(RunFolder(Path("run")), int(sys.argv[1]), shows=True) as screen:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file grows any more, as on a full disk
+    for _ in range(300):
+        print("x" * 100)
+        print("y" * 100, end="", file=sys.stderr)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    print("trained on", file=screen)
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_printed_while_the_disk_is_full_ends_no_rank(tmp_path: Path, rank: int) -> None:
+    line = [sys.executable, "-c", SPEAKS_ON, str(rank)]
+    with (tmp_path / "screen").open("w") as screen:
+        subprocess.run(line, cwd=tmp_path, stdout=screen, stderr=subprocess.STDOUT, check=True)
+    assert (tmp_path / f"run/logs/rank_{rank:05d}.log").stat().st_size <= 1000
 
 
 SPEAKS_C = """
