@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from ddp_train.config import cluster
 from ddp_train.config.target import locate
 from ddp_train.distributed.attempt import Attempt
-from ddp_train.distributed.store import join_store_again
+from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.doctor.examined import LOOK_WITHIN_S, MEET_WITHIN_S, Examined, Reckoned, hinders_sums, sums_within_s
 from ddp_train.doctor.machine import Examination, Machine, Way
@@ -80,7 +80,7 @@ class Checkup:
         os.environ.update(cluster.environment_of(self._job.config.cluster.env, given=os.environ))
         examination = self._look() if torchrun_env.local_rank() == 0 else None
         try:
-            return self._judge(examination) if self._rank == 0 else self._follow(examination)
+            return self._judge(examination) if self._rank == 0 and examination is not None else self._follow(examination)
         finally:
             if examination is not None:
                 examination.close()
@@ -97,13 +97,16 @@ class Checkup:
         self._store.set(f"machine/{self._machine}", examination.look().to_json())
         return examination
 
-    def _judge(self, examination: Examination | None) -> int:
+    def _judge(self, examination: Examination) -> int:
         """Hear what all have to say, judge it, show it, and tell the verdict (rank 0)."""
         machines = self._collect("machine", range(self._count), Machine.from_json, within_s=LOOK_WITHIN_S)
         utc = time.time()
         self._store.set("met", json.dumps({number: machine.address for number, machine in machines.items()}))
-        self._meet(examination)
-        ways = self._collect("way", machines, lambda text: _on_time(Way.from_json(text), began=utc), within_s=MEET_WITHIN_S)
+        own = self._hear()
+        heard = self._collect("heard", machines, lambda text: time.time(), within_s=MEET_WITHIN_S)
+        self._meet(examination, own)
+        told = self._collect("way", machines, Way.from_json, within_s=MEET_WITHIN_S)
+        ways = {number: _on_time(way, began=utc, heard=heard.get(number, utc)) for number, way in told.items()}
         examined = Examined(
             count=self._count,
             processes=self._size,
@@ -115,10 +118,11 @@ class Checkup:
             downloads=getattr(locate(self._job.config.data["_target_"]), "downloads", False),
             expects_equal=self._job.config.cluster.processes_per_node is None,
         )
-        if not hinders_sums(examined):
-            self._store.set("sums", "begin")
+        tries_sums = not hinders_sums(examined)
+        self._store.set("next", "sums" if tries_sums else "verdict")
+        if tries_sums:
             self._begin_sums()
-            reckoned = self._collect("sum", range(self._size), Reckoned.from_json, within_s=self._sums_within_s)
+            reckoned = self._collect("sum", range(self._size), lambda text: Reckoned(**json.loads(text)), within_s=self._sums_within_s)
             examined = replace(examined, reckoned=reckoned)
         found = problems(examined)
         text = screen(examined, found, seconds=time.monotonic() - self._begun)
@@ -132,22 +136,27 @@ class Checkup:
 
     def _follow(self, examination: Examination | None) -> int:
         """Do what rank 0 says, and return its verdict (other ranks)."""
-        if self._wait("met", within_s=LOOK_WITHIN_S + MEET_WITHIN_S):
-            self._meet(examination)
-        if self._wait("sums", "verdict", within_s=2 * MEET_WITHIN_S) == "sums":
+        if self._wait("met", within_s=LOOK_WITHIN_S + MEET_WITHIN_S) and examination is not None:
+            self._meet(examination, self._hear())
+        if self._wait("next", within_s=3 * MEET_WITHIN_S) == "sums":
             self._begin_sums()
-        if not self._wait("verdict", within_s=self._sums_within_s + MEET_WITHIN_S):
+        if not (told := self._wait("verdict", within_s=self._sums_within_s + MEET_WITHIN_S)):
             print("doctor   rank 0 has come to no verdict; its terminal may say why", flush=True)
             return ENVIRONMENT_REFUSES
-        verdict = json.loads(self._store.get("verdict"))
+        verdict = json.loads(told)
         if verdict["code"] != DONE and examination is not None:
             print(f"doctor   {verdict['problems']} to mend; the terminal of {verdict['host']} names them", flush=True)
         return int(verdict["code"])
 
-    def _meet(self, examination: Examination | None) -> None:
-        if examination is not None:
-            addresses = {int(number): (host, port) for number, (host, port) in json.loads(self._store.get("met")).items()}
-            self._store.set(f"way/{self._machine}", examination.meet(addresses).to_json())
+    def _hear(self) -> float:
+        """Say that this machine has heard that all are there, and return its clock."""
+        utc = time.time()
+        self._store.set(f"heard/{self._machine}", "")
+        return utc
+
+    def _meet(self, examination: Examination, utc: float) -> None:
+        addresses = {int(number): (host, port) for number, (host, port) in json.loads(self._store.get("met")).items()}
+        self._store.set(f"way/{self._machine}", examination.meet(addresses, utc=utc).to_json())
 
     def _begin_sums(self) -> None:
         """Reckon with the others, in a thread: it may wait for ever."""
@@ -160,7 +169,7 @@ class Checkup:
             found = self._sums(store)
         except Exception as error:  # whatever torch, gloo, NCCL or CUDA raise
             found = Reckoned(rank=self._rank, machine=self._machine, wrong=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        dist.PrefixStore("told", store).set(f"sum/{self._rank}", found.to_json())
+        dist.PrefixStore("told", store).set(f"sum/{self._rank}", json.dumps(asdict(found)))
 
     def _sums(self, store: dist.Store) -> Reckoned:
         timeout = timedelta(seconds=self._sums_within_s)
@@ -220,21 +229,16 @@ class Checkup:
         wait_until(is_complete, within_s=within_s, every_s=_POLL_S)
         return said
 
-    def _wait(self, *keys: str, within_s: float) -> str:
-        """Return the first of these keys that is there; "" when the time is over."""
-        found: list[str] = []
-
-        def is_there() -> bool:
-            found[:] = [key for key in keys if self._store.check([key])]
-            return bool(found)
-
-        wait_until(is_there, within_s=within_s, every_s=_POLL_S)
-        return found[0] if found else ""
+    def _wait(self, key: str, *, within_s: float) -> str:
+        """Return what rank 0 says under a key; "" when the time is over, or rank 0 has gone."""
+        with suppress(dist.DistError):
+            return wait_for(self._store, key, within_s=within_s)
+        return ""
 
 
-def _on_time(way: Way, *, began: float) -> Way:
-    """Return what has just come from a machine, with what a busy one was late in hearing taken out of its clock."""
-    ahead = way.utc - min(max(way.utc, began), time.time() - way.took_s)
+def _on_time(way: Way, *, began: float, heard: float) -> Way:
+    """Return what a machine has said, with what a busy one was late in hearing taken out of its clock: it heard between these times."""
+    ahead = way.utc - min(max(way.utc, began), heard)
     return way if abs(ahead) > SKEW_S else replace(way, utc=began + ahead)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
@@ -19,7 +18,7 @@ MEET_WITHIN_S = 30.0
 _SUMS_WITHIN_S = {"cpu": 30.0, "cuda": 60.0}  # eight CUDA contexts at once take up to 15, NCCL over 64 ranks up to 30
 _SUMS_OF_A_RANK_S = 0.5
 _SPEEDS_WITHIN_S = 60.0
-_BEGINS_WITHIN_S = 120.0  # from a job's begin until its ranks have met: Python, torch, a container
+_BEGINS_WITHIN_S = 110.0  # from a job's begin until its ranks have met: Python, torch, a container
 
 _MOST_COMPARED = 16  # groups of machines that are alike, each with each, to find the one that most agree with
 
@@ -36,13 +35,6 @@ class Reckoned:
     all_reduce_gb_s: float | None = None
     link_mb_s: float | None = None  # from the machine before this one; of the first rank of a machine
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Reckoned:
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
@@ -58,8 +50,10 @@ class Examined:
     downloads: bool = False  # the data set fetches what is missing
     expects_equal: bool = True  # nobody has given a number of processes: each machine should have as many GPUs as the others
 
-    def name(self, number: int) -> str:
-        """Return what to call a machine."""
+    def name(self, number: int | str) -> str:
+        """Return what to call a machine, or several that have a name already."""
+        if isinstance(number, str):
+            return number
         if number not in self.machines:
             return f"machine {number}"
         host = self.machines[number].facts.host
@@ -88,7 +82,7 @@ def sums_within_s(device: str, ranks: int, *, is_full: bool) -> float:
 
 def most_minutes(device: str, ranks: int, *, is_full: bool) -> int:
     """Return in how many minutes an examination has ended, also where nothing answers."""
-    seconds = _BEGINS_WITHIN_S + LOOK_WITHIN_S + 2 * MEET_WITHIN_S + sums_within_s(device, ranks, is_full=is_full)
+    seconds = _BEGINS_WITHIN_S + LOOK_WITHIN_S + 3 * MEET_WITHIN_S + sums_within_s(device, ranks, is_full=is_full)
     return math.ceil(seconds / 60)
 
 

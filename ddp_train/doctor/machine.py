@@ -6,8 +6,6 @@ import json
 import os
 import resource
 import socket
-import time
-import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -46,6 +44,11 @@ class Machine:
     network: str = ""  # NCCL_NET, as the ranks have it
     nccl: tuple[str, ...] = ()  # the interfaces that NCCL may take; (): no GPU is used
 
+    @property
+    def active_adapters(self) -> int:
+        """How many adapters for InfiniBand have a port that is up."""
+        return sum("ACTIVE" in state for state in self.adapters.values())
+
     def to_json(self) -> str:
         return json.dumps(asdict(self) | {"facts": self.facts.to_json()})
 
@@ -62,7 +65,6 @@ class Way:
 
     utc: float  # its clock when it heard that all are there, in seconds since the epoch
     gloo: str  # the interface that gloo takes
-    took_s: float = 0.0  # from then until it said so
     unresolved: tuple[str, ...] = ()  # names that mean nothing here, of the first machine and its own
     unreached: Mapping[int, str] = field(default_factory=dict)  # machine -> why no connection to it came about
     unseen: tuple[int, ...] = ()  # machines whose file in the run's folder it does not see
@@ -113,13 +115,13 @@ class Examination:
             nccl=() if facts.device == "cpu" else tuple(taken_by_nccl(self._environment.get(NCCL, ""), network.interfaces())),
         )
 
-    def meet(self, addresses: Mapping[int, Address]) -> Way:
-        """Try the way to the others. To be called as soon as all machines are known to have looked.
+    def meet(self, addresses: Mapping[int, Address], *, utc: float) -> Way:
+        """Try the way to the others.
 
         Args:
             addresses: of all machines.
+            utc: this machine's clock as soon as all were known to have looked.
         """
-        utc, began = time.time(), time.monotonic()
         others = [number % self._count for number in range(self._number + 1, self._number + self._count)]
         tried = [other for other in others if other in addresses][:_MOST_REACHED]
         with ThreadPoolExecutor(max_workers=max(1, len(tried))) as pool:
@@ -134,7 +136,6 @@ class Examination:
         return Way(
             utc=utc,
             gloo=self._gloo(addresses),
-            took_s=time.monotonic() - began,
             unresolved=tuple(name for name in (self._first, socket.gethostname()) if others and not _resolves(name)),
             unreached={other: why for other, why in zip(tried, reached, strict=True) if why},
             unseen=tuple(unseen),
@@ -155,12 +156,10 @@ class Examination:
         folder = self._job.run_folder.root
         why = ""
         try:
-            temporary = self._file_of(self._number).with_suffix(f".{uuid.uuid4().hex}")
-            with temporary.open("xb") as stream:
+            with self._file_of(self._number).open("wb") as stream:
                 stream.write(bytes(1 << 16))
                 stream.flush()
                 os.fsync(stream.fileno())
-            temporary.rename(self._file_of(self._number))
         except OSError as error:
             why = error.strerror or str(error)
         with suppress(OSError):

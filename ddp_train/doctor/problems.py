@@ -32,6 +32,9 @@ ADVICE = {  # by the beginning of a sentence
 }
 
 
+_Found = tuple[int | str, str, str]  # which machine, or the names of several; what is wrong; what to do
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """Something to mend."""
@@ -46,16 +49,11 @@ class Problem:
 
 def problems(examined: Examined) -> list[Problem]:
     """Return everything that is wrong; [] for machines that are fit."""
-    found = [
-        Problem(host=examined.name(number), what="has said nothing", advice="its terminal or its log says why")
-        for number in range(examined.count)
-        if number not in examined.machines
-    ]
-    if not examined.machines:
-        return found
-    for part in (_told, _data, _devices, _folder, _limits, _clock, _network, _sums, _speed):
+    silent = [number for number in range(examined.count) if number not in examined.machines]
+    found: list[_Found] = [(number, "has said nothing", "its terminal or its log says why") for number in silent]
+    for part in (_told, _data, _devices, _folder, _limits, _clock, _network, _sums, _speed) if examined.machines else ():
         found += part(examined)
-    return found
+    return [Problem(host=examined.name(where), what=what, advice=advice) for where, what, advice in found]
 
 
 def advised_by(sentence: str) -> str:
@@ -63,76 +61,54 @@ def advised_by(sentence: str) -> str:
     return next(beginning for beginning in ADVICE if sentence.startswith(beginning))
 
 
-def _told(examined: Examined) -> Iterator[Problem]:
+def _told(examined: Examined) -> Iterator[_Found]:
     """What the machines have told, against the usual one."""
     usual = examined.machines[examined.usual].facts
     for number, machine in sorted(examined.machines.items()):
         for sentence in [*machine.facts.problems, *differences(usual, machine.facts)]:
-            yield Problem(host=examined.name(number), what=sentence, advice=ADVICE[advised_by(sentence)])
-    yield from _odd(
-        examined,
-        lambda machine: machine.facts.uid,
-        lambda own, others: f"runs as user {own}, the others as {others}: they cannot read each other's files",
-        "the same user, with the same number, on each machine",
-    )
+            yield number, sentence, ADVICE[advised_by(sentence)]
+    what = "runs as user {own}, the others as {usual}: they cannot read each other's files"
+    yield from _odd(examined, lambda machine: machine.facts.uid, what, "the same user, with the same number, on each machine")
 
 
-def _data(examined: Examined) -> Iterator[Problem]:
+def _data(examined: Examined) -> Iterator[_Found]:
     """Data that is nowhere; what is missing on one machine is a difference."""
-    if examined.downloads:
-        return
-    for key in examined.machines[examined.usual].facts.data:
+    for key in () if examined.downloads else examined.machines[examined.usual].facts.data:
         if all(machine.facts.data.get(key) is None for machine in examined.machines.values()):
             hosts = ", ".join(examined.name(number) for number in sorted(examined.machines))
-            yield Problem(host=hosts, what=f"{key}: there is nothing at this path", advice=f"put the data there, or {key}=PATH")
+            yield hosts, f"{key}: there is nothing at this path", f"put the data there, or {key}=PATH"
 
 
-def _devices(examined: Examined) -> Iterator[Problem]:
+def _devices(examined: Examined) -> Iterator[_Found]:
     for number, machine in sorted(examined.machines.items()):
         facts = machine.facts
         if facts.device != "cpu" and facts.device_count < facts.processes:
-            yield Problem(
-                host=examined.name(number),
-                what=f"{facts.processes} processes want a GPU each; it shows {facts.device_count}",
-                advice="nvidia-smi there says which are missing, and dmesg why; or fewer cluster.processes_per_node",
-            )
-    yield from _odd(
-        examined,
-        lambda machine: machine.facts.device,
-        lambda own, others: f"has {own}, the others have {others}: all wait for the slowest at each step",
-        "machines of one kind; cluster.device says what is used",
-    )
-    yield from _odd(
-        examined,
-        lambda machine: machine.facts.driver,
-        lambda own, others: f"has the NVIDIA driver {own or 'of no version'}, the others have {others or 'none'}",
-        "the same driver on each machine",
-    )
+            what = f"{facts.processes} processes want a GPU each; it shows {facts.device_count}"
+            yield number, what, "nvidia-smi there says which are missing, and dmesg why; or fewer cluster.processes_per_node"
+    what = "has {own}, the others have {usual}: all wait for the slowest at each step"
+    yield from _odd(examined, lambda machine: machine.facts.device, what, "machines of one kind; cluster.device says what is used")
+    what = "has the NVIDIA driver {own}, the others have {usual}"
+    yield from _odd(examined, lambda machine: machine.facts.driver or "none", what, "the same driver on each machine")
     if examined.expects_equal:
-        yield from _odd(
-            examined,
-            lambda machine: machine.facts.device_count if machine.facts.device != "cpu" else 0,
-            lambda own, others: f"has {own} GPUs, the others have {others}",
-            "nvidia-smi there says which are missing; cluster.processes_per_node=N where it is meant so",
-        )
+        advice = "nvidia-smi there says which are missing; cluster.processes_per_node=N where it is meant so"
+        yield from _odd(examined, _gpus, "has {own} GPUs, the others have {usual}", advice)
 
 
-def _folder(examined: Examined) -> Iterator[Problem]:
+def _gpus(machine: Machine) -> int:
+    return machine.facts.device_count if machine.facts.device != "cpu" else 0
+
+
+def _folder(examined: Examined) -> Iterator[_Found]:
     """The run's folder: every machine writes there, and sees what the others write."""
-    writers = {number for number, machine in examined.machines.items() if not machine.writes}
+    folder = examined.folder
     for number, machine in sorted(examined.machines.items()):
         if machine.writes:
-            yield Problem(
-                host=examined.name(number),
-                what=f"cannot write into {examined.folder}: {machine.writes}",
-                advice="hydra.run.dir=FOLDER on a file system that every machine can write to",
-            )
+            advice = "hydra.run.dir=FOLDER on a file system that every machine can write to"
+            yield number, f"cannot write into {folder}: {machine.writes}", advice
         elif machine.free_bytes < _LEAST_FREE_BYTES:
-            yield Problem(
-                host=examined.name(number),
-                what=f"{machine.free_bytes / _MIB:.0f} MiB are free where {examined.folder} lies",
-                advice="remove old runs, checkpoint.keep_last=1, or hydra.run.dir=FOLDER elsewhere",
-            )
+            advice = "remove old runs, checkpoint.keep_last=1, or hydra.run.dir=FOLDER elsewhere"
+            yield number, f"{machine.free_bytes / _MIB:.0f} MiB are free where {folder} lies", advice
+    writers = {number for number, machine in examined.machines.items() if not machine.writes}
     unseen = {number: set(way.unseen) & writers for number, way in examined.ways.items()}
     if not any(unseen.values()):
         return
@@ -141,114 +117,89 @@ def _folder(examined: Examined) -> Iterator[Problem]:
     for number, others in unseen.items():
         apart.update({number: len(others), **dict.fromkeys(others - {number}, 1)})
     right = min(sorted(apart), key=lambda number: apart[number])
+    what = f"does not share {folder} with {examined.name(right)}: what one writes there the other does not see"
     for number in sorted(set(examined.ways) - {right}):
         if right in unseen[number] or number in unseen[right]:
-            yield Problem(
-                host=examined.name(number),
-                what=f"does not share {examined.folder} with {examined.name(right)}: what one writes there the other does not see",
-                advice="hydra.run.dir=FOLDER on a file system that every machine has mounted (NFS, Lustre), and mounted there",
-            )
+            yield number, what, "hydra.run.dir=FOLDER on a file system that every machine has mounted (NFS, Lustre), and mounted there"
 
 
-def _limits(examined: Examined) -> Iterator[Problem]:
+def _limits(examined: Examined) -> Iterator[_Found]:
     """What the operating system lets a process have."""
     for number, machine in sorted(examined.machines.items()):
-        host = examined.name(number)
         if (size := machine.shared_memory_bytes) is None or size < _LEAST_SHARED_BYTES:
             what = "there is no /dev/shm" if size is None else f"/dev/shm has {size / _MIB:.0f} MiB; NCCL and data loaders need more"
-            yield Problem(host=host, what=what, advice="docker run --shm-size=8g (or --ipc=host); mount -o remount,size=8G /dev/shm")
+            yield number, what, "docker run --shm-size=8g (or --ipc=host); mount -o remount,size=8G /dev/shm"
         if machine.open_files < _LEAST_OPEN_FILES:
-            yield Problem(
-                host=host,
-                what=f"a process may have {machine.open_files} open files; connections and data need {_LEAST_OPEN_FILES}",
-                advice="ulimit -n 65536; for good in /etc/security/limits.conf, under SLURM in slurmd's service (LimitNOFILE)",
-            )
+            what = f"a process may have {machine.open_files} open files; connections and data need {_LEAST_OPEN_FILES}"
+            yield number, what, "ulimit -n 65536; for good in /etc/security/limits.conf, under SLURM in slurmd's service (LimitNOFILE)"
         if machine.adapters and machine.locked_bytes is not None and machine.locked_bytes < _LEAST_LOCKED_BYTES:
-            yield Problem(
-                host=host,
-                what=f"a process may lock {machine.locked_bytes / _MIB:.0f} MiB of memory; InfiniBand locks what it sends",
-                advice="ulimit -l unlimited; docker run --ulimit memlock=-1; under SLURM in slurmd's service (LimitMEMLOCK)",
-            )
+            what = f"a process may lock {machine.locked_bytes / _MIB:.0f} MiB of memory; InfiniBand locks what it sends"
+            yield number, what, "ulimit -l unlimited; docker run --ulimit memlock=-1; under SLURM in slurmd's service (LimitMEMLOCK)"
 
 
-def _clock(examined: Examined) -> Iterator[Problem]:
+def _clock(examined: Examined) -> Iterator[_Found]:
     ahead = {number: way.utc - examined.utc for number, way in examined.ways.items()}
     usual = median(ahead.values()) if len(ahead) > 2 else 0.0  # of three clocks two are right
     for number, seconds in sorted(ahead.items()):
         if abs(seconds - usual) > SKEW_S:
             what = f"its clock is {abs(seconds - usual):.1f} s {'ahead of' if seconds > usual else 'behind'} the others'"
-            yield Problem(host=examined.name(number), what=what, advice="let chronyd or ntpd set the clock there")
+            yield number, what, "let chronyd or ntpd set the clock there"
 
 
-def _network(examined: Examined) -> Iterator[Problem]:
+def _network(examined: Examined) -> Iterator[_Found]:
     is_apart = len({machine.facts.host for machine in examined.machines.values()}) > 1
-    for number, way in sorted(examined.ways.items()):
-        host = examined.name(number)
-        for name in way.unresolved:
-            what = f"the name {name} means nothing there"
-            yield Problem(host=host, what=what, advice="names that every machine knows (/etc/hosts, DNS), or addresses")
-        if is_apart and way.gloo == "lo":
-            what = "gloo takes the loopback interface, through which no other machine is reached"
-            yield Problem(host=host, what=what, advice=ADVICE["GLOO_"])
     failed: dict[int, dict[int, str]] = {}
-    for number, way in examined.ways.items():
+    for number, way in sorted(examined.ways.items()):
+        for name in way.unresolved:
+            yield number, f"the name {name} means nothing there", "names that every machine knows (/etc/hosts, DNS), or addresses"
+        if is_apart and way.gloo == "lo":
+            yield number, "gloo takes the loopback interface, through which no other machine is reached", ADVICE["GLOO_"]
         for other, why in way.unreached.items():
             failed.setdefault(other, {})[number] = why
     for other, callers in sorted(failed.items()):
         from_ = ", ".join(examined.name(number) for number in sorted(callers))
-        address = ":".join(map(str, examined.machines[other].address))
-        yield Problem(
-            host=examined.name(other),
-            what=f"cannot be reached at {address} from {from_}: {next(iter(callers.values()))}",
-            advice="open all TCP ports between the machines, not that of the endpoint alone: gloo and NCCL take any that is free",
-        )
+        what = f"cannot be reached at {':'.join(map(str, examined.machines[other].address))} from {from_}: {next(iter(callers.values()))}"
+        yield other, what, "open all TCP ports between the machines, not that of the endpoint alone: gloo and NCCL take any that is free"
     for number, machine in sorted(examined.machines.items()):
-        if machine.network == "IB" and "ACTIVE" not in " ".join(machine.adapters.values()):
+        if machine.network == "IB" and not machine.active_adapters:
             what = f"NCCL_NET=IB, and no adapter for InfiniBand is active ({machine.adapters or 'there is none'})"
-            yield Problem(host=examined.name(number), what=what, advice="ibstat there says why; cluster=ethernet goes without InfiniBand")
-    yield from _odd(
-        examined,
-        lambda machine: sum("ACTIVE" in state for state in machine.adapters.values()),
-        lambda own, others: f"has {own} active adapters for InfiniBand, the others have {others}",
-        "ibstat there says which port is down",
-    )
+            yield number, what, "ibstat there says why; cluster=ethernet goes without InfiniBand"
+    what = "has {own} active adapters for InfiniBand, the others have {usual}"
+    yield from _odd(examined, lambda machine: machine.active_adapters, what, "ibstat there says which port is down")
 
 
-def _sums(examined: Examined) -> Iterator[Problem]:
+def _sums(examined: Examined) -> Iterator[_Found]:
     """What the ranks reckoned together, and those that did not come to it."""
     if examined.reckoned is None:
         return
-    for rank, each in sorted(examined.reckoned.items()):
-        if each.wrong:
+    for rank, said in sorted(examined.reckoned.items()):
+        if said.wrong:
             advice = "its log, and NCCL_DEBUG=INFO or GLOO_LOG_LEVEL=DEBUG in cluster.env, say more"
-            yield Problem(host=examined.name(each.machine), what=f"all-reduce on rank {rank}: {each.wrong}", advice=advice)
+            yield said.machine, f"all-reduce on rank {rank}: {said.wrong}", advice
     advice = "+cluster.env.NCCL_DEBUG=INFO shows where NCCL waits; a firewall or an interface that leads elsewhere is the usual cause"
     if not examined.reckoned and examined.count > 1:
-        yield Problem(host="between the machines", what="the all-reduce did not end on any rank", advice=advice)
+        yield "between the machines", "the all-reduce did not end on any rank", advice
         return
     first = 0
     for number, machine in sorted(examined.machines.items()):  # a machine's ranks are counted one after another
         absent = [rank for rank in range(first, first + machine.facts.processes) if rank not in examined.reckoned]
         first += machine.facts.processes
         if absent:
-            what = f"the all-reduce did not end on rank {', '.join(map(str, absent))}"
-            yield Problem(host=examined.name(number), what=what, advice=advice)
+            yield number, f"the all-reduce did not end on rank {', '.join(map(str, absent))}", advice
 
 
-def _speed(examined: Examined) -> Iterator[Problem]:
+def _speed(examined: Examined) -> Iterator[_Found]:
     """Ranks and links that are slower than the others (`--full`)."""
     reckoned = examined.reckoned or {}
-    speeds = {rank: each.matmul_tflops for rank, each in reckoned.items() if each.matmul_tflops is not None}
-    for rank, usual in _slow(speeds, lambda rank: _SLOW[reckoned[rank].device.partition(":")[0]]):
+    kinds = {said.machine: said.device.partition(":")[0] for said in reckoned.values()}
+    speeds = {rank: said.matmul_tflops for rank, said in reckoned.items() if said.matmul_tflops is not None}
+    for rank, usual in _slow(speeds, lambda rank: _SLOW[kinds[reckoned[rank].machine]]):
         what = f"rank {rank} multiplies matrices at {speeds[rank]:.3g} TFLOP/s, the others at {usual:.3g}"
-        advice = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE: hot, or held back; top: something else runs there"
-        yield Problem(host=examined.name(reckoned[rank].machine), what=what, advice=advice)
-    links = {each.machine: each.link_mb_s for each in reckoned.values() if each.link_mb_s is not None}
-    kinds = {each.machine: each.device.partition(":")[0] for each in reckoned.values()}
+        yield reckoned[rank].machine, what, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE: hot, or held back; top: something else runs there"
+    links = {said.machine: said.link_mb_s for said in reckoned.values() if said.link_mb_s is not None}
     for number, usual in _slow(links, lambda number: _SLOW_LINK[kinds[number]]):
-        before = examined.name((number - 1) % examined.count)
-        what = f"{links[number]:.3g} MB/s come from {before}; other links have {usual:.3g}"
-        yield Problem(host=examined.name(number), what=what, advice="ethtool and the switch say at which speed the cable runs")
+        what = f"{links[number]:.3g} MB/s come from {examined.name((number - 1) % examined.count)}; other links have {usual:.3g}"
+        yield number, what, "ethtool and the switch say at which speed the cable runs"
 
 
 def _slow(values: Mapping[int, float], share: Callable[[int], float]) -> Iterator[tuple[int, float]]:
@@ -259,13 +210,11 @@ def _slow(values: Mapping[int, float], share: Callable[[int], float]) -> Iterato
             yield key, usual
 
 
-def _odd(examined: Examined, value: Callable[[Machine], Any], what: Callable[[Any, Any], str], advice: str) -> Iterator[Problem]:
-    """Yield a problem for each machine that has another value than most; of two the first is right."""
+def _odd(examined: Examined, value: Callable[[Machine], Any], what: str, advice: str) -> Iterator[_Found]:
+    """Yield what is wrong with each machine that has another value than most; of two the first is right."""
     values = {number: value(machine) for number, machine in sorted(examined.machines.items())}
     usual = most_common(list(values.values()))
-    for number, own in values.items():
-        if own != usual:
-            yield Problem(host=examined.name(number), what=what(own, usual), advice=advice)
+    yield from ((number, what.format(own=own, usual=usual), advice) for number, own in values.items() if own != usual)
 
 
 def most_common(values: Sequence[Any]) -> Any:

@@ -69,7 +69,10 @@ def _lines(examined: Examined) -> Iterator[tuple[str, Mapping[int, str]]]:
     yield "/dev/shm", {number: _size(machine.shared_memory_bytes) for number, machine in machines.items()}
     yield "open files", {number: str(machine.open_files) for number, machine in machines.items()}
     yield "locked memory", {number: _size(each.locked_bytes, "unlimited") for number, each in machines.items() if each.adapters}
-    yield "InfiniBand", {number: _adapters(each.adapters) for number, each in machines.items() if each.adapters}
+    yield (
+        "InfiniBand",
+        {n: f"{each.active_adapters} of {len(each.adapters)} active" for n, each in machines.items() if each.adapters},
+    )
     if examined.count > 1:
         yield "clock", {number: f"{way.utc - examined.utc:+.0f} s".replace("-0 ", "+0 ") for number, way in ways.items()}
         yield "reaches", {number: f"not {len(way.unreached)}" if way.unreached else "all others" for number, way in ways.items()}
@@ -97,15 +100,12 @@ def _slowest(speeds: Mapping[str, float | None], unit: str) -> dict[int, str]:
 def _sums(examined: Examined) -> dict[int, str]:
     if examined.reckoned is None:
         return dict.fromkeys(examined.machines, "not tried")
-    said = {number: [each for each in examined.reckoned.values() if each.machine == number] for number in examined.machines}
-    return {number: _sum_of(examined, number, len(ranks), any(each.wrong for each in ranks)) for number, ranks in said.items()}
-
-
-def _sum_of(examined: Examined, number: int, answers: int, is_wrong: bool) -> str:
-    if is_wrong:
-        return "wrong"
-    missing = examined.machines[number].facts.processes - answers
-    return "exact" if missing <= 0 else f"no answer from {missing} of {examined.machines[number].facts.processes} ranks"
+    shown = {}
+    for number, machine in examined.machines.items():
+        told, ranks = [each for each in examined.reckoned.values() if each.machine == number], machine.facts.processes
+        whole = "exact" if len(told) >= ranks else f"no answer from {ranks - len(told)} of {ranks} ranks"
+        shown[number] = "wrong" if any(each.wrong for each in told) else whole
+    return shown
 
 
 def _data(found: Contents | None) -> str:
@@ -121,7 +121,3 @@ def _shared(way: Way | None) -> str:
 
 def _size(size: int | None, otherwise: str = "none") -> str:
     return otherwise if size is None else f"{size / _GIB:.3g} GiB"
-
-
-def _adapters(adapters: Mapping[str, str]) -> str:
-    return f"{sum('ACTIVE' in state for state in adapters.values())} of {len(adapters)} active"

@@ -19,7 +19,7 @@ from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Verdict, progress_of, settle
+from ddp_train.run_folder.verdict import Verdict, settle
 from ddp_train.system.files import tail
 from ddp_train.system.folder_lock import release
 
@@ -33,9 +33,14 @@ def run(job: Job) -> int:
     run_folder = job.run_folder
     try:
         allocation = slurm_client.allocation() if name == "slurm" else None
-        if allocation is not None:
-            _require_done(job, allocation)
         spec = freeze(job, snapshot.take(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
+        if allocation is not None and (before := spec.engine_options["after"]):
+            raise ConfigError(
+                key="after",
+                happened=f"job {', '.join(before)} is not done, and allocation {allocation} would be held for nothing",
+                expected="runs that are done; outside an allocation SLURM waits for them",
+                fix=f"`ddp-train ... && ddp-train resume {shlex.quote(run_folder.shown())}`",
+            )
         spec.write()
         release()  # the machines of the job take the folder
         if allocation is not None:
@@ -103,22 +108,6 @@ def freeze(job: Job, code: Code | None, **options: int) -> Spec:
 def _runs_before(job: Job) -> list[Path]:
     """Return the folders of the runs that have to be done first (`after`); [] for a run that has begun before."""
     return [] if job.run_folder.environment.exists() else job.config.runs_before()
-
-
-def _require_done(job: Job, allocation: str) -> None:
-    """Refuse a job that comes after others in machines that are held already: they would be held for nothing.
-
-    Raises:
-        ConfigError: naming the first run that is not done.
-    """
-    for folder in _runs_before(job):
-        if (settled := settle(RunFolder(folder))).verdict is not Verdict.DONE:
-            raise ConfigError(
-                key="after",
-                happened=f"{folder} is not done ({progress_of(RunFolder(folder), settled)}), and allocation {allocation} waits for no run",
-                expected="runs that are done; outside an allocation SLURM waits for them",
-                fix=f"`ddp-train ... && ddp-train resume {shlex.quote(job.run_folder.shown())}`",
-            )
 
 
 def _jobs_before(job: Job) -> list[str]:

@@ -62,12 +62,10 @@ def test_so_many_ranks_as_there_can_be_add_up_exactly_in_float32() -> None:
     assert 96 * 8 * 20_000 < 2**24
 
 
-@pytest.mark.parametrize(("clock", "seen"), [(7.0, 0.0), (-60.0, -60.0), (75.0, 75.0), (1.0, 0.0)])
-def test_a_machine_that_is_late_in_hearing_has_no_other_clock(clock: float, seen: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It heard of it at most 8 seconds after it was said: it has come at 1010, after two seconds of its own work."""
-    monkeypatch.setattr(checkup.time, "time", lambda: 1010.0)
-    way = checkup._on_time(Way(utc=1000.0 + clock, gloo="lo", took_s=2.0), began=1000.0)
-    assert way.utc - 1000.0 == seen
+@pytest.mark.parametrize(("clock", "seen"), [(7.0, 0.0), (-60.0, -60.0), (75.0, 75.0), (1.0, 0.0), (-1.0, -1.0)])
+def test_a_machine_that_is_late_in_hearing_has_no_other_clock(clock: float, seen: float) -> None:
+    """That all are there was said at 1000, and its answer came at 1008."""
+    assert checkup._on_time(Way(utc=1000.0 + clock, gloo="lo"), began=1000.0, heard=1008.0).utc - 1000.0 == seen
 
 
 def test_speeds_are_positive_numbers() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.doctor.examined import Reckoned, hinders_sums, most_minutes, sums_within_s
+from ddp_train.doctor.examined import hinders_sums, most_minutes, sums_within_s
 from tests.unit.doctor.examined import three
 
 GPUS = {"device": "NVIDIA H100", "device_count": 8, "driver": "570.1", "processes": 8}
@@ -28,11 +28,6 @@ def test_who_reckons_with_more_ranks_is_waited_for_longer_and_slurms_job_for_lon
     assert sums_within_s("cuda", 512, is_full=False) > 2 * sums_within_s("cuda", 64, is_full=False)
     assert most_minutes("cpu", 2, is_full=False) == 5
     assert 60 * most_minutes("cuda", 512, is_full=True) > sums_within_s("cuda", 512, is_full=True) + 180
-
-
-def test_what_a_rank_says_survives_the_journey() -> None:
-    said = Reckoned(rank=1, machine=0, device="cpu", link_mb_s=3.5)
-    assert Reckoned.from_json(said.to_json()) == said
 
 
 @pytest.mark.parametrize(

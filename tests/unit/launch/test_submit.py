@@ -79,9 +79,7 @@ def test_a_run_after_one_whose_job_has_ended_is_refused(
     monkeypatch.setattr(slurm_client, "allocation", lambda: "17")
     assert submit.run(after) == 2
     said = capsys.readouterr().err
-    assert (
-        "is not done (submitted, not running), and allocation 17 waits for no run" in said and "ddp-train ... && ddp-train resume" in said
-    )
+    assert "job 17 is not done, and allocation 17 would be held for nothing" in said and "ddp-train ... && ddp-train resume" in said
     after.run_folder.environment.touch()  # it has begun once
     assert submit.freeze(after, None).engine_options["after"] == []
 
