@@ -15,6 +15,7 @@ import hydra.utils
 import omegaconf.basecontainer
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 __all__ = [
@@ -43,6 +44,24 @@ COMPOSE = "_load_configuration" if IS_1_4 else "load_configuration"
 MAIN: dict[str, Any] = {"execution_whitelist": vars(hydra.utils)["UNSAFE_DISABLE_EXECUTION_CHECKS"]} if IS_1_4 else {"version_base": "1.3"}
 """Arguments for `hydra.main`. Before 1.4 it warns where `version_base` is missing, since 1.4 where it is there. What is
 composed is the user's own."""
+
+
+def _delete_in_sweeps() -> None:
+    """Let a job of a sweep delete a key with Hydra 1.4.
+
+    Its sweepers write `~key` as `~key=null`. Before 1.4 that deletes the key, since then only where its value is null.
+    """
+    parser: Any = OverridesParser
+    parse = parser.parse_overrides
+
+    def parse_overrides(self: Any, overrides: list[str]) -> Any:
+        return parse(self, [text.removesuffix("=null") if text.startswith("~") else text for text in overrides])
+
+    parser.parse_overrides = parse_overrides
+
+
+if IS_1_4:
+    _delete_in_sweeps()
 
 
 def register_resolver(name: str, resolver: Callable[..., Any]) -> None:

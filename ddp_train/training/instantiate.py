@@ -48,13 +48,15 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
     given = {name: auto.put(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
     gives = _what_is_given(key, first)
     try:
-        prepared = {"_convert_": "all", **_prepared(reveal(given), gives), "_partial_": True}
-        make = hydra.utils.instantiate(prepared, **_allowed(prepared))
-        make = _with_given(make, node, gives) if gives else make
+        revealed = reveal(given)
     except KeyError as error:
         raise ConfigError(key=key, happened=f"the environment variable {error} is not set here", fix=f"export {error}=...") from None
-    except HydraException as error:  # of a node inside this one: its cause says more than Hydra's words around it
-        cause = error.__cause__ or error
+    try:
+        prepared = {"_convert_": "all", **_prepared(revealed, gives), "_partial_": True}
+        make = hydra.utils.instantiate(prepared, **_allowed(prepared))
+        make = _with_given(make, node, gives) if gives else make
+    except Exception as error:  # of a node inside this one: its cause says more than the words that Hydra puts around it before 1.4
+        cause = (isinstance(error, HydraException) and error.__cause__) or error
         refuse_unexpected(cause, node, key)
         cause.add_note(f"config key: {key}")
         raise cause from None

@@ -17,6 +17,7 @@ import torch
 
 from ddp_train import __version__
 from ddp_train.config.check import CONF
+from ddp_train.config.hydra_internals import IS_1_4
 from ddp_train.rank import summary
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.state import TrainState
@@ -132,7 +133,12 @@ def test_an_experiment_without_its_first_line_says_so(
         (["+extra.mine={a:[1,2]"], "as many brackets closed as opened", ["+extra.mine={a:[1,2]}"]),
         (["+model=mlp"], "no + before it", ["model=mlp"]),
         (["+experiment=mnist_convnet"], "no + before it", ["experiment=mnist_convnet"]),
-        (["optimizer=sgd", "~optimizer.fused"], "is null, and Hydra does not remove that", ["optimizer.fused=0", "~optimizer.fused"]),
+        pytest.param(
+            ["optimizer=sgd", "~optimizer.fused"],
+            "is null, and Hydra does not remove that",
+            ["optimizer.fused=0", "~optimizer.fused"],
+            marks=pytest.mark.skipif(IS_1_4, reason="Hydra 1.4 removes it"),
+        ),
         (["callbacks=[ema,learning_rate]", "~callbacks"], "is not removed as a whole", ["~callbacks.ema", "~callbacks.learning_rate"]),
         (["cluster.env.NCCL_DEBUG=INFO"], "a + before what is added", ["+cluster.env.NCCL_DEBUG=INFO"]),
         (["--config-name=confg"], "there is no confg.yaml", ["--config-name=config"]),

@@ -88,6 +88,7 @@ def test_folders_and_roots_of_ones_own_have_their_names(tmp_path: Path) -> None:
     assert next(each for each in composition("--config-dir=mine", "optimizer=slow").choices if each.group == "optimizer").source == TYPED
 
 
+@pytest.mark.filterwarnings("ignore:hydra.utils.instantiate:UserWarning")  # Hydra 1.4: the application gives no whitelist
 def test_a_users_own_hydra_application_composes_our_groups(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
         "defaults: [{model: mlp}, {optimizer: sgd}, _self_]\n"
