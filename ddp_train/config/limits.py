@@ -6,6 +6,7 @@ folders of others, too.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,14 @@ def check_overrides(overrides: Sequence[str]) -> None:
             _refuse(text.partition("=")[0][:80], f"has {len(text):,} characters, {deepest} levels deep")
 
 
+class _Named(io.StringIO):
+    """A text that the parser's messages name by its file."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
 def _limited(loader: Any) -> Any:
     class Limited(loader):  # type: ignore[misc]
         """OmegaConf's loader, which refuses what is too large, too deep or repeats itself too often."""
@@ -53,8 +62,7 @@ def _limited(loader: Any) -> Any:
             self._where = str(getattr(stream, "name", "YAML"))
             if len(text) > MAX_CHARACTERS:
                 _refuse("", f"{self._where} has more than {MAX_CHARACTERS:,} characters")
-            super().__init__(text)
-            self.name = self._where
+            super().__init__(_Named(text, self._where) if isinstance(text, str) else text)
 
         def get_single_node(self) -> Any:
             try:
