@@ -219,6 +219,25 @@ def leaves_nothing_behind() -> Iterator[None]:
 
 
 @pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 32 MB, for `fill`."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("needs root, and a kernel that mounts a tmpfs here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Fill the disk of a folder, and return the file that does."""
+    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+    return folder / "filler"
+
+
+@pytest.fixture
 def free_port() -> int:
     """Return a port that nobody listens on, below those that the kernel gives to whoever asks for any: tests run side by side."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

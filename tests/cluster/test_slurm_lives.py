@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 from ddp_train import FOLDER
 from ddp_train.run_folder.failure import load
 from ddp_train.run_folder.paths import RunFolder
-from tests.cluster.slurm_project import SLOW, SMALL, SlurmProject, logs, losses, project, steps_of
+from tests.cluster.slurm import Slurm
+from tests.cluster.slurm_project import SLOW, SMALL, SlurmProject, logs, losses, make, project, steps_of
+from tests.conftest import fill
 
 pytestmark = [pytest.mark.cluster_long, pytest.mark.xdist_group("cluster")]
 __all__ = ["project"]
@@ -71,6 +74,32 @@ def test_a_controller_that_is_away_at_the_requeue_is_asked_again(project: SlurmP
     project.restarts(job, 1)
     project.ended(job, "COMPLETED", within_s=300)
     assert losses(run_folder) == project.losses_alone(steps=150)
+
+
+def test_a_full_disk_at_a_stop_is_named_and_the_run_goes_on_when_it_is_mended(small_disk: Path, slurm_hosts: Callable[..., Slurm]) -> None:
+    project = make(slurm_hosts(3), small_disk)
+    job, run_folder = project.submit(SLOW, steps=150)
+    project.trains(run_folder, beyond=12)
+    filler = fill(small_disk)
+    project.bed.must("scancel", "--signal=USR1", job)
+    project.ended(job, "FAILED", within_s=300)
+    log = (run_folder.logs / f"slurm-{job}.out").read_text()
+    assert "No space left on device" in log and "which was NOT saved; the run goes on from step" in log
+    assert "os._exit" not in log and "in the configuration" not in log and "Traceback" not in log, log
+    filler.unlink()
+    again = project.submitted(project.type("resume", "outputs/run"))
+    project.ended(again, "COMPLETED", within_s=300)
+    assert losses(run_folder) == project.losses_alone(steps=150)
+
+
+def test_a_run_is_cancelled_on_a_full_disk(small_disk: Path, slurm_hosts: Callable[..., Slurm]) -> None:
+    project = make(slurm_hosts(3), small_disk)
+    job, run_folder = project.submit(SLOW, steps=1000)
+    project.trains(run_folder, beyond=12)
+    fill(small_disk)
+    done = project.type("cancel", "outputs/run")
+    assert done.returncode == 0 and "cancelled" in done.stdout, done.output
+    assert project.ended(job, "CANCELLED", "FAILED", within_s=120)["Restarts"] == "0"
 
 
 @pytest.mark.parametrize("delays_s", [(0.0, 1.0, 3.0, 6.0)])

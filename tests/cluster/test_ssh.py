@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cluster.machine import Running, until
 from tests.cluster.sshd import SshHosts
@@ -112,6 +114,16 @@ def test_a_run_is_cancelled_from_another_shell(ssh_hosts: Callable[[int], SshHos
 
 
 @pytest.mark.cluster_long
+def test_a_node_program_that_is_killed_is_lost_at_once(ssh_hosts: Callable[[int], SshHosts], project: Project) -> None:
+    hosts = ssh_hosts(4)
+    command = train(hosts, project)
+    hosts[3].must("pkill", "-KILL", "-f", "ddp_train node")
+    done = command.finish(timeout=60)
+    assert done.returncode == 1 and "node3" in done.output, done.output
+    assert left(hosts) == []
+
+
+@pytest.mark.cluster_long
 def test_a_machine_that_cannot_take_part_is_named_before_anything_trains(ssh_hosts: Callable[[int], SshHosts], project: Project) -> None:
     hosts = ssh_hosts(4)
     hosts[3].must("mount", "-t", "tmpfs", "tmpfs", str(project.folder))
@@ -124,6 +136,11 @@ def test_a_machine_that_cannot_take_part_is_named_before_anything_trains(ssh_hos
         done = start(hosts, project, *THREE, *changes).finish(timeout=60)
         assert done.returncode == 78, done.output
         assert said in done.output and "fix:" in done.output and "Traceback" not in done.output
+    packages = str(Path(torch.__file__).parents[1])
+    hosts[2].must("mount", "-t", "tmpfs", "tmpfs", packages)
+    done = start(hosts, project, *THREE, "cluster.hosts=[node1,node2]").finish(timeout=60)
+    assert done.returncode == 78 and re.search(r"node2 .* has no torch, hydra,", done.output), done.output
+    hosts[2].must("umount", packages)
     assert not [run for run in project.runs() if (run / "metrics.jsonl").exists()]
     assert left(hosts) == []
     hosts[3].must("umount", str(project.folder))

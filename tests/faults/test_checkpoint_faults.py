@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -13,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from ddp_train.checkpoint.folder import newest_good, remove_debris
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.training.saved_state import content
 from ddp_train.training.state import TrainState, WindowSums
-from tests.conftest import STRATEGIES, TINY, Project, finish, metrics, wait_for
+from tests.conftest import STRATEGIES, TINY, Project, fill, finish, metrics, wait_for
 from tests.unit.checkpoint_ranks import Ranks
 from tests.unit.cut_tensors import cut_among, rank_of
 from tests.unit.parts import components
@@ -282,17 +281,6 @@ def test_a_stop_that_cannot_save_says_where_the_run_continues(project: Project) 
     assert re.search(r"stopped after step \d+, which was NOT saved; the run goes on from the start", done.stdout)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MB, to be filled."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True).returncode:
-        pytest.skip("needs root, and a kernel that mounts a tmpfs here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 @pytest.mark.parametrize("how", ["signal", "cancel"])
 def test_a_stop_on_a_full_disk_names_it_and_the_run_goes_on_from_the_last_checkpoint(small_disk: Path, how: str) -> None:
     project = Project(small_disk)
@@ -300,9 +288,7 @@ def test_a_stop_on_a_full_disk_names_it_and_the_run_goes_on_from_the_last_checkp
         *TINY, "cluster=cpu", "trainer.max_steps=1000000", "trainer.max_epochs=null", "checkpoint.every_steps=30", "hydra.run.dir=run"
     )
     wait_for(lambda: any((small_disk / "run/checkpoints").glob("step_*/COMPLETE")))
-    with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
-        while True:
-            filler.write(bytes(4096))
+    filler = fill(small_disk)
     if how == "cancel":
         cancelled = project.run("cancel", "run")
         assert cancelled.returncode == 0, cancelled.output
@@ -314,5 +300,5 @@ def test_a_stop_on_a_full_disk_names_it_and_the_run_goes_on_from_the_last_checkp
     assert "which was NOT saved; the run goes on from step" in ended.output and "The run failed" not in ended.output
     again = project.run("resume", "run")
     assert again.returncode == 78 and "No space left on device" in again.output and "os._exit" not in again.output
-    (small_disk / "filler").unlink()
+    filler.unlink()
     assert project.run("resume", "run", "trainer.max_steps=60").returncode in (0, 2)  # 2: more steps than that are taken
