@@ -6,7 +6,6 @@ typed command starts torchrun agents (`launch`); under torchrun rank 0 comes her
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import resource
@@ -28,7 +27,17 @@ from ddp_train.config import hydra_errors, limits
 from ddp_train.config.check import CONF, ConfigErrors, check_overrides
 from ddp_train.config.project import with_conf
 from ddp_train.config.typed_options import options_first
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, EnvironmentRefuses, UserError
+from ddp_train.errors import (
+    DISK_REFUSES,
+    DONE,
+    ENVIRONMENT_REFUSES,
+    FAILED,
+    INTERRUPTED,
+    WRONG_INPUT,
+    ConfigError,
+    EnvironmentRefuses,
+    UserError,
+)
 from ddp_train.job import Job
 from ddp_train.launch import local
 from ddp_train.launch.launcher import Launcher
@@ -169,6 +178,7 @@ def _report(command: Callable[[], int], launcher: Launcher) -> int:
 def _say(error: Exception, launcher: Launcher) -> int:
     """Show what ended the command, and return the exit code: whether anything had begun decides both."""
     is_file_error = isinstance(error, OSError) and not isinstance(error, HydraException)  # Hydra's missing file is both
+    is_of_the_disk = isinstance(error, OSError) and error.errno in DISK_REFUSES
     has_begun = launcher.begun is not None
     if isinstance(error, ConfigError) and error.key:
         error = ConfigErrors([error])
@@ -183,7 +193,7 @@ def _say(error: Exception, launcher: Launcher) -> int:
         return WRONG_INPUT
     if not has_begun and is_file_error:
         _show(f"{_in_words(error)}; nothing was started")
-        return ENVIRONMENT_REFUSES if isinstance(error, OSError) and error.errno in _DISK else WRONG_INPUT
+        return ENVIRONMENT_REFUSES if is_of_the_disk else WRONG_INPUT
     if not is_file_error:
         traceback.print_exception(error)
     folder = launcher.begun
@@ -192,10 +202,7 @@ def _say(error: Exception, launcher: Launcher) -> int:
         print(f"\n{shown} cannot go on: {_in_words(error)}\n`ddp-train resume {shown}` continues it when that is mended", file=sys.stderr)
     elif is_file_error:
         print(_in_words(error), file=sys.stderr)
-    return FAILED
-
-
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+    return ENVIRONMENT_REFUSES if is_of_the_disk else FAILED
 
 
 def _in_words(error: Exception) -> str:

@@ -27,7 +27,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, texts
-from ddp_train.errors import FAILED, ConfigError, EnvironmentRefuses, UserError
+from ddp_train.errors import DISK_REFUSES, ENVIRONMENT_REFUSES, FAILED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot, time_limit
 from ddp_train.launch.launcher import Slot
@@ -183,7 +183,7 @@ class Multirun:
         except OSError as error:  # a full disk, say
             folder = RunFolder(self.sweep.root).shown()
             self._screen.say(f"\nthe sweep cannot go on: {error}\n`ddp-train resume {folder}` continues it when that is mended")
-            raise SystemExit(FAILED) from None
+            raise SystemExit(ENVIRONMENT_REFUSES if error.errno in DISK_REFUSES else FAILED) from None
         if self._schedule.is_stopped:
             raise SystemExit(self._schedule.stop_code or FAILED)
 

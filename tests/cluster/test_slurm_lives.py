@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -83,8 +84,9 @@ def test_a_full_disk_at_a_stop_is_named_and_the_run_goes_on_when_it_is_mended(sm
     filler = fill(small_disk)
     project.bed.must("scancel", "--signal=USR1", job)
     project.ended(job, "FAILED", within_s=300)
-    log = (run_folder.logs / f"slurm-{job}.out").read_text()
-    assert "No space left on device" in log and "which was NOT saved; the run goes on from step" in log
+    log = logs(run_folder.root)
+    assert log.count("again:") == 1 and "outputs/run cannot go on: [Errno 28] No space left on device" in log, log
+    assert re.search(r"never: .*\b78\b", log) and "which was NOT saved; the run goes on from step" in log
     assert "os._exit" not in log and "in the configuration" not in log and "Traceback" not in log, log
     filler.unlink()
     again = project.submitted(project.type("resume", "outputs/run"))

@@ -85,7 +85,7 @@ def test_a_run_that_was_let_go_is_named_all_the_same(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ddp-train", "cluster=cpu", "model=mlp", "hydra.run.dir=there"])
     launcher.run = given_to_an_engine
-    assert main.run(launcher) == 1
+    assert main.run(launcher) == 78
     assert "`ddp-train resume there` continues it" in capsys.readouterr().err
 
 
