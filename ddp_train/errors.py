@@ -18,7 +18,7 @@ INTERRUPTED = 130  # stopped by Ctrl-C
 TERMINATED = 143  # stopped by a signal before there was anything to save
 
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-"""The `errno` of a disk that is full or takes nothing, or not so large a file (`ulimit -f`): a person has to mend it, and the exit code is `ENVIRONMENT_REFUSES`."""
+"""The `errno` of a disk that is full or takes no more: the exit code is `ENVIRONMENT_REFUSES`."""
 FINAL = (WRONG_INPUT, ENVIRONMENT_REFUSES, NO_PROGRESS)
 """What a rank exits with when starting it again would end the same way."""
 

@@ -6,6 +6,7 @@ typed command starts torchrun agents (`launch`); under torchrun rank 0 comes her
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import resource
