@@ -75,6 +75,9 @@ $(READY): pyproject.toml constraints.txt
 $(VENV)/.thirdparty: $(READY)
 	@echo "installing the packages of others into $(VENV) (once; a few minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[thirdparty]'
+	@# A torchvision built for CUDA cannot be loaded beside a torch for the CPU, and then transformers cannot be imported either.
+	@$(BIN)/python -c "import torchvision" 2>/dev/null || { echo "no torchvision here fits this torch: it is taken away, its tests are skipped"; \
+	    $(BIN)/python -m pip uninstall --quiet --yes torchvision; }
 	@touch $@
 
 clean:

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import Project, metrics
 
@@ -50,7 +51,8 @@ def has_its_packages(request: pytest.FixtureRequest) -> None:
 def why_missing(package: str) -> str:
     """Return why a package cannot be used; "" when it can. A process of its own imports it: this one stays as it is."""
     if importlib.util.find_spec(package) is None:
-        return "is not installed: pip install 'ddp-train[thirdparty]'"
+        why = f"the package index has none that can be loaded beside torch {torch.__version__}, or it "
+        return why * (package == "torchvision") + "is not installed: pip install 'ddp-train[thirdparty]'"
     done = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"cannot be imported here: {done.stderr.strip().splitlines()[-1]}"
 
