@@ -75,6 +75,7 @@ class _Trace:
             record_shapes=True,
             profile_memory=has_memory,
             with_stack=has_memory,  # by which torch tells what memory is for
+            acc_events=True,  # there is one cycle, and older torch warns where its events would make way for the next one's
         )
         self._profile.step_num, self._profile.current_action = span.number, schedule(span.number)  # its steps have the numbers of ours
         self._profile.start()

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.benchmark.scale import machine_parts, network, rank_parts, store_parts
 
@@ -40,6 +41,7 @@ def test_of_many_that_fail_together_one_asks() -> None:
     assert found.requests < 40 * 64, found  # 650 for each where each asked all
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="torch's fake process group scatters nothing before")
 def test_what_a_rank_of_4096_does_by_itself_takes_milliseconds() -> None:
     manifest, restored = rank_parts.restoring(4096)
     assert manifest < 1 << 20

@@ -177,7 +177,7 @@ def test_hooks_are_called_and_a_profiler_finds_the_step(asked: list[int]) -> Non
     after.remove()
     assert seen == ["before", "after"]
     twins.train(1)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         twins.train(1)
     twins.assert_same()
     assert "Optimizer.step#AdamW.step" in {event.key for event in profile.key_averages()}

@@ -89,7 +89,7 @@ def test_the_table_is_that_of_torchs_own_page() -> None:
     items = re.split(r"(?m)^\s*\* (?=:)", throws)[1:]
     named = {text.split("`")[1] for text in items if "CUDA" in text or "MPS" not in text}  # since 2.15 it has Apple's, too
     new, gone = named - THROWS.keys(), THROWS.keys() - named
-    assert not new, f"torch {torch.__version__} names {new}, which the table of {FROZEN_AT} has not"
+    assert not new or torch.__version__ < FROZEN_AT, f"torch {torch.__version__} names {new}, which the table of {FROZEN_AT} has not"
     assert not gone or not torch.__version__.startswith(FROZEN_AT), f"torch {torch.__version__} names no more: {gone}"
 
 
