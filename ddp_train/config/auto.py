@@ -2,7 +2,7 @@
 
 An `auto` takes the fact of its argument's name, also in nodes inside a node: of the data in model, objective and evaluation.metrics, of
 the run in scheduler and metrics, of the devices in amp. (`loader.micro_batch_size` is found by trying:
-training/micro_batch.py.) One without a fact is null where that is the argument's own default (the class can
+training/check/micro_batch.py.) One without a fact is null where that is the argument's own default (the class can
 do without), stays where the class has a meaning of its own for it (its default, or annotated as text), and is else an error.
 Answers are kept by their dotted keys, `model.num_classes`.
 """

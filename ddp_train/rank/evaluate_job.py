@@ -38,7 +38,7 @@ from ddp_train.training.evaluation import evaluate
 from ddp_train.training.finished_run import records
 from ddp_train.training.inference import predict
 from ddp_train.training.instantiate import build_writers
-from ddp_train.training.records import Records
+from ddp_train.training.record.records import Records
 from ddp_train.training.state import TrainState
 from ddp_train.training.weights import put_weights, read_weights
 

@@ -39,7 +39,7 @@ from ddp_train.system import handover, malloc, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of
 from ddp_train.system.torchrun_env import is_last_attempt
-from ddp_train.training.memory import is_out_of_memory
+from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.state import TrainState
 from ddp_train.watchdog.client import WatchdogClient, WatchRequest, patience

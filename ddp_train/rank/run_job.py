@@ -28,8 +28,9 @@ from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
 from ddp_train.sweep.folder import Sweep, sweep_of
-from ddp_train.training import initial_weights, memory, predictions
+from ddp_train.training import initial_weights
 from ddp_train.training.build import build
+from ddp_train.training.check import memory
 from ddp_train.training.checkpoints import Checkpoints, probe, ranking_of, retention
 from ddp_train.training.compiled import keep_cache
 from ddp_train.training.components import Components
@@ -37,9 +38,10 @@ from ddp_train.training.data_identity import known_meaning, require_alike, requi
 from ddp_train.training.evaluation import evaluate, joined
 from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.instantiate import build_writers
-from ddp_train.training.loss_monitor import LossMonitor
-from ddp_train.training.profiler import RunProfiler
-from ddp_train.training.records import Records
+from ddp_train.training.profile.profiler import RunProfiler
+from ddp_train.training.record import predictions
+from ddp_train.training.record.loss_monitor import LossMonitor
+from ddp_train.training.record.records import Records
 from ddp_train.training.replica_check import FingerprintCheck, ReplicaCheck
 from ddp_train.training.restore import resume
 from ddp_train.training.saved_state import hashes

@@ -51,19 +51,19 @@ from ddp_train.training.build_data import (
     place_data,
     require_same_facts,
 )
+from ddp_train.training.check.micro_batch import largest_micro_batch
 from ddp_train.training.compiled import compile_model, note
 from ddp_train.training.components import Components, Evaluated, with_loss
 from ddp_train.training.data_identity import adopt, identity_of, meaning_of, require_meaning
-from ddp_train.training.device_peak import peak_of, products
 from ddp_train.training.early_step import EarlyStep
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.metric import build_metrics, goals_of
-from ddp_train.training.micro_batch import largest_micro_batch
 from ddp_train.training.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.plain_names import use_plain_names
 from ddp_train.training.precision import in_memory_format, shared_dtype, use_precision
+from ddp_train.training.record.device_peak import peak_of, products
+from ddp_train.training.record.throughput import measure
 from ddp_train.training.seeding import seed_all
-from ddp_train.training.throughput import measure
 from ddp_train.training.turn import make_turns, takes_turns
 
 _NOTHING: Mapping[str, Any] = {}

@@ -24,10 +24,10 @@ from ddp_train.loader.device_copy import batch_on
 from ddp_train.metrics import model_log
 from ddp_train.metrics.model_log import Sink
 from ddp_train.training.callback_error import named
+from ddp_train.training.check.sanity_check import untouched
 from ddp_train.training.components import Components, with_loss
 from ddp_train.training.evaluation import as_evaluated
-from ddp_train.training.logged import Logged, check, mean
-from ddp_train.training.sanity_check import untouched
+from ddp_train.training.record.logged import Logged, check, mean
 from ddp_train.training.state import Stopped, TrainState
 from ddp_train.training.turn import make_turns
 

@@ -20,15 +20,15 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.training import predictions
+from ddp_train.training.check.state_size import estimate
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import joined
 from ddp_train.training.evaluation_mode import evaluation_mode
-from ddp_train.training.loss_monitor import Rewind
-from ddp_train.training.records import Records
+from ddp_train.training.record import predictions
+from ddp_train.training.record.loss_monitor import Rewind
+from ddp_train.training.record.records import Records
 from ddp_train.training.saved_state import SetAside, content, load
 from ddp_train.training.state import Jump, TrainState, WindowSums
-from ddp_train.training.state_size import estimate
 
 _MOST_IN_VAIN = 3  # rewinds to the same checkpoint
 

@@ -22,7 +22,7 @@ from ddp_train.training.compiled import Compiled
 from ddp_train.training.data_identity import Identity
 from ddp_train.training.early_step import EarlyStep
 from ddp_train.training.metric import Metric, goals_of
-from ddp_train.training.throughput import Throughput
+from ddp_train.training.record.throughput import Throughput
 from ddp_train.training.turn import Turn
 
 

@@ -21,10 +21,10 @@ from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.metrics import model_log
 from ddp_train.training import metric
 from ddp_train.training.callback_error import named
+from ddp_train.training.check.sanity_check import NamedBatch, explain
 from ddp_train.training.components import Components, Evaluated
 from ddp_train.training.lockstep import agreed, in_step
-from ddp_train.training.predictions import PredictionFiles
-from ddp_train.training.sanity_check import NamedBatch, explain
+from ddp_train.training.record.predictions import PredictionFiles
 
 
 def evaluate(

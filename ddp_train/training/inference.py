@@ -17,7 +17,7 @@ from ddp_train.objective.model_call import TARGETS, give
 from ddp_train.training.components import Evaluated
 from ddp_train.training.evaluation import as_evaluated
 from ddp_train.training.lockstep import in_step
-from ddp_train.training.predictions import PredictionFiles
+from ddp_train.training.record.predictions import PredictionFiles
 
 
 def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: Callable[[], None] = lambda: None) -> int:

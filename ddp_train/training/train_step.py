@@ -18,10 +18,10 @@ from ddp_train.distributed.world import World
 from ddp_train.interfaces import Objective, Reducing, as_pair, batch_size, note_size
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
+from ddp_train.training.check.sanity_check import NamedBatch, explain
 from ddp_train.training.components import Components
 from ddp_train.training.gradient import backward, clip, total_norm
-from ddp_train.training.log_window import LogWindow
-from ddp_train.training.sanity_check import NamedBatch, explain
+from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.skip_nonfinite import StepGuard
 from ddp_train.training.state import TrainState
 from ddp_train.training.turn import Turn

@@ -29,16 +29,16 @@ from ddp_train.scheduler.every_epoch import EveryEpoch
 from ddp_train.scheduler.plateau import Plateau
 from ddp_train.training import evaluation
 from ddp_train.training.callbacks import Callbacks, RunView, Show
+from ddp_train.training.check.sanity_check import check, untouched
 from ddp_train.training.components import Components
 from ddp_train.training.device_queue import DeviceQueue, device_queue
 from ddp_train.training.evaluation_mode import evaluation_mode
-from ddp_train.training.log_window import LogWindow, Reading
-from ddp_train.training.logged import Logged
-from ddp_train.training.loss_monitor import LossMonitor, Rewind
-from ddp_train.training.profiler import Profiler
-from ddp_train.training.records import Record
+from ddp_train.training.profile.profiler import Profiler
+from ddp_train.training.record.log_window import LogWindow, Reading
+from ddp_train.training.record.logged import Logged
+from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
+from ddp_train.training.record.records import Record
 from ddp_train.training.replica_check import ReplicaCheck
-from ddp_train.training.sanity_check import check, untouched
 from ddp_train.training.skip_nonfinite import StepGuard
 from ddp_train.training.state import TrainState, WindowSums
 from ddp_train.training.train_step import TrainStep, one_by_one

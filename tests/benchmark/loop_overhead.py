@@ -47,7 +47,7 @@ from ddp_train.phase import PhaseTracker
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build import build
 from ddp_train.training.instantiate import build_writers
-from ddp_train.training.records import Record
+from ddp_train.training.record.records import Record
 from ddp_train.training.state import TrainState
 from ddp_train.training.trainer import Trainer
 

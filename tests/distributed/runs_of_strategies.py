@@ -25,12 +25,12 @@ from ddp_train.distributed.world import World, open_world
 from ddp_train.interfaces import is_cut
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build import build
+from ddp_train.training.check.memory import parts_of
+from ddp_train.training.check.state_size import estimate, kept_on_a_rank
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import joined
-from ddp_train.training.memory import parts_of
 from ddp_train.training.saved_state import SetAside, content, load
 from ddp_train.training.state import TrainState, WindowSums
-from ddp_train.training.state_size import estimate, kept_on_a_rank
 from ddp_train.training.trainer import Trainer
 
 SAVED = 3

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_train.checkpoint.read import read_shared
-from ddp_train.training import throughput
+from ddp_train.training.record import throughput
 from tests.conftest import FEW, TINY, Project, metrics
 
 pytestmark = pytest.mark.distributed

@@ -29,7 +29,7 @@ import os
 import torch
 
 from ddp_train.model.mlp import MLP
-from ddp_train.training import micro_batch
+from ddp_train.training.check import micro_batch
 
 
 class Fake:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddp_train.interfaces import Batch, Indices
 from ddp_train.model.convnet import ConvNet
-from ddp_train.training import log_window
+from ddp_train.training.record import log_window
 from tests.gpu.judges import SYNCED
 
 WARM_UP_STEPS = 12

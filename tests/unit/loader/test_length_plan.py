@@ -15,7 +15,7 @@ from ddp_train.errors import ConfigError, DataError
 from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.components import Components
-from ddp_train.training.records import Record
+from ddp_train.training.record.records import Record
 from ddp_train.training.saved_state import load
 from ddp_train.training.state import TrainState
 from tests.unit.parts import checked, components, saved, trainer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.rank.out_of_memory import advice, part_of
-from ddp_train.training.memory import is_out_of_memory
+from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.state import TrainState
 from tests.unit.parts import checked, components, trainer
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ddp_train.distributed.world import World
 from ddp_train.training.components import with_loss
-from ddp_train.training.records import Record
+from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer
 
 

@@ -215,7 +215,7 @@ def test_what_is_no_number_of_its_own_is_refused(name: str, value: Any, said: st
 def test_a_mean_is_that_of_the_finite_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a step that is skipped: on the device, and the host waits for nothing."""
     training, _ = run()
-    logged, lost, world = training.logged, torch.tensor(float("nan")), training.world
+    logged, lost, world = training.record.logged, torch.tensor(float("nan")), training.world
     with monkeypatch.context() as patch:
         for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
             patch.setattr(Tensor, name, lambda tensor, name=name: pytest.fail(name))
@@ -245,10 +245,10 @@ def test_a_state_is_saved_and_comes_back(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None:
     training, _ = run()
-    training.logged.add("a", torch.tensor(3.0))
-    training.logged.add("a", 5)
-    training.logged.asked = Stopped.at("mine", "why", {})
-    sums = WindowSums(**training.logged.state())
+    training.record.logged.add("a", torch.tensor(3.0))
+    training.record.logged.add("a", 5)
+    training.record.logged.asked = Stopped.at("mine", "why", {})
+    sums = WindowSums(**training.record.logged.state())
     assert sums.logged == {"a": [8.0, 2.0, 2.0]}
     again, records = run()
     again.state.window = sums

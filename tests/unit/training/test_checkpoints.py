@@ -18,8 +18,8 @@ from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.checkpoints import Checkpoints, RewindError, retention
 from ddp_train.training.components import Components
-from ddp_train.training.loss_monitor import Rewind
-from ddp_train.training.records import Records
+from ddp_train.training.record.loss_monitor import Rewind
+from ddp_train.training.record.records import Records
 from ddp_train.training.state import TrainState
 from tests.unit.parts import checked, components, saved
 

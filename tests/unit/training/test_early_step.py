@@ -12,9 +12,9 @@ from torch import Tensor
 from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import NonFiniteLossError
+from ddp_train.training.check.memory import parts_of
 from ddp_train.training.components import Components
-from ddp_train.training.memory import parts_of
-from ddp_train.training.records import Record
+from ddp_train.training.record.records import Record
 from ddp_train.training.saved_state import load
 from ddp_train.training.state import TrainState
 from tests.unit.parts import checked, components, saved, trainer

@@ -14,11 +14,11 @@ from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
 from ddp_train.distributed.world import alone
 from ddp_train.training import saved_state
+from ddp_train.training.check.state_size import estimate
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation_mode import evaluation_mode, has_modes
 from ddp_train.training.saved_state import SetAside, content
 from ddp_train.training.state import TrainState, WindowSums
-from ddp_train.training.state_size import estimate
 from tests.unit.parts import components, trainer
 
 

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ddp_train.amp import Amp
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training import log_window
 from ddp_train.training.components import Components
-from ddp_train.training.log_window import LogWindow
+from ddp_train.training.record import log_window
+from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.skip_nonfinite import SkippingGuard
 from tests.unit.parts import components, trainer
 from tests.unit.training.host_reads import CountsHostReads

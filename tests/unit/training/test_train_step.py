@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World, alone
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training import log_window
 from ddp_train.training.components import Components
+from ddp_train.training.record import log_window
 from tests.unit.parts import components, trainer
 from tests.unit.training.host_reads import CountsHostReads
 from tests.unit.training.ragged import Ragged, ragged_components

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_train.errors import NonFiniteLossError
-from ddp_train.training.records import Record
+from ddp_train.training.record.records import Record
 from ddp_train.training.state import TrainState, WindowSums
 from tests.unit.parts import components, trainer
 

@@ -16,8 +16,8 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal
 from ddp_train.training.components import Components
-from ddp_train.training.loss_monitor import LossMonitor
-from ddp_train.training.records import Record
+from ddp_train.training.record.loss_monitor import LossMonitor
+from ddp_train.training.record.records import Record
 from ddp_train.training.saved_state import load
 from ddp_train.training.skip_nonfinite import SkippingGuard
 from ddp_train.training.state import TrainState, WindowSums

@@ -54,7 +54,7 @@ GPT = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/home/me/gpt.
 DEEPER = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/nn/modules/linear.py", 125, "forward")]
 READ = [
     FrameSummary("/site-packages/ddp_train/training/trainer.py", 300, "_log"),
-    FrameSummary("/site-packages/ddp_train/training/log_window.py", 70, "sums"),
+    FrameSummary("/site-packages/ddp_train/training/record/log_window.py", 70, "sums"),
 ]
 BOUND = [
     FrameSummary("/site-packages/ddp_train/training/device_queue.py", 45, "after_step"),

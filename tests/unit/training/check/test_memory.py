@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddp_train.distributed.world import World, alone
-from ddp_train.training.memory import parts_of, tell
+from ddp_train.training.check.memory import parts_of, tell
 from ddp_train.training.state import TrainState
 from tests.unit.parts import components, trainer
 

@@ -12,7 +12,7 @@ import ddp_train
 from ddp_train.metrics import model_log
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.distillation import Distillation
-from ddp_train.training.model_flops import ShapeCopy
+from ddp_train.training.record.model_flops import ShapeCopy
 from tests.unit.parts import components
 from tests.unit.training.ragged import ragged_components
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from ddp_train.training import profile_table
+from ddp_train.training.profile import table as profile_table
 
 _MOST_ALLOCATIONS = 100_000  # that are kept, the newest ones
 _KINDS = ("parameters", "optimizer state", "inputs", "temporary", "activations", "gradients", "autograd", "other")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from ddp_train.training.profile_table import common, table, union
+from ddp_train.training.profile.table import common, table, union
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 
 from ddp_train.distributed.world import alone
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.training.records import Records
+from ddp_train.training.record.records import Records
 
 
 class Writer:

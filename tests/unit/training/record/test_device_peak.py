@@ -12,7 +12,7 @@ from torch import nn
 
 from ddp_train.amp import Amp
 from ddp_train.strategy.fsdp import FSDP
-from ddp_train.training.device_peak import lookup, peak_of, products
+from ddp_train.training.record.device_peak import lookup, peak_of, products
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ NEWER = """
 import torch
 from torch import nn
 from ddp_train.amp import Amp
-from ddp_train.training.device_peak import products
+from ddp_train.training.record.device_peak import products
 
 torch.backends.cuda.matmul.fp32_precision = "tf32"  # after that, reading allow_tf32 raises
 print(products(Amp(dtype=None), nn.Linear(1, 1), torch.device("cpu")))

@@ -18,10 +18,10 @@ from ddp_train.errors import UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective, as_objective
-from ddp_train.training import throughput
+from ddp_train.training.check.sanity_check import _cut, check
 from ddp_train.training.components import Components, with_loss
-from ddp_train.training.records import Record
-from ddp_train.training.sanity_check import _cut, check
+from ddp_train.training.record import throughput
+from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer
 from tests.unit.training.ragged import ragged_components
 
@@ -98,7 +98,7 @@ class Numbers(torch.utils.data.IterableDataset[Any]):
 
 def test_a_stream_goes_on_as_if_nothing_had_been_read() -> None:
     node = [
-        "data._target_=tests.unit.training.test_sanity_check.Numbers",
+        "data._target_=tests.unit.training.check.test_sanity_check.Numbers",
         "~data.image_size",
         "~data.channels",
         "~data.num_classes",

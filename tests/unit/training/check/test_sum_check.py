@@ -12,7 +12,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
-from ddp_train.training.sanity_check import check
+from ddp_train.training.check.sanity_check import check
 from tests.unit.parts import components
 
 

@@ -15,8 +15,8 @@ from functools import partial
 
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.loader.order import BatchOrder, SampleOrder
-from ddp_train.training.log_window import LogWindow, Reading
-from ddp_train.training.records import Event
+from ddp_train.training.record.log_window import LogWindow, Reading
+from ddp_train.training.record.records import Event
 from ddp_train.training.state import TrainState
 
 _HISTORY = 50  # steps that a loss is compared with

@@ -12,9 +12,9 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.system.process import resident_bytes
 from ddp_train.training import build
-from ddp_train.training.model_flops import ShapeCopy
-from ddp_train.training.records import Record
-from ddp_train.training.throughput import Throughput
+from ddp_train.training.record.model_flops import ShapeCopy
+from ddp_train.training.record.records import Record
+from ddp_train.training.record.throughput import Throughput
 from tests.unit.parts import components, trainer
 from tests.unit.training.ragged import Ragged, ragged_components
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.training.logged import Logged, loss_of
+from ddp_train.training.record.logged import Logged, loss_of
 from ddp_train.training.state import WindowSums
 
 _STEPS_AT_FIRST = 64  # room for so many; it doubles when it is full

@@ -25,10 +25,10 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.interfaces import Batch
 from ddp_train.loader.device_copy import batch_on
+from ddp_train.training.check.memory import is_out_of_memory, shown
+from ddp_train.training.check.sanity_check import try_training, untouched, without_compiling
+from ddp_train.training.check.state_size import still_to_come
 from ddp_train.training.components import Components
-from ddp_train.training.memory import is_out_of_memory, shown
-from ddp_train.training.sanity_check import try_training, untouched, without_compiling
-from ddp_train.training.state_size import still_to_come
 from ddp_train.training.turn import Turn
 
 logger = logging.getLogger(__name__)

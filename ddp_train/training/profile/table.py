@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_train.training.profile_marks import PARTS
+from ddp_train.training.profile.marks import PARTS
 
 _ROWS = 12
 _WIDTH = 56  # of a name

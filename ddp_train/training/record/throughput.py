@@ -15,7 +15,7 @@ from torch import nn
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import Batch, Counting, Measured, Objective, batch_size, map_tensors
 from ddp_train.system.process import resident_bytes
-from ddp_train.training.model_flops import ShapeCopy
+from ddp_train.training.record.model_flops import ShapeCopy
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.phase import PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
-from ddp_train.training import profile_window
-from ddp_train.training.profiler import Profiler, RunProfiler
-from ddp_train.training.records import Record
+from ddp_train.training.profile import window as profile_window
+from ddp_train.training.profile.profiler import Profiler, RunProfiler
+from ddp_train.training.record.records import Record
 from ddp_train.training.state import TrainState
 from ddp_train.training.trainer import Trainer
 from tests.unit.parts import checked, components, trainer
@@ -190,7 +190,9 @@ def test_a_window_that_fails_ends_no_run(
     def fail(*arguments: Any, **named: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("ddp_train.training.profiler.record" if breaks == "start" else "ddp_train.training.profile_window._whole", fail)
+    monkeypatch.setattr(
+        "ddp_train.training.profile.profiler.record" if breaks == "start" else "ddp_train.training.profile.window._whole", fail
+    )
     one_run, _ = run(tmp_path, *WINDOW)
     assert one_run.state.step == 12
     assert "rank 0 records no profile: OSError: No space left on device" in caplog.text

@@ -23,7 +23,7 @@ from ddp_train.objective.loss import LossObjective
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.components import Components
 from ddp_train.training.evaluation import evaluate
-from ddp_train.training.predictions import PredictionFiles, forget_after
+from ddp_train.training.record.predictions import PredictionFiles, forget_after
 from tests.unit.parts import components
 from tests.unit.training.ragged import Ragged
 
@@ -152,7 +152,7 @@ class Mute:
 
 
 def test_an_objective_that_cannot_predict_is_refused_when_it_should() -> None:
-    mute = ["objective._target_=tests.unit.training.test_predictions.Mute", "~objective.label_smoothing"]
+    mute = ["objective._target_=tests.unit.training.record.test_predictions.Mute", "~objective.label_smoothing"]
     with pytest.raises(ConfigError, match="objective Mute cannot say what it found for each sample"):
         components(*mute, "evaluation.save_predictions=true")
     components(*mute)

@@ -17,8 +17,8 @@ from ddp_train.phase import PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest, is_asked
 from ddp_train.training.components import Components
-from ddp_train.training.profile_marks import Marks
-from ddp_train.training.profile_window import Recording, Span, record
+from ddp_train.training.profile.marks import Marks
+from ddp_train.training.profile.window import Recording, Span, record
 
 logger = logging.getLogger(__name__)
 
