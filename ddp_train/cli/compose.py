@@ -23,14 +23,14 @@ from ddp_train.cli.check_there import check_where_torch_is
 from ddp_train.cli.composed_once import composed_once
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
-from ddp_train.config import typed_options
 from ddp_train.config.check import CONF, ConfigErrors, check_folder, options, section
-from ddp_train.config.copies import check_copies
+from ddp_train.config.command import typed_options
 from ddp_train.config.hydra_internals import MAIN
+from ddp_train.config.rules.copies import check_copies
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
 from ddp_train.config.schema import ClusterConfig, SweepConfig
-from ddp_train.config.target import locate
+from ddp_train.config.targets.target import locate
 from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.job import Job

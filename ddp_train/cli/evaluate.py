@@ -17,14 +17,14 @@ from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, requir
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import TRUST, ask_trust, record, require_place, run_of, typed
 from ddp_train.config import check as config_check
-from ddp_train.config import saved_overrides
-from ddp_train.config.composition import loader_of, parse
-from ddp_train.config.evaluation_split import evaluation_sets, evaluation_split, set_name, split_at
-from ddp_train.config.project import with_conf
+from ddp_train.config.command import saved_overrides
+from ddp_train.config.command.composition import loader_of, parse
+from ddp_train.config.command.project import with_conf
 from ddp_train.config.resolve import resolve
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config
 from ddp_train.config.spelling import nearest
+from ddp_train.config.targets.evaluation_split import evaluation_sets, evaluation_split, set_name, split_at
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.job import Job, Task
 from ddp_train.launch import torchrun

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddp_train import FOLDER
 from ddp_train.config.check import CONF
-from ddp_train.config.composition import parse
+from ddp_train.config.command.composition import parse
 from ddp_train.config.reference import Key, Option, argument_type, default_options, options
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import DONE, ConfigError, UserError

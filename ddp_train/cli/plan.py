@@ -18,9 +18,9 @@ from ddp_train.cli import plan_commands, plan_text
 from ddp_train.cli.compose import Place, check_composed, fix_sweep_place, place_of, require_our_launcher, require_same, sweep_place
 from ddp_train.cli.measure import measuring
 from ddp_train.cli.past_runs import newest_like
-from ddp_train.config import typed_options
 from ddp_train.config.check import options, section
-from ddp_train.config.composition import Composition, loader_of, parse
+from ddp_train.config.command import typed_options
+from ddp_train.config.command.composition import Composition, loader_of, parse
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.tree import texts

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, require_candidates
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.config import check as config_check
-from ddp_train.config import saved_overrides
+from ddp_train.config.command import saved_overrides
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config, answers_before, replaced_configs, saved_config
 from ddp_train.config.tree import nodes, texts

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_train.config.cluster import most_nodes, processes_of_nodes
 from ddp_train.config.schema import ClusterConfig, LoaderConfig, TrainerConfig
-from ddp_train.config.target import AUTO
+from ddp_train.config.targets.target import AUTO
 from ddp_train.errors import ConfigError
 from ddp_train.system import torchrun_env
 from ddp_train.system.devices import resolve_device

@@ -15,13 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import FOLDER, redaction
-from ddp_train.config import auto, callbacks, limits, node_keys
-from ddp_train.config.command_line import whole
-from ddp_train.config.evaluation_split import evaluation_sets, split_at
-from ddp_train.config.own_target import settle
-from ddp_train.config.project import is_found
+from ddp_train.config import auto, limits
+from ddp_train.config.command.command_line import whole
+from ddp_train.config.command.project import is_found
 from ddp_train.config.resolve import resolve
-from ddp_train.config.rules import check_rules
+from ddp_train.config.rules import callbacks, optimization
+from ddp_train.config.rules.sections import check_rules
+from ddp_train.config.rules.unknown_names import targets_in_extra, unknown, unknown_hydra_names, unknown_root_names
 from ddp_train.config.run_config import RunConfig, typed_sections
 from ddp_train.config.schema import (
     EVALUATION_SETS,
@@ -39,9 +39,10 @@ from ddp_train.config.schema import (
     typed,
 )
 from ddp_train.config.spelling import nearest, removal
-from ddp_train.config.target import check_object_names, check_target
+from ddp_train.config.targets.evaluation_split import evaluation_sets, split_at
+from ddp_train.config.targets.own_target import settle
+from ddp_train.config.targets.target import check_object_names, check_target
 from ddp_train.config.tree import at, leaves, nodes, texts
-from ddp_train.config.unknown_names import targets_in_extra, unknown, unknown_hydra_names, unknown_root_names
 from ddp_train.errors import ConfigError
 
 CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
@@ -103,7 +104,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += check_object_names(tree)
     errors += auto.check(tree, MADE)
-    errors += node_keys.check(tree)
+    errors += optimization.check(tree)
     errors += callbacks.check(tree)
     errors += [
         ConfigError(

@@ -17,8 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from ddp_train import redaction
-from ddp_train.config import object_names
 from ddp_train.config.hydra_internals import register_resolver
+from ddp_train.config.targets import object_names
 from ddp_train.config.tree import changed
 from ddp_train.errors import ConfigError
 

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from omegaconf._utils import get_omega_conf_dumper
 
-from ddp_train.config import auto, rate_scale
+from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes
-from ddp_train.config.evaluation_split import evaluation_sets
+from ddp_train.config.rules import rate_scale
 from ddp_train.config.schema import (
     NAMED,
     ROOT_KEYS,
@@ -37,7 +37,8 @@ from ddp_train.config.schema import (
     run_folders,
     typed,
 )
-from ddp_train.config.target import own_keys
+from ddp_train.config.targets.evaluation_split import evaluation_sets
+from ddp_train.config.targets.target import own_keys
 
 
 @dataclass(frozen=True, kw_only=True)

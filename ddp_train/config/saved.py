@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from ddp_train.config import auto
 from ddp_train.config.run_config import ANSWERED, RunConfig
 from ddp_train.config.schema import SECTIONS
-from ddp_train.config.target import AUTO
+from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import differences, nodes
 from ddp_train.errors import ConfigError
 from ddp_train.system.files import write_atomic

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddp_train.config.target import locate
+from ddp_train.config.targets.target import locate
 from ddp_train.distributed import attempt
 from ddp_train.distributed.store import join_store, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, UserError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ddp_train.config.check import CONF
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.target import AUTO
+from ddp_train.config.targets.target import AUTO
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.module_names import source_path
 

@@ -12,10 +12,11 @@ import hydra.utils
 from hydra.errors import HydraException
 from torch import nn
 
-from ddp_train.config import auto, object_names
+from ddp_train.config import auto
 from ddp_train.config.hydra_internals import IS_1_4
 from ddp_train.config.spelling import removal
-from ddp_train.config.target import given_in, locate
+from ddp_train.config.targets import object_names
+from ddp_train.config.targets.target import given_in, locate
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MetricWriter

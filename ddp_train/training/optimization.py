@@ -9,8 +9,8 @@ from typing import Any, cast
 from torch import nn
 from torch.optim import Optimizer
 
-from ddp_train.config.node_keys import follows_a_metric
-from ddp_train.config.target import accepts, locate, own_keys
+from ddp_train.config.rules.optimization import follows_a_metric
+from ddp_train.config.targets.target import accepts, locate, own_keys
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Goal, Scheduler
 from ddp_train.loader.order import BatchOrder

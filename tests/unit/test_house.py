@@ -34,15 +34,15 @@ SHOWN_BY = {
     "config/check.py": "tests/config/test_config.py",
     "config/hydra_internals.py": "tests/config/test_config.py; make hydras",
     "config/limits.py": "tests/config/test_security.py",
-    "config/mistyped.py": "tests/config/test_advice.py",
-    "config/object_names.py": "tests/unit/config/test_resolve.py",
-    "config/machine_rules.py": "tests/config/test_config.py",
-    "config/rules.py": "tests/config/test_config.py",
-    "config/strategy_rules.py": "tests/config/test_config.py",
+    "config/command/mistyped.py": "tests/config/test_advice.py",
+    "config/targets/object_names.py": "tests/unit/config/test_resolve.py",
+    "config/rules/machines.py": "tests/config/test_config.py",
+    "config/rules/sections.py": "tests/config/test_config.py",
+    "config/rules/strategy.py": "tests/config/test_config.py",
     "config/run_config.py": "tests/config/test_config.py",
-    "config/saved_overrides.py": "tests/unit/cli/test_saved_run.py, tests/unit/cli/test_evaluate.py",
-    "config/typed_options.py": "tests/config/test_advice.py",
-    "config/unknown_names.py": "tests/config/test_advice.py",
+    "config/command/saved_overrides.py": "tests/unit/cli/test_saved_run.py, tests/unit/cli/test_evaluate.py",
+    "config/command/typed_options.py": "tests/config/test_advice.py",
+    "config/rules/unknown_names.py": "tests/config/test_advice.py",
     "data/images/encoded_images.py": "tests/unit/data/test_image_folder.py, tests/unit/data/test_tar_shards.py",
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare_tokens.py",
     "data/tokens/tokenizer.py": "tests/unit/cli/test_prepare_tokens.py",
@@ -118,7 +118,7 @@ def sources() -> list[Path]:
         # What /proc says of the network, the driver and the mounts is read where these are.
         ("/proc/(?!net/|driver/|self/mountinfo)|^/proc$", {"system/process.py"}),
         # MASTER_ADDR is also what a cluster tells an agent: where the machines meet.
-        (rf"^({TORCHRUN})$", {"system/torchrun_env.py", "config/cluster.py", "config/copies.py"}),
+        (rf"^({TORCHRUN})$", {"system/torchrun_env.py", "config/cluster.py", "config/rules/copies.py"}),
         ("^DDP_TRAIN_", {"system/handover.py"}),
     ],
 )
@@ -151,7 +151,7 @@ def test_what_starts_ranks_does_not_know_which_programs_there_are() -> None:
 def test_the_config_is_read_by_its_types() -> None:
     """`config.trainer.max_steps`, so that a key that is renamed is missed by the type checker."""
     for file in FOLDER.rglob("*.py"):
-        if file.parent.name != "config":
+        if "config" not in file.relative_to(FOLDER).parts:
             assert re.findall(r"""\.tree\[|\btree\[["']""", file.read_text()) == [], file
 
 

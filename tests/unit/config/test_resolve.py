@@ -9,8 +9,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from ddp_train.config.object_names import name_in
 from ddp_train.config.resolve import resolve
+from ddp_train.config.targets.object_names import name_in
 from ddp_train.errors import ConfigError
 from ddp_train.training.instantiate import instantiate
 from tests.config.test_config import command_line

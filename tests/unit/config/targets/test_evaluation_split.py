@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_train.config.check import ConfigErrors
-from ddp_train.config.evaluation_split import evaluation_sets, evaluation_split, set_name, split_at
+from ddp_train.config.targets.evaluation_split import evaluation_sets, evaluation_split, set_name, split_at
 from tests.unit.parts import checked
 
 

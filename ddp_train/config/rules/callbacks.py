@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.evaluation_split import evaluation_sets
 from ddp_train.config.schema import EVENTS
 from ddp_train.config.spelling import nearest
-from ddp_train.config.target import locate
+from ddp_train.config.targets.evaluation_split import evaluation_sets
+from ddp_train.config.targets.target import locate
 from ddp_train.errors import ConfigError
 
 _EARLY_STOPPING = "ddp_train.callbacks.early_stopping.EarlyStopping"

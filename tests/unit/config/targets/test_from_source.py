@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from ddp_train import FOLDER
-from ddp_train.config import from_source, target
 from ddp_train.config.check import CONF
-from ddp_train.config.node_keys import follows_a_metric
+from ddp_train.config.rules.optimization import follows_a_metric
+from ddp_train.config.targets import from_source, target
 from ddp_train.traits import needs_whole_matrices
 
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ddp_train.config.target import check_target
+from ddp_train.config.targets.target import check_target
 
 HERE = "tests.unit.config.test_target"
 

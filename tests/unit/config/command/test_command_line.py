@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_train.cli import main
-from ddp_train.config import command_line
+from ddp_train.config.command import command_line
 
 
 def test_what_is_advised_as_a_command_is_one() -> None:

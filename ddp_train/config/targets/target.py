@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from ddp_train import FOLDER
-from ddp_train.config import object_names, refused_targets
-from ddp_train.config.from_source import read_class, stand_in
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, NODE_KEYS, OWN_KEYS
 from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
+from ddp_train.config.targets import object_names, refused_targets
+from ddp_train.config.targets.from_source import read_class, stand_in
 from ddp_train.config.tree import leaves
 from ddp_train.errors import ConfigError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from ddp_train.config import hydra_errors
+from ddp_train.config.command import hydra_errors
 
 
 def test_a_sweeper_that_is_not_installed_is_named_with_its_package() -> None:

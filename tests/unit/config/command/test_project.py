@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.config.project import is_found, with_conf
+from ddp_train.config.command.project import is_found, with_conf
 from ddp_train.errors import ConfigError
 
 

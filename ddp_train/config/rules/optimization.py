@@ -9,10 +9,10 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config import rate_scale
-from ddp_train.config.evaluation_split import evaluation_sets
+from ddp_train.config.rules import rate_scale
 from ddp_train.config.spelling import nearest, removal
-from ddp_train.config.target import accepts, look_up, own_keys, takes
+from ddp_train.config.targets.evaluation_split import evaluation_sets
+from ddp_train.config.targets.target import accepts, look_up, own_keys, takes
 from ddp_train.errors import ConfigError
 
 

@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.config.check import CONF, ConfigErrors
-from ddp_train.config.command_line import whole, without_override
-from ddp_train.config.mistyped import unknown_key, unreadable
+from ddp_train.config.command.command_line import whole, without_override
+from ddp_train.config.command.mistyped import unknown_key, unreadable
 from ddp_train.config.schema import NAMED
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError

@@ -9,8 +9,17 @@ from typing import Any
 
 from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
 from ddp_train.config.cluster import most_nodes
-from ddp_train.config.evaluation_split import evaluation_sets
-from ddp_train.config.machine_rules import check_machines
+from ddp_train.config.rules.machines import check_machines
+from ddp_train.config.rules.strategy import (
+    check_cuda_graphs,
+    check_early_step,
+    check_local_sgd,
+    check_of_gpus,
+    check_open_micro_batch,
+    check_power_sgd,
+    check_strategy,
+    cuts_weights,
+)
 from ddp_train.config.schema import (
     EVALUATION_METRICS,
     EVALUATION_SETS,
@@ -28,17 +37,8 @@ from ddp_train.config.schema import (
     batch_changes,
     length_changes,
 )
-from ddp_train.config.strategy_rules import (
-    check_cuda_graphs,
-    check_early_step,
-    check_local_sgd,
-    check_of_gpus,
-    check_open_micro_batch,
-    check_power_sgd,
-    check_strategy,
-    cuts_weights,
-)
-from ddp_train.config.target import class_of, is_a
+from ddp_train.config.targets.evaluation_split import evaluation_sets
+from ddp_train.config.targets.target import class_of, is_a
 from ddp_train.config.tree import at
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices, handover

@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override
 
 from ddp_train.config.schema import SECTIONS, TARGETS
 from ddp_train.config.spelling import CALLED_HERE, nearest, override
-from ddp_train.config.target import look_up, takes
+from ddp_train.config.targets.target import look_up, takes
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError
 

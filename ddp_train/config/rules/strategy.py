@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.schema import ClusterConfig, CompileConfig, TrainerConfig
-from ddp_train.config.target import class_of, is_a
+from ddp_train.config.targets.target import class_of, is_a
 from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_train.config.own_target import takes_by_name
 from ddp_train.config.schema import EVALUATION_SETS
-from ddp_train.config.target import DIRECTIVES, look_up
+from ddp_train.config.targets.own_target import takes_by_name
+from ddp_train.config.targets.target import DIRECTIVES, look_up
 
 
 def evaluation_split(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ddp_train.config.schema import NODE_KEYS, TARGETS
 from ddp_train.config.spelling import text_of
-from ddp_train.config.target import COMPLETED, DIRECTIVES, calls_functions, fits, hints_of, look_up
+from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, calls_functions, fits, hints_of, look_up
 from ddp_train.config.tree import changed, texts
 
 _EVAL = "eval"

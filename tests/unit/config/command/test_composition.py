@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir, version
 from hydra.types import RunMode
 from hydra.utils import instantiate
 
-from ddp_train.config.composition import TYPED, Composition, Value, loader_of, parse
+from ddp_train.config.command.composition import TYPED, Composition, Value, loader_of, parse
 
 MNIST = "conf/experiment/mnist_convnet.yaml"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_train.config.refused_targets import refuse
-from ddp_train.config.target import check_target, locate
+from ddp_train.config.targets.refused_targets import refuse
+from ddp_train.config.targets.target import check_target, locate
 
 TOOLS = "os.system logging.os.system subprocess.Popen shutil.rmtree sys.exit importlib.import_module builtins.eval builtins.open"
 COMPONENTS = """

@@ -22,13 +22,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from ddp_train.config.check import ConfigErrors, check
-from ddp_train.config.command_line import is_bare, whole, without_override
-from ddp_train.config.composition import loader_of, parse
-from ddp_train.config.mistyped import not_there, unreadable
+from ddp_train.config.command.command_line import is_bare, whole, without_override
+from ddp_train.config.command.composition import loader_of, parse
+from ddp_train.config.command.mistyped import not_there, unreadable
+from ddp_train.config.command.typed_options import require_config
 from ddp_train.config.schema import NAMED
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.tree import nodes
-from ddp_train.config.typed_options import require_config
 from ddp_train.errors import ConfigError
 
 _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from ddp_train.config.own_target import takes_by_name
+from ddp_train.config.targets.own_target import takes_by_name
 from tests.config.test_config import command_line
 
 HERE = __name__
