@@ -8,7 +8,7 @@ from ddp_train.config.check import ConfigErrors
 from ddp_train.config.rules import callbacks
 from tests.unit.parts import checked
 
-HERE = "tests.unit.config.test_callbacks"
+HERE = "tests.unit.config.rules.test_callbacks"
 
 
 class Foreign:

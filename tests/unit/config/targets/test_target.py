@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_train.config.targets.target import check_target
 
-HERE = "tests.unit.config.test_target"
+HERE = "tests.unit.config.targets.test_target"
 
 
 def test_a_class_without_a_readable_signature_is_left_to_itself() -> None:
