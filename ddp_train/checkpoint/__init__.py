@@ -14,5 +14,5 @@ A rank's file holds its share of what all ranks have and what is its own, as ten
     foreign_files  weights of files that anybody wrote          inert_pickle   the tensors of a pickle, and nothing else of it
     foreign_form   the same files told by their form, no torch  dcp            weights in folders of torch.distributed.checkpoint
 
-What a run saves is said in `ddp_train/training/saved_state.py`.
+What a run saves is said in `ddp_train/training/state/saved_state.py`.
 """

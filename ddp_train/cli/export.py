@@ -64,7 +64,7 @@ def export(arguments: list[str], launcher: Launcher) -> int:
         raise ConfigError(
             key="--format", happened=f"is {format}, and to={to} looks like {meant}", expected="one of the two", fix=f"{_FORMAT}{meant}"
         )
-    from ddp_train.training import export as work  # imports torch, which no other part of the command needs
+    from ddp_train.training.inference import export as work  # imports torch, which no other part of the command needs
 
     for line in work.export(path, format=format, to=to):
         print(line.replace("FILE", str(to)))

@@ -76,7 +76,7 @@ def _answer(config: RunConfig, begins: Callable[[], object]) -> dict[str, Any]:
     """
     refuse_effects("ddp-train plan")
     try:
-        from ddp_train.training import dry_build  # imports torch: in this process only
+        from ddp_train.training.build import dry_build  # imports torch: in this process only
 
         begins()
         return {"sizes": asdict(dry_build.measure(config))}

@@ -42,7 +42,7 @@ def prepare_weights(arguments: Sequence[str]) -> None:
             expected="it, where you trust the writer",
             fix=f"ddp-train prepare weights {shlex.join(arguments)} --unpickle",
         )
-    from ddp_train.training.export import from_dcp  # imports torch
+    from ddp_train.training.inference.export import from_dcp  # imports torch
 
     for line in from_dcp(folder, to):
         print(line)

@@ -31,16 +31,16 @@ from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import BatchNotes
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.training.build import build_evaluated
-from ddp_train.training.components import Evaluated
-from ddp_train.training.data_identity import known_meaning
-from ddp_train.training.evaluation import evaluate
-from ddp_train.training.finished_run import records
-from ddp_train.training.inference import predict
+from ddp_train.training.build.build import build_evaluated
+from ddp_train.training.inference.finished_run import records
+from ddp_train.training.inference.predict import predict
 from ddp_train.training.instantiate import build_writers
+from ddp_train.training.loop.evaluation import evaluate
+from ddp_train.training.parts.components import Evaluated
 from ddp_train.training.record.records import Records
-from ddp_train.training.state import TrainState
-from ddp_train.training.weights import put_weights, read_weights
+from ddp_train.training.state.data_identity import known_meaning
+from ddp_train.training.state.weights import put_weights, read_weights
+from ddp_train.training.train_state import TrainState
 
 
 def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:

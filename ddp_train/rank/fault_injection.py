@@ -31,7 +31,7 @@ from ddp_train.interfaces import Indices, own_rows
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.torchrun_env import restart_count
-from ddp_train.training.components import Components
+from ddp_train.training.parts.components import Components
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ddp_train import FOLDER, torch_internals
-from ddp_train.training import compiled
+from ddp_train.training.parts import compiled
 
 _INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(FOLDER))
 _HOOKS = [

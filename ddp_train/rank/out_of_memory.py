@@ -13,10 +13,10 @@ from ddp_train.system.module_names import source_path
 
 _MOST = 3  # settings that are shown
 _PARTS = (  # where a frame of the stack lies -> what the run was at; the first that is met from the outermost frame inwards, in this order
-    ("the build of model and data", (source_path("ddp_train.training.build"),)),
-    ("the save of a checkpoint", (source_path("ddp_train.training.checkpoints"),)),
-    ("the evaluation", (source_path("ddp_train.training.evaluation"),)),
-    ("the optimizer's step", ("torch/optim/", source_path("ddp_train.training.skip_nonfinite"))),
+    ("the build of model and data", (source_path("ddp_train.training.build.build"),)),
+    ("the save of a checkpoint", (source_path("ddp_train.training.state.checkpoints"),)),
+    ("the evaluation", (source_path("ddp_train.training.loop.evaluation"),)),
+    ("the optimizer's step", ("torch/optim/", source_path("ddp_train.training.loop.skip_nonfinite"))),
     ("backward", ("torch/autograd/graph.py", "torch/_tensor.py")),
     ("forward", ("torch/nn/modules/",)),
 )

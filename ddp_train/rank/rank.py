@@ -41,7 +41,7 @@ from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.seeding import be_deterministic
-from ddp_train.training.state import TrainState
+from ddp_train.training.train_state import TrainState
 from ddp_train.watchdog.client import WatchdogClient, WatchRequest, patience
 from ddp_train.watchdog.flight_recorder import FlightRecorder, without_records
 

@@ -28,26 +28,26 @@ from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
 from ddp_train.sweep.folder import Sweep, sweep_of
-from ddp_train.training import initial_weights
-from ddp_train.training.build import build
+from ddp_train.training.build.build import build
 from ddp_train.training.check import memory
-from ddp_train.training.checkpoints import Checkpoints, probe, ranking_of, retention
-from ddp_train.training.compiled import keep_cache
-from ddp_train.training.components import Components
-from ddp_train.training.data_identity import known_meaning, require_alike, require_meaning
-from ddp_train.training.evaluation import evaluate, joined
-from ddp_train.training.evaluation_mode import evaluation_mode
 from ddp_train.training.instantiate import build_writers
+from ddp_train.training.loop.evaluation import evaluate, joined
+from ddp_train.training.loop.replica_check import FingerprintCheck, ReplicaCheck
+from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
+from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.parts.compiled import keep_cache
+from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.evaluation_mode import evaluation_mode
 from ddp_train.training.profile.profiler import RunProfiler
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.record.records import Records
-from ddp_train.training.replica_check import FingerprintCheck, ReplicaCheck
-from ddp_train.training.restore import resume
-from ddp_train.training.saved_state import hashes
-from ddp_train.training.skip_nonfinite import SkippingGuard, StepGuard
-from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import Trainer
+from ddp_train.training.state import initial_weights
+from ddp_train.training.state.checkpoints import Checkpoints, probe, ranking_of, retention
+from ddp_train.training.state.data_identity import known_meaning, require_alike, require_meaning
+from ddp_train.training.state.restore import resume
+from ddp_train.training.state.saved_state import hashes
+from ddp_train.training.train_state import TrainState
 
 
 def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:

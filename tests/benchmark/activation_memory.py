@@ -14,7 +14,7 @@ from torch import nn
 
 from ddp_train.model.gpt import GPT
 from ddp_train.system.process import fork
-from ddp_train.training.activation_checkpointing import checkpoint_activations
+from ddp_train.training.build.activation_checkpointing import checkpoint_activations
 from tests.benchmark.strategy_memory import in_memory
 from tests.unit.parts import checked
 

@@ -31,8 +31,8 @@ from torch import nn
 from ddp_train.checkpoint.save import Saver
 from ddp_train.distributed.world import World
 from ddp_train.scheduler import constant
-from ddp_train.training.saved_state import content
-from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.state.saved_state import content
+from ddp_train.training.train_state import TrainState, WindowSums
 
 SIDE = 2_000  # of a weight matrix: 4 million parameters
 Way = Callable[[Path], Callable[[], None]]

@@ -45,11 +45,11 @@ from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.phase import PhaseTracker
 from ddp_train.system.process import exit_at_once
-from ddp_train.training.build import build
+from ddp_train.training.build.build import build
 from ddp_train.training.instantiate import build_writers
+from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record.records import Record
-from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import Trainer
+from ddp_train.training.train_state import TrainState
 
 HERE = "tests.benchmark.loop_overhead"
 WARM_UP_PAIRS = 3

@@ -26,10 +26,10 @@ from ddp_train.data.padded_tokens import PaddedTokens
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
-from ddp_train.training.build import build
-from ddp_train.training.components import Components
-from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import Trainer
+from ddp_train.training.build.build import build
+from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.parts.components import Components
+from ddp_train.training.train_state import TrainState
 
 DATA = {"packed_tokens": PackedTokens, "padded_tokens": PaddedTokens}
 DTYPES = (

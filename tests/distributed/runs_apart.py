@@ -27,13 +27,13 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
-from ddp_train.training.build import build
+from ddp_train.training.build.build import build
 from ddp_train.training.check.state_size import estimate
-from ddp_train.training.evaluation import joined
-from ddp_train.training.replica_check import FingerprintCheck
-from ddp_train.training.saved_state import SetAside, content, hashes, load
-from ddp_train.training.state import TrainState, WindowSums
-from ddp_train.training.trainer import Trainer
+from ddp_train.training.loop.evaluation import joined
+from ddp_train.training.loop.replica_check import FingerprintCheck
+from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.state.saved_state import SetAside, content, hashes, load
+from ddp_train.training.train_state import TrainState, WindowSums
 from tests.distributed.runs_of_strategies import weights
 
 LINEAR = ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.weight_decay=0.01", "optimizer.lr=0.05"]

@@ -24,14 +24,14 @@ from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
 from ddp_train.interfaces import is_cut
 from ddp_train.system.process import exit_at_once
-from ddp_train.training.build import build
+from ddp_train.training.build.build import build
 from ddp_train.training.check.memory import parts_of
 from ddp_train.training.check.state_size import estimate, kept_on_a_rank
-from ddp_train.training.components import Components
-from ddp_train.training.evaluation import joined
-from ddp_train.training.saved_state import SetAside, content, load
-from ddp_train.training.state import TrainState, WindowSums
-from ddp_train.training.trainer import Trainer
+from ddp_train.training.loop.evaluation import joined
+from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.parts.components import Components
+from ddp_train.training.state.saved_state import SetAside, content, load
+from ddp_train.training.train_state import TrainState, WindowSums
 
 SAVED = 3
 SETTINGS = ["cluster=cpu", "trainer.clip_grad_norm=0.5", "callbacks=[ema,freeze]", "callbacks.freeze.patterns=[blocks.0]"]

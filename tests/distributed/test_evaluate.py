@@ -10,7 +10,7 @@ import pytest
 
 from ddp_train.distributed.world import alone
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.training.evaluation import evaluate
+from ddp_train.training.loop.evaluation import evaluate
 from tests.conftest import TINY, Project, finish, metrics, wait_for
 from tests.unit.parts import saved
 from tests.unit.training.finished import finished

@@ -21,10 +21,10 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.run_folder.result import Status
-from ddp_train.training.build import build
+from ddp_train.training.build.build import build
 from ddp_train.training.instantiate import build_writers
-from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import Trainer
+from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.train_state import TrainState
 from tests.conftest import Project
 from tests.docs.conftest import compose, is_missing_package
 from tests.docs.pages import ROOT, Command, commands, write_files

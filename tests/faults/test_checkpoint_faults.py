@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_map_only
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.folder import newest_good, remove_debris
 from ddp_train.checkpoint.read import read_shared
-from ddp_train.training.saved_state import content
-from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.state.saved_state import content
+from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import STRATEGIES, TINY, Project, fill, finish, metrics, wait_for
 from tests.unit.checkpoint_ranks import Ranks
 from tests.unit.cut_tensors import cut_among, rank_of

@@ -27,10 +27,10 @@ from ddp_train.checkpoint.folder import newest_good
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.training import initial_weights
-from ddp_train.training.components import Components
-from ddp_train.training.saved_state import load
-from ddp_train.training.state import TrainState
+from ddp_train.training.parts.components import Components
+from ddp_train.training.state import initial_weights
+from ddp_train.training.state.saved_state import load
+from ddp_train.training.train_state import TrainState
 from tests.conftest import TINY, Project
 from tests.unit.parts import checked, components, saved
 

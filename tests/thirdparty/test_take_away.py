@@ -99,7 +99,7 @@ def test_a_checkpoint_of_lightnings_is_a_beginning(project: Project) -> None:
 def test_a_model_of_transformers_is_exported_for_from_pretrained(tmp_path: Path) -> None:
     import transformers
 
-    from ddp_train.training.export import export
+    from ddp_train.training.inference.export import export
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40}
     config = [f"+model.config.{name}={value}" for name, value in sizes.items()]
@@ -115,7 +115,7 @@ def test_a_model_of_transformers_is_exported_for_from_pretrained(tmp_path: Path)
 def test_a_graph_is_exported_for_any_number_of_samples(tmp_path: Path) -> None:
     import onnx.reference
 
-    from ddp_train.training.export import export
+    from ddp_train.training.inference.export import export
 
     parts = finished(tmp_path / "run", base=TINY)
     export(tmp_path / "run", format="onnx", to=tmp_path / "model.onnx")
@@ -128,7 +128,7 @@ def test_a_graph_is_exported_for_any_number_of_samples(tmp_path: Path) -> None:
 
 def test_what_needs_a_package_that_is_missing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ddp_train.errors import UserError
-    from ddp_train.training import export
+    from ddp_train.training.inference import export
 
     finished(tmp_path / "run", base=TINY)
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)

@@ -13,11 +13,11 @@ from ddp_train.checkpoint.save import Saver
 from ddp_train.config.check import CONF, check
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World, alone
-from ddp_train.training.build import build
-from ddp_train.training.components import Components
-from ddp_train.training.saved_state import content
-from ddp_train.training.state import TrainState, WindowSums
-from ddp_train.training.trainer import Trainer
+from ddp_train.training.build.build import build
+from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.parts.components import Components
+from ddp_train.training.state.saved_state import content
+from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import TINY
 
 LOSS = Ranking(metric="eval/loss", goal="min")

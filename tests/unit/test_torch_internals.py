@@ -98,7 +98,7 @@ def test_a_torch_that_is_newer_than_what_passed_is_named(monkeypatch: pytest.Mon
 
 
 def test_gradients_are_the_same_without_the_private_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ddp_train.training import gradient
+    from ddp_train.training.loop import gradient
 
     def found() -> Any:
         weight = torch.tensor([2.0, 3.0], requires_grad=True)

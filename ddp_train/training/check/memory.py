@@ -13,7 +13,7 @@ from torch import Tensor
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import Reducing, Synchronising, tensors_of
 from ddp_train.system.process import resident_bytes
-from ddp_train.training.components import Components
+from ddp_train.training.parts.components import Components
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from ddp_train.loader.device_copy import batch_on
 from ddp_train.training.check.memory import is_out_of_memory, shown
 from ddp_train.training.check.sanity_check import try_training, untouched, without_compiling
 from ddp_train.training.check.state_size import still_to_come
-from ddp_train.training.components import Components
-from ddp_train.training.turn import Turn
+from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.turn import Turn
 
 logger = logging.getLogger(__name__)
 

@@ -42,9 +42,9 @@ from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective
 from ddp_train.run_folder import failure
-from ddp_train.training import metric
 from ddp_train.training.check.sum_check import refuse_mean_loss, refuse_mean_scores
-from ddp_train.training.components import Components, Evaluated
+from ddp_train.training.parts import metric
+from ddp_train.training.parts.components import Components, Evaluated
 from ddp_train.training.seeding import random_state, set_random_state
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Averaging, Reducing, Synchronising, is_cut, own_rows, range_of
-from ddp_train.training.components import Components
-from ddp_train.training.evaluation_mode import has_modes
+from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.evaluation_mode import has_modes
 
 _BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
 

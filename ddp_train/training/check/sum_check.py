@@ -22,7 +22,7 @@ from ddp_train.interfaces import Batch, Indices, batch_size, map_tensors, note_s
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.loss import LossObjective
-from ddp_train.training.components import Components
+from ddp_train.training.parts.components import Components
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ddp_train.phase import Phase, PhaseTracker
-from ddp_train.training import train_step
-from ddp_train.training.components import Components
+from ddp_train.training.loop import train_step
+from ddp_train.training.parts.components import Components
 
 PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "save")
 _OF_PHASES = {Phase.DATA: "data", Phase.EVALUATION: "evaluation", Phase.SAVE: "save"}

@@ -16,7 +16,7 @@ from ddp_train.distributed.world import World
 from ddp_train.phase import PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest, is_asked
-from ddp_train.training.components import Components
+from ddp_train.training.parts.components import Components
 from ddp_train.training.profile.marks import Marks
 from ddp_train.training.profile.window import Recording, Span, record
 

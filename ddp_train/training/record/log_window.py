@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.training.record.logged import Logged, loss_of
-from ddp_train.training.state import WindowSums
+from ddp_train.training.train_state import WindowSums
 
 _STEPS_AT_FIRST = 64  # room for so many; it doubles when it is full
 

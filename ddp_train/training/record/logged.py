@@ -21,7 +21,7 @@ from torch import Tensor
 from ddp_train.distributed.world import World
 from ddp_train.metrics.model_log import Sink
 from ddp_train.training.record import throughput
-from ddp_train.training.state import Stopped, TrainState, WindowSums
+from ddp_train.training.train_state import Stopped, TrainState, WindowSums
 
 _OURS = ("loss", "lr", "grad_norm", "skipped_samples", "skipped_steps", *throughput.NAMES)
 _AXES = ("split", "step", "epoch", "samples", "time")

@@ -17,7 +17,7 @@ from ddp_train.errors import NonFiniteLossError
 from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.records import Event
-from ddp_train.training.state import TrainState
+from ddp_train.training.train_state import TrainState
 
 _HISTORY = 50  # steps that a loss is compared with
 _ENOUGH = 20  # of them, at least

@@ -30,8 +30,8 @@ from ddp_train.job import Job
 from ddp_train.loader.order import SampleOrder, share
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.training.build import build
-from ddp_train.training.replica_check import FingerprintCheck
+from ddp_train.training.build.build import build
+from ddp_train.training.loop.replica_check import FingerprintCheck
 from tests.unit.parts import checked
 
 SHAPES = {"GPT-2 124M": (12, 768), "GPT-2 1.3B": (24, 2048), "GPT 7B": (32, 4096)}  # layers, width

@@ -13,9 +13,9 @@ from ddp_train.callbacks.ema import EMA
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
-from ddp_train.training.evaluation import evaluate
-from ddp_train.training.saved_state import load
-from ddp_train.training.state import TrainState
+from ddp_train.training.loop.evaluation import evaluate
+from ddp_train.training.state.saved_state import load
+from ddp_train.training.train_state import TrainState
 from tests.unit.callbacks.fake_run import FakeRun
 from tests.unit.parts import components, saved, trainer
 from tests.unit.training.finished import finished

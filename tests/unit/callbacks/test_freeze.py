@@ -9,7 +9,7 @@ import torch
 
 from ddp_train.callbacks.freeze import Freeze
 from ddp_train.errors import ConfigError
-from ddp_train.training.state import TrainState
+from ddp_train.training.train_state import TrainState
 from tests.unit.callbacks.fake_run import FakeRun
 from tests.unit.parts import components, trainer
 

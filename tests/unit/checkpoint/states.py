@@ -12,9 +12,9 @@ import torch
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import Retention, remove_old
 from ddp_train.distributed.world import alone
-from ddp_train.training.components import Components
-from ddp_train.training.saved_state import content
-from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.parts.components import Components
+from ddp_train.training.state.saved_state import content
+from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.parts import LOSS, components
 
 FILE = "rank_00000.safetensors"

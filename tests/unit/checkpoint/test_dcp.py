@@ -20,7 +20,7 @@ from ddp_train.checkpoint.dcp import DcpFolder
 from ddp_train.cli.export import export as typed_export
 from ddp_train.cli.prepare_tokens import main as prepare
 from ddp_train.errors import UserError
-from tests.unit.training.test_export import LAUNCHER, Tied, run_of
+from tests.unit.training.inference.test_export import LAUNCHER, Tied, run_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -11,8 +11,8 @@ import torch
 
 from ddp_train.checkpoint import tensor_file
 from ddp_train.distributed.world import alone
-from ddp_train.training import saved_state
-from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.state import saved_state
+from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.checkpoint.states import assert_same_state
 from tests.unit.checkpoint_ranks import Ranks, worlds
 from tests.unit.parts import components, trainer

@@ -21,9 +21,9 @@ from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
-from ddp_train.training.components import Components
-from ddp_train.training.saved_state import content, load
-from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.parts.components import Components
+from ddp_train.training.state.saved_state import content, load
+from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.checkpoint.states import assert_same_state
 from tests.unit.checkpoint_ranks import Ranks
 from tests.unit.parts import components, trainer

@@ -19,8 +19,8 @@ from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import CheckpointError, verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.training.saved_state import content
-from ddp_train.training.state import TrainState, WindowSums
+from ddp_train.training.state.saved_state import content
+from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.checkpoint.states import FILE, forge, saved
 from tests.unit.parts import components
 

@@ -24,9 +24,9 @@ from ddp_train.phase import PhaseTracker
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.training import evaluation
-from ddp_train.training.components import Components
-from ddp_train.training.state import TrainState
+from ddp_train.training.loop import evaluation
+from ddp_train.training.parts.components import Components
+from ddp_train.training.train_state import TrainState
 from tests.conftest import metrics
 from tests.unit.parts import saved
 from tests.unit.training.finished import finished

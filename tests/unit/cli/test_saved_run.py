@@ -17,7 +17,7 @@ from ddp_train.job import Job
 from ddp_train.phase import PhaseTracker
 from ddp_train.rank.run_job import _make_up_for_predictions
 from ddp_train.system.files import write_json
-from ddp_train.training.state import TrainState
+from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, saved
 
 

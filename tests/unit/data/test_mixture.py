@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from ddp_train.config.check import ConfigErrors
 from ddp_train.errors import ConfigError
-from ddp_train.training.state import TrainState
+from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, trainer
 
 _IMAGES = "_target_: ddp_train.data.synthetic_images.SyntheticImages, image_size: 8, seed: 1"

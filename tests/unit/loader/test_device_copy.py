@@ -21,8 +21,8 @@ from ddp_train.interfaces import Batch, Pixels
 from ddp_train.loader import device_copy
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
-from ddp_train.training import trainer as loop
-from ddp_train.training.build_data import place_data
+from ddp_train.training.build.data import place_data
+from ddp_train.training.loop import trainer as loop
 from ddp_train.training.record.records import Record
 from tests.unit.data_files import write_mnist
 from tests.unit.parts import checked, components, trainer

@@ -14,10 +14,10 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.components import Components
+from ddp_train.training.parts.components import Components
 from ddp_train.training.record.records import Record
-from ddp_train.training.saved_state import load
-from ddp_train.training.state import TrainState
+from ddp_train.training.state.saved_state import load
+from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, saved, trainer
 
 SCHEDULE = "trainer.length_schedule={0: 4, 2: 8}"  # of 16, from the fourth step on

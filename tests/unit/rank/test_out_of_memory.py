@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddp_train.rank.out_of_memory import advice, part_of
 from ddp_train.training.check.memory import is_out_of_memory
-from ddp_train.training.state import TrainState
+from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, trainer
 
 TOO_MUCH = 1 << 50

@@ -11,8 +11,8 @@ from ddp_train.job import Job
 from ddp_train.rank import summary
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.training.build import build
-from ddp_train.training.state import Stopped, TrainState
+from ddp_train.training.build.build import build
+from ddp_train.training.train_state import Stopped, TrainState
 from tests.unit.parts import checked
 
 

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from ddp_train.training.optimization import make_optimizer
+from ddp_train.training.build.optimization import make_optimizer
 from tests.unit.rig.cases import NAMES, case, node
 
 CUDA = torch.device("cuda:0")

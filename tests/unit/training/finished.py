@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ddp_train.config import auto
 from ddp_train.distributed.world import alone
-from ddp_train.training.build import build
-from ddp_train.training.components import Components
+from ddp_train.training.build.build import build
+from ddp_train.training.parts.components import Components
 from tests.conftest import TINY_CONVNET
 from tests.unit.parts import checked, saved
 

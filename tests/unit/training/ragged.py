@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.interfaces import Indices
-from ddp_train.training.components import Components
+from ddp_train.training.parts.components import Components
 from tests.unit.parts import components
 
 

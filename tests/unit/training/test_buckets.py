@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_train.distributed.world import World
-from ddp_train.training.components import with_loss
+from ddp_train.training.parts.components import with_loss
 from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer
 

@@ -15,11 +15,11 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.training.check.state_size import estimate
-from ddp_train.training.components import Components
-from ddp_train.training.evaluation import evaluate
-from ddp_train.training.saved_state import load
-from ddp_train.training.skip_nonfinite import SkippingGuard, StepGuard
-from ddp_train.training.state import TrainState
+from ddp_train.training.loop.evaluation import evaluate
+from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
+from ddp_train.training.parts.components import Components
+from ddp_train.training.state.saved_state import load
+from ddp_train.training.train_state import TrainState
 from tests.conftest import FEW
 from tests.unit.parts import components, saved, trainer
 

@@ -53,19 +53,22 @@ def test_who_runs_ahead_on_a_gpu_and_waits_for_it_is_innocent() -> None:
 GPT = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/home/me/gpt.py", 88, "forward")]
 DEEPER = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/nn/modules/linear.py", 125, "forward")]
 READ = [
-    FrameSummary("/site-packages/ddp_train/training/trainer.py", 300, "_log"),
+    FrameSummary("/site-packages/ddp_train/training/loop/trainer.py", 300, "_log"),
     FrameSummary("/site-packages/ddp_train/training/record/log_window.py", 70, "sums"),
 ]
 BOUND = [
-    FrameSummary("/site-packages/ddp_train/training/device_queue.py", 45, "after_step"),
+    FrameSummary("/site-packages/ddp_train/training/loop/device_queue.py", 45, "after_step"),
     FrameSummary("/venv/torch/cuda/streams.py", 9, "wait"),
 ]
 MUON = [
-    FrameSummary("/site-packages/ddp_train/training/train_step.py", 185, "_descend"),
+    FrameSummary("/site-packages/ddp_train/training/loop/train_step.py", 185, "_descend"),
     FrameSummary("/home/me/muon.py", 60, "orthogonalize"),
 ]
 SNAPSHOT = [FrameSummary("/site-packages/ddp_train/checkpoint/snapshot.py", 91, "take")]
-SCORE = [FrameSummary("/site-packages/ddp_train/training/trainer.py", 235, "evaluate"), FrameSummary("/home/me/objective.py", 12, "score")]
+SCORE = [
+    FrameSummary("/site-packages/ddp_train/training/loop/trainer.py", 235, "evaluate"),
+    FrameSummary("/home/me/objective.py", 12, "score"),
+]
 DATA_SET = [FrameSummary("/site-packages/ddp_train/loader/reader.py", 50, "read"), FrameSummary("/home/me/data.py", 20, "__getitem__")]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ddp_train.distributed.world import World, alone
 from ddp_train.training.check.memory import parts_of, tell
-from ddp_train.training.state import TrainState
+from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer
 
 MIB = 2**20

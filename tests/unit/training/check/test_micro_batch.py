@@ -19,7 +19,7 @@ from ddp_train.interfaces import batch_size
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.training.build import build
+from ddp_train.training.build.build import build
 from ddp_train.training.check import micro_batch
 from ddp_train.training.check.micro_batch import bisect, largest_micro_batch, sizes_of
 from ddp_train.training.check.state_size import still_to_come

@@ -19,7 +19,7 @@ from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective, as_objective
 from ddp_train.training.check.sanity_check import _cut, check
-from ddp_train.training.components import Components, with_loss
+from ddp_train.training.parts.components import Components, with_loss
 from ddp_train.training.record import throughput
 from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer

@@ -10,7 +10,7 @@ import torch
 from ddp_train.checkpoint import tensor_file
 from ddp_train.errors import ConfigError
 from ddp_train.training.check.state_size import estimate
-from ddp_train.training.components import Components
+from ddp_train.training.parts.components import Components
 from tests.unit.parts import components, saved, trainer
 
 

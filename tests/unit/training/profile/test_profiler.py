@@ -17,11 +17,11 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.phase import PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.profile import window as profile_window
 from ddp_train.training.profile.profiler import Profiler, RunProfiler
 from ddp_train.training.record.records import Record
-from ddp_train.training.state import TrainState
-from ddp_train.training.trainer import Trainer
+from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, trainer
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import alone
+from ddp_train.training.loop.skip_nonfinite import SkippingGuard
+from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record import log_window
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.record.records import Record
-from ddp_train.training.skip_nonfinite import SkippingGuard
-from ddp_train.training.state import WindowSums
-from ddp_train.training.trainer import Trainer
+from ddp_train.training.train_state import WindowSums
 from tests.unit.parts import components, trainer
 from tests.unit.training.ragged import ragged_components
 

@@ -16,7 +16,7 @@ from ddp_train.loader.sampler import Shuffled
 from ddp_train.loader.stream import StreamOrder
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.record.loss_monitor import Event, LossMonitor, Rewind, robust_zscore
-from ddp_train.training.state import TrainState
+from ddp_train.training.train_state import TrainState
 
 BATCH = 4
 ORDER = SampleOrder(Shuffled(22, seed=0), global_batch_size=BATCH, drop_last=False)

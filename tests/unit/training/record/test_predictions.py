@@ -21,8 +21,8 @@ from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.objective.loss import LossObjective
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.training.components import Components
-from ddp_train.training.evaluation import evaluate
+from ddp_train.training.loop.evaluation import evaluate
+from ddp_train.training.parts.components import Components
 from ddp_train.training.record.predictions import PredictionFiles, forget_after
 from tests.unit.parts import components
 from tests.unit.training.ragged import Ragged

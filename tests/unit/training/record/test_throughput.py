@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ddp_train.distributed.world import World, alone
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.system.process import resident_bytes
-from ddp_train.training import build
+from ddp_train.training.build import build
 from ddp_train.training.record.model_flops import ShapeCopy
 from ddp_train.training.record.records import Record
 from ddp_train.training.record.throughput import Throughput

@@ -1,0 +1,348 @@
+"""Turn `_target_` nodes into components, in dependency order: data, model, objective, optimizer, scheduler.
+
+What only the run knows is filled in here: arguments that are `auto` take the data's facts (model,
+objective), the number of steps (scheduler) or the run's folder (metrics) by their names (auto.py); the optimizer gets the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.config import auto
+from ddp_train.config.batch_sizes import MICRO_BATCH
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import EVENTS, TrainerConfig, batch_changes
+from ddp_train.config.targets.target import AUTO
+from ddp_train.config.tree import at
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import (
+    Amp,
+    Averaging,
+    Borrowing,
+    Casting,
+    DataSource,
+    Joint,
+    Meeting,
+    Objective,
+    Predicting,
+    Strategy,
+)
+from ddp_train.loader.loader import Loader
+from ddp_train.loader.one_batch import OneBatch
+from ddp_train.loader.order import BatchOrder
+from ddp_train.loader.stream import Stream
+from ddp_train.objective.loss import as_objective
+from ddp_train.optimizer.groups import freeze
+from ddp_train.training.loop import callbacks
+from ddp_train.training.state import initial_weights
+from ddp_train.training.build.activation_checkpointing import checkpoint_activations
+from ddp_train.training.build.data import (
+    make_eval_loaders,
+    make_eval_sources,
+    make_lengths,
+    make_source,
+    make_train_loader,
+    place_data,
+    require_same_facts,
+)
+from ddp_train.training.check.micro_batch import largest_micro_batch
+from ddp_train.training.parts.compiled import compile_model, note
+from ddp_train.training.parts.components import Components, Evaluated, with_loss
+from ddp_train.training.state.data_identity import adopt, identity_of, meaning_of, require_meaning
+from ddp_train.training.loop.early_step import EarlyStep
+from ddp_train.training.instantiate import instantiate
+from ddp_train.training.parts.metric import build_metrics, goals_of
+from ddp_train.training.build.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
+from ddp_train.training.build.plain_names import use_plain_names
+from ddp_train.training.build.precision import in_memory_format, shared_dtype, use_precision
+from ddp_train.training.record.device_peak import peak_of, products
+from ddp_train.training.record.throughput import measure
+from ddp_train.training.seeding import seed_all
+from ddp_train.training.parts.turn import make_turns, takes_turns
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+def build(config: RunConfig, world: World) -> Components:
+    """Build the components of one run on this rank. Collective.
+
+    On the device `meta` tensors of model, objective and optimizer have no values, and the data is left where it is.
+
+    Raises:
+        UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
+    """
+    use_precision(config.precision)
+    seed_all(config.seed)  # for data that is drawn at random
+    with world.main_first():  # rank 0 downloads; the others find the files
+        train_source = make_source(config, key="data")
+        eval_sources = make_eval_sources(config)
+    facts = train_source.facts
+    meaning = meaning_of(train_source)
+    for key, source in eval_sources.items():
+        adopt(source, meaning)
+        require_same_facts(facts, source.facts, key=key)
+        require_meaning(meaning_of(source), meaning, key=key, accepted=config.accept_changed_data)
+    answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)
+    place_data((train_source, *eval_sources.values()), config.loader, world)
+    train_loader = _train_loader(train_source, config, world)
+    eval_loaders = make_eval_loaders(eval_sources, config, world)
+    total_steps = _total_steps(config.trainer, train_loader.order)
+    answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
+    answers |= auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
+
+    model, objective, trained = _model_and_objective(config, world, answers)
+    freeze(trained, groups_of(config.optimizer))
+    if not any(parameter.requires_grad for parameter in trained.parameters()):
+        raise ConfigError(key="model", happened="the model has no parameter to train")
+    if config.evaluation.save_predictions:
+        _require_predictions(objective, eval_sources.values())
+    amp: Amp = instantiate(config.amp, key="amp", answers=answers)
+    strategy: Strategy = instantiate(config.strategy, key="strategy")
+    cast = strategy.computes_in(world.size) if isinstance(strategy, Casting) else None
+    throughput = measure(world, objective, trained, source=train_source, peak=peak_of(world.device, amp, trained, cast=cast))
+    notes = [
+        _travels_wide(strategy, trained, amp, world),
+        _not_called(model),
+        checkpoint_activations(model, config.activation_checkpointing),
+    ]
+    called = [*model.children()] if takes_turns(objective) else [model]
+    compiled = compile_model(model, config.compile, world, parts=called)
+    notes.append(note(compiled, config.compile))
+    turns = make_turns(trained, objective, strategy, world)
+    module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)
+    optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())
+    if world.has_group:
+        strategy.share(optimizer)
+    metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
+    scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics, eval_loaders))
+    seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
+
+    made = _callbacks(config.callbacks)
+    components = Components(
+        model=model,
+        trained=trained,
+        module=module,
+        turns=turns,
+        objective=objective,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        amp=amp,
+        scaler=amp.scaler(world.device, world.size),
+        strategy=strategy,
+        train_loader=train_loader,
+        eval_loaders=eval_loaders,
+        throughput=throughput,
+        total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
+        callbacks=made,
+        fresh=callbacks.fresh_states(made),
+        metrics=metrics,
+        answers=answers,
+        computes_together=strategy.computes_together and world.has_group,
+        identity=identity_of(train_source, train_loader, config),
+        notes=[each for each in notes if each],
+        compiled=compiled,
+        lengths=make_lengths(train_source, config.trainer),
+        early_step=EarlyStep(optimizer) if config.trainer.optimizer_in_backward else None,
+    )
+    if at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
+        if config.batch.is_open:
+            config = config.with_micro_batch(largest_micro_batch(components, world, most=_largest_share(config, components)))
+            components.train_loader = _train_loader(train_source, config, world)
+        components.answers = {**answers, MICRO_BATCH: config.loader.micro_batch_size}
+    return components
+
+
+def _travels_wide(strategy: Strategy, model: nn.Module, amp: Amp, world: World) -> str:
+    """Say that weights travel in float32 which then compute in bfloat16; "" where they do not."""
+    if world.size == 1 or not isinstance(strategy, Casting) or strategy.computes_in(world.size) is not None:
+        return ""
+    if products(amp, model, world.device) != "bfloat16" or all(each.dtype == torch.bfloat16 for each in model.parameters()):
+        return ""
+    return "strategy weights travel in float32 and compute in bfloat16; strategy.param_dtype=bfloat16 halves what travels"
+
+
+def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any] = _NOTHING) -> Evaluated:
+    """Build what evaluation needs on this rank, and nothing else: no training data, no optimizer. Collective.
+
+    The strategy serves where it cuts the model among the ranks, which may be too large for one; else the model is whole.
+
+    Args:
+        config: of a run that has begun, without `auto`s.
+        answers: what these have come to, by their keys.
+        meaning: what the numbers of the run's data mean to its model; {}: not known.
+
+    Raises:
+        UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
+    """
+    use_precision(config.precision)
+    if not config.evaluation_sets():
+        raise ConfigError(
+            key="data.eval",
+            happened="is null: the run has no evaluation data",
+            expected="the arguments of the data set that differ for it; {} for none",
+            fix="data.eval={}",
+        )
+    seed_all(config.seed)  # for data that is drawn at random
+    with world.main_first():
+        sources = make_eval_sources(config)
+    for key, source in sources.items():
+        adopt(source, meaning)
+        auto.require_kind(answers, source.facts)
+        require_meaning(meaning_of(source), meaning, key=key, accepted=config.accept_changed_data)
+    place_data(sources.values(), config.loader, world)
+    facts = next(iter(sources.values())).facts
+    added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)  # with what was typed: another metric
+    model, objective, trained = _model_and_objective(config, world, added)
+    if config.evaluation.save_predictions:
+        _require_predictions(objective, sources.values())
+    strategy: Strategy = instantiate(config.strategy, key="strategy")
+    is_cut = strategy.computes_together and world.has_group
+    return Evaluated(
+        model=model,
+        trained=strategy.prepare(trained.requires_grad_(False), world.device, world.size) if is_cut else trained.to(world.device),
+        objective=objective,
+        amp=instantiate(config.amp, key="amp", answers=auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})),
+        eval_loaders=make_eval_loaders(sources, config, world),
+        metrics=build_metrics(config.evaluation.metrics, objective, world, added),
+        computes_together=is_cut,
+    )
+
+
+def build_model(config: RunConfig, world: World, answers: Mapping[str, Any]) -> nn.Module:
+    """Return the model, with the initial weights that it has on every rank and for every number of ranks; made where the world is meta."""
+    seed_all(config.seed)
+    with world.device if world.device.type == "meta" else nullcontext():
+        model = instantiate(config.model, key="model", answers=answers)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+            raise ConfigError(
+                key="model",
+                happened=f"{name or 'the model'} is an {type(module).__name__} with sparse=True",
+                expected="dense gradients: sparse ones cannot be summed over ranks, clipped or measured",
+                fix="sparse=False",
+            )
+    use_plain_names(model)
+    return in_memory_format(model, config.precision)
+
+
+def _model_and_objective(config: RunConfig, world: World, answers: Mapping[str, Any]) -> tuple[nn.Module, Objective, nn.Module]:
+    """Return the model, the objective, and both in one module where the objective has a state of its own, else the model again."""
+    model = build_model(config, world, answers)
+    with world.device if world.device.type == "meta" else nullcontext():
+        objective = instantiate(config.objective, key="objective", answers=answers)
+    if isinstance(objective, nn.Module):  # a loss with weights of its own
+        objective = objective.to(world.device)
+    objective = as_objective(objective)
+    if isinstance(objective, Meeting):
+        objective.meet(model)
+    if isinstance(objective, Borrowing):
+        _borrow(objective, world)
+    return model, objective, Joint(model, objective) if has_state(objective) else model
+
+
+def _not_called(model: nn.Module) -> str:
+    """Return a line for a model that brings a training step of its own, as LightningModules do; "" for any other."""
+    own = [name for name in _OF_LIGHTNING if callable(getattr(model, name, None))]
+    if "training_step" not in own:
+        return ""
+    return f"model    {', '.join(own)} of {type(model).__name__} are not called: the objective, optimizer and scheduler of this run are"
+
+
+_OF_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
+
+
+def _require_predictions(objective: Objective, sources: Iterable[DataSource | Stream]) -> None:
+    if any(isinstance(source, Stream) for source in sources):
+        raise ConfigError(
+            key="evaluation.save_predictions",
+            happened="is true, but the evaluation data is a stream",
+            expected="evaluation data with positions, in whose order predictions are written",
+            fix="evaluation.save_predictions=false",
+        )
+    if not isinstance(objective, Predicting):
+        raise ConfigError(
+            key="evaluation.save_predictions",
+            happened=f"is true, but the objective {type(objective).__name__} cannot say what it found for each sample",
+            expected="an objective with the method `predict` (ddp_train.interfaces.Predicting)",
+            fix="evaluation.save_predictions=false",
+        )
+
+
+def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:
+    """Return what reads the training data on this rank: its first batch alone with `debug.overfit`."""
+    loader = make_train_loader(source, config, world)
+    return OneBatch(loader) if config.debug.overfit else loader
+
+
+def _largest_share(config: RunConfig, components: Components) -> int:
+    """Return the most samples that a rank has of a global batch."""
+    sizes = [config.batch.global_batch_size, *(size for _, size in batch_changes(config.trainer.batch_size_schedule or {}))]
+    epoch_size = components.train_loader.order.epoch_size
+    most = max(sizes) if epoch_size is None else min(max(sizes), epoch_size)
+    return -(-most // config.batch.world_size)
+
+
+def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the callbacks, in the order of the configuration."""
+    made = {name: instantiate(node, key=f"callbacks.{name}") for name, node in nodes.items() if node}
+    for name, each in made.items():
+        if not any(callable(getattr(each, event, None)) for event in EVENTS):
+            raise ConfigError(
+                key=f"callbacks.{name}._target_",
+                happened=f"gave a {type(each).__name__}, which has none of the methods {', '.join(EVENTS)}",
+                expected="a callback (ddp_train.interfaces.Callback), with at least one of them",
+            )
+    averaging = [name for name, each in made.items() if isinstance(each, Averaging)]
+    if len(averaging) > 1:
+        raise ConfigError(
+            key=f"callbacks.{averaging[1]}",
+            happened=f"has weights for evaluation, and callbacks.{averaging[0]} has, too",
+            expected="one of them",
+            fix=f"~callbacks.{averaging[1]}",
+        )
+    return made
+
+
+def _borrow(objective: Borrowing, world: World) -> None:
+    """Load the weights of others that an objective begins with. Collective; on the device `meta` there is nothing to load into."""
+    for part, source in objective.borrows.items() if world.device.type != "meta" else ():
+        lines = initial_weights.load(Path(source), getattr(objective, part), world, renames={}, is_strict=True)
+        if world.is_main:
+            print(*lines, sep="\n", flush=True)
+
+
+def _total_steps(trainer: TrainerConfig, order: BatchOrder) -> int:
+    """Return the run's length in optimizer steps: max_steps or, where there are epochs, max_epochs, whichever ends first."""
+    by_epochs = order.steps_in(trainer.max_epochs) if trainer.max_epochs is not None else None
+    limits = [limit for limit in (trainer.max_steps, by_epochs) if limit is not None]
+    return int(min(limits))
+
+
+def has_state(objective: Objective) -> bool:
+    """Tell whether an objective has something to train, to share or to save. A part that evaluates keeps its buffers as they are.
+
+    Raises:
+        ConfigError: it has parameters to train where nobody finds them.
+    """
+    if isinstance(objective, nn.Module):
+        changing = (buffer for part in objective.modules() if part.training for buffer in part.buffers(recurse=False))
+        return any(parameter.requires_grad for parameter in objective.parameters()) or any(True for _ in changing)
+    for name, value in getattr(objective, "__dict__", {}).items():
+        held = value.parameters() if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
+        if any(tensor.requires_grad for tensor in held):
+            raise ConfigError(
+                key="objective",
+                happened=f"{type(objective).__name__}.{name} has parameters to train, but {type(objective).__name__} is no torch.nn.Module",
+                expected="an nn.Module, whose parameters are found, trained and saved",
+                fix=f"class {type(objective).__name__}(nn.Module), with super().__init__(); or {name}.requires_grad_(False)",
+            )
+    return False

@@ -1,0 +1,280 @@
+"""Data sets, samplers and loaders of a run, made from the sections `data` and `loader`, and what does not fit together among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from ddp_train.config.batch_sizes import accumulation_of
+from ddp_train.config.rules.sections import uneven_length, without_epochs
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import LoaderConfig, TrainerConfig, batch_changes, length_changes
+from ddp_train.config.targets.evaluation_split import evaluation_sets, set_name, split_at
+from ddp_train.config.targets.target import AUTO, accepts, given_in, locate
+from ddp_train.data.mixture import Mixture
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError, UserError
+from ddp_train.interfaces import DataSource, GivingPixels, Resident
+from ddp_train.loader.blend import Blend
+from ddp_train.loader.dataset_adapter import DatasetSource, as_source, lengths_of
+from ddp_train.loader.length_plan import LengthPlan
+from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
+from ddp_train.loader.mixture_source import MixtureSource, mixture_source
+from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.sampler import labels_of, sampler_from
+from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
+from ddp_train.training.state.data_identity import adopt, meaning_of
+from ddp_train.training.instantiate import instantiate
+
+
+def make_data(config: RunConfig, *, key: str) -> Any:
+    """Return what the section `data` names.
+
+    Args:
+        key: `data`, or that of an evaluation set: `data.eval`, `evaluation.sets.<name>`.
+    """
+    if key == "data":
+        return instantiate({name: value for name, value in config.data.items() if name != "eval"}, key=key)
+    try:
+        return instantiate(split_at(config.tree, key), key=key)
+    except UserError as error:
+        name = error.key.removeprefix("data.")
+        if name in evaluation_sets(config.tree)[key]:  # a data set knows its arguments as `data.split` alone
+            error.key = f"{key}.{name}"
+            fix = error.fix.replace(f"data.{name}=", f"{key}.{name}=")
+            error.fix = " or ".join(part for part in (fix, f"{key}=null for none") if part)
+        raise
+
+
+def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
+    """Return the data of one split as the loaders read it."""
+    made, fields, node = make_data(config, key=key), config.loader.fields, config.loader.collate
+    collate = instantiate(node, key="loader.collate") if node is not None else None
+    if not callable(collate) and collate is not None:
+        expected = "a function that takes a list of samples, or a class whose objects do"
+        raise ConfigError(key="loader.collate._target_", happened=f"gave a {type(collate).__name__}", expected=expected)
+    if isinstance(made, Mixture):
+        parts = {name: _part(each, name, fields, collate) for name, each in made.sources.items()}
+        for part in list(parts.values())[1:]:
+            adopt(part, meaning_of(next(iter(parts.values()))))  # one vocabulary for all
+        return mixture_source(parts, made.weights)
+    return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
+
+
+def _part(made: Any, name: str, fields: list[str] | None, collate: Any) -> DataSource:
+    """Return one source of a mixture."""
+    if is_stream(made):
+        raise ConfigError(
+            key=f"data.sources.{name}.data",
+            happened=f"is a stream ({type(made).__name__}): its samples have no positions to draw from, nor to go back to",
+            expected="data with positions (`ddp-train help docs/data.md`)",
+        )
+    return as_source(made, fields, collate)
+
+
+def make_eval_sources(config: RunConfig) -> dict[str, DataSource | Stream]:
+    """Return the data of each evaluation set by its key, as the loaders read it; {} where nothing is evaluated."""
+    return {key: make_source(config, key=key) for key in config.evaluation_sets()}
+
+
+def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> Blend | None:
+    """Return what makes one sample of two, if that is wanted."""
+    wanted = {"mixup_alpha": loader.mixup_alpha, "cutmix_alpha": loader.cutmix_alpha}
+    if not any(wanted.values()):
+        return None
+    if "num_classes" not in facts:
+        key = next(name for name, alpha in wanted.items() if alpha)
+        raise ConfigError(
+            key=f"loader.{key}",
+            happened="is given, and the data does not say how many classes it has",
+            expected="a data set for classification, with `num_classes` in its facts",
+            fix=f"loader.{key}=null",
+        )
+    return Blend(num_classes=int(facts["num_classes"]), **wanted)
+
+
+def _own_sampler(source: DataSource, config: RunConfig) -> Any:
+    """Return what `loader.sampler` names, completed with what it asks for by name; None: nothing."""
+    node, key = config.loader.sampler, "loader.sampler"
+    if node is None:
+        return None
+    dataset = source.dataset if isinstance(source, DatasetSource) else source
+    offers: dict[str, Callable[[], Any]] = {
+        "data_source": lambda: dataset,
+        "dataset": lambda: dataset,
+        "labels": lambda: labels_of(source),
+        "seed": lambda: config.seed,
+        "global_batch_size": lambda: config.batch.global_batch_size,
+    }
+    target = locate(node["_target_"])
+    given = {f"{key}.{name}": offers[name]() for name in given_in(key) if name not in node and accepts(target, name)}
+    return instantiate({**node, **dict.fromkeys((each.rpartition(".")[2] for each in given), AUTO)}, key=key, answers=given)
+
+
+def make_train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:
+    """Return what reads the training data on this rank."""
+    loader, batch = config.loader, config.batch
+    drop_last = loader.drop_last or config.debug.overfit
+    reading: dict[str, Any] = {**_reading(loader, world), "grad_accum_steps": batch.grad_accum_steps}
+    if isinstance(source, Stream):
+        _require_plain(loader)
+        _require_steps(config, source)
+        _require_one_size(config.trainer, source)
+        batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
+        return StreamLoader(source, batches, **reading)
+    require_samples(source, key="data", at_least=batch.global_batch_size if loader.drop_last else 1)
+    own = _own_sampler(source, config)
+    mixed = None
+    if isinstance(source, MixtureSource):
+        if own is not None:
+            raise ConfigError(
+                key="loader.sampler", happened="is given, and the weights of data.sources say which sample comes when", expected="null"
+            )
+        own = mixed = source.sampler(
+            seed=config.seed,
+            sampling=loader.sampling,
+            sample_weights=loader.sample_weights,
+            multiple_of=batch.global_batch_size if loader.drop_last else 1,
+        )
+    reading["blend"] = _blend(source.facts, loader)
+    reading["mixed"] = mixed if loader.bucket_batches is None else None  # within a window of batches nobody keeps count
+    sampler = sampler_from(
+        source,
+        seed=config.seed,
+        global_batch_size=batch.global_batch_size,
+        drop_last=loader.drop_last,
+        sampling=loader.sampling,
+        sample_weights=loader.sample_weights,
+        bucket_batches=loader.bucket_batches,
+        own=own,
+    )
+    changes = batch_changes(config.trainer.batch_size_schedule or {})
+    order = SampleOrder(
+        sampler,
+        global_batch_size=min(batch.global_batch_size, sampler.length),
+        drop_last=drop_last,
+        changes=[(step, min(size, sampler.length)) for step, size in changes],
+    )
+    skips = loader.on_bad_sample == "skip"
+    if not changes:
+        return TrainLoader(source, order, **reading, skips=skips)
+    by_size = partial(accumulation_of, loader=loader, world_size=world.size)  # the last batch of an epoch has as few as its size asks for
+    sizes = (batch.global_batch_size, *(size for _, size in changes))
+    reading["grad_accum_steps"] = max(by_size(min(size, sampler.length)) for size in sizes)
+    return TrainLoader(source, order, **reading, skips=skips, by_size=by_size)
+
+
+def make_lengths(source: DataSource | Stream, trainer: TrainerConfig) -> LengthPlan | None:
+    """Return how long windows of tokens are at each step; None: always as long as they are.
+
+    Raises:
+        ConfigError: the data is not made of windows of one length, or they cannot be cut so.
+    """
+    if not trainer.length_schedule:
+        return None
+    changes, whole = length_changes(trainer.length_schedule), source.facts.get("context_length")
+    differ = not isinstance(source, Stream) and lengths_of(source) is not None  # as those of documents do
+    if not isinstance(whole, int) or differ:
+        raise ConfigError(
+            key="trainer.length_schedule",
+            happened="is given, and the data is not made of windows of one length",
+            expected="data=char_text, token_files, packed_tokens, or a source of windows with the fact `context_length`; or null",
+            fix="trainer.length_schedule=null",
+        )
+    if uneven := [length for _, length in changes if whole % length]:
+        raise uneven_length(uneven[0], whole)
+    return LengthPlan(whole, changes)
+
+
+def make_eval_loaders(sources: Mapping[str, DataSource | Stream], config: RunConfig, world: World) -> dict[str, Evaluation]:
+    """Return what reads each evaluation set on this rank, by its name: "" for `data.eval`."""
+    return {set_name(key): _eval_loader(source, config, world, key=key) for key, source in sources.items()}
+
+
+def _eval_loader(source: DataSource | Stream, config: RunConfig, world: World, *, key: str) -> Evaluation:
+    loader, batch_size = config.loader, config.evaluation.batch_size
+    limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
+    most = min(limits, default=None)
+    if isinstance(source, Stream):
+        _require_plain(loader)
+        return StreamEvalLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, most=most)
+    require_samples(source, key=key)
+    return EvalLoader(source, batch_size=batch_size, **_reading(loader, world), skips=loader.on_bad_sample == "skip", most=most)
+
+
+def _reading(loader: LoaderConfig, world: World) -> dict[str, Any]:
+    return {
+        "rank": world.rank,
+        "world_size": world.size,
+        "num_workers": loader.num_workers,
+        "pin_memory": world.device.type == "cuda" and not loader.on_device,
+    }
+
+
+def _require_plain(loader: LoaderConfig) -> None:
+    """Refuse for a stream what needs positions: samples to choose from, and one to name when it cannot be read."""
+    for key, plain in {
+        "on_bad_sample": "raise",
+        "sampling": "shuffled",
+        "bucket_batches": None,
+        "sampler": None,
+        "mixup_alpha": None,
+        "cutmix_alpha": None,
+    }.items():
+        if getattr(loader, key) != plain:
+            expected = f"{'null' if plain is None else plain}: samples of a stream have no positions"
+            if key == "on_bad_sample":
+                expected += "; it has to skip by itself (WebDataset: handler=warn_and_continue)"
+            raise ConfigError(key=f"loader.{key}", happened=f"is {getattr(loader, key)}, and the data is a stream", expected=expected)
+
+
+def _require_steps(config: RunConfig, stream: Stream) -> None:
+    """Refuse to count in epochs where the data has none."""
+    if stream.length is None:
+        for problem in without_epochs(type(stream.dataset).__name__, config.trainer, config.evaluation, bool(config.evaluation_sets())):
+            raise problem
+
+
+def _require_one_size(trainer: TrainerConfig, stream: Stream) -> None:
+    """Refuse batch sizes that change: what a reader of a stream has read ahead was cut for one."""
+    if trainer.batch_size_schedule:
+        raise ConfigError(
+            key="trainer.batch_size_schedule",
+            happened=f"is given, and the data is a stream ({type(stream.dataset).__name__})",
+            expected="data with positions, or null",
+            fix="trainer.batch_size_schedule=null",
+        )
+
+
+def place_data(sources: Iterable[DataSource | Stream], loader: LoaderConfig, world: World) -> None:
+    """Move data sets to the rank's device, if that is wanted; let images travel to a GPU as bytes, where they can."""
+    for source in sources:
+        if loader.on_device:
+            _place(source, world)
+        elif world.device.type == "cuda" and isinstance(source, GivingPixels):
+            source.give_pixels()
+
+
+def _place(source: DataSource | Stream, world: World) -> None:
+    """Move a data set to the rank's device."""
+    if not isinstance(source, Resident):
+        raise ConfigError(
+            key="loader.on_device",
+            happened=f"a {type(source).__name__} cannot live on the device",
+            expected="a data source with to(device)",
+            fix="loader.on_device=false",
+        )
+    if world.device.type != "meta":
+        source.to(world.device)
+
+
+def require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any], *, key: str) -> None:
+    """Refuse splits of two kinds: a class folder that one of them lacks would shift the labels without a word."""
+    for name in train.keys() & evaluation.keys():
+        if train[name] != evaluation[name]:
+            raise ConfigError(
+                key=key,
+                happened=f"the evaluation split has {name} {evaluation[name]}, the training split {train[name]}",
+                expected="the same in both",
+            )

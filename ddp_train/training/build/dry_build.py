@@ -1,0 +1,64 @@
+"""The sizes of a run without the run: it is built as on a rank, but its model has shapes and no values (torch's meta device)."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.optim import Optimizer
+
+from ddp_train.config.run_config import RunConfig
+from ddp_train.distributed.world import alone
+from ddp_train.training.build.build import build
+from ddp_train.training.check.state_size import estimate, kept_on_a_rank
+from ddp_train.training.state.initial_weights import fit
+from ddp_train.training.build.layers import layer_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What a run will have; travels between processes as JSON."""
+
+    model: str  # the class
+    layers: list[str]  # lines of a table (`summary`)
+    parameters: int
+    trained: int  # of them
+    steps: int
+    steps_per_epoch: int | None  # None: the data has no epochs
+    epoch_size: int | None  # samples
+    rank_bytes: dict[str, int]  # what each rank keeps, by part (`kept_on_a_rank`)
+    shards: int  # of the weights; 1: each rank has all
+    on_host: bool  # what each rank keeps is not on its device
+    checkpoint_bytes: int
+
+
+def measure(config: RunConfig) -> Sizes:
+    """Build a run on the meta device, and return its sizes. The data is opened as on rank 0. For a process that does nothing else.
+
+    Raises:
+        UserError: as `build` does; ConfigError: the weights of `init_from` are here and do not fit.
+        Exception: the model needs values while it is made.
+    """
+    # torch keeps its compiler away from this method, and imports it for that, which takes a second: nothing is compiled here.
+    Optimizer.add_param_group = inspect.unwrap(Optimizer.add_param_group)  # type: ignore[method-assign]
+    components = build(config, alone("meta"))
+    if config.init_from is not None and (given := Path(config.init_from)).exists() and not config.runs_before():
+        fit(given, components.model, config.init_from_keys, is_strict=config.init_from_strict)
+    parameters = list(components.model.parameters())
+    ranks = config.batch.world_size
+    shards = components.strategy.shards(ranks)
+    order = components.train_loader.order
+    return Sizes(
+        model=type(components.model).__name__,
+        layers=layer_table(components.model, depth=config.summary) if config.summary else [],
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        steps=components.total_steps,
+        steps_per_epoch=order.steps_per_epoch,
+        epoch_size=order.epoch_size,
+        rank_bytes=kept_on_a_rank(components, num_ranks=ranks),
+        shards=shards.parameters,
+        on_host=shards.on_host,
+        checkpoint_bytes=estimate(components, num_ranks=ranks),
+    )

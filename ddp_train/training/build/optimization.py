@@ -1,0 +1,120 @@
+"""The optimizer and the scheduler of a run, from their nodes: with parameter groups, and with what a scheduler of others lacks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ddp_train.config.rules.optimization import follows_a_metric
+from ddp_train.config.targets.target import accepts, locate, own_keys
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Goal, Scheduler
+from ddp_train.loader.order import BatchOrder
+from ddp_train.optimizer.groups import Groups, parameter_groups
+from ddp_train.scheduler.every_epoch import EveryEpoch
+from ddp_train.scheduler.plateau import Plateau
+from ddp_train.training.parts.evaluation_mode import training_mode
+from ddp_train.training.instantiate import instantiate
+
+
+def groups_of(node: Mapping[str, Any]) -> Groups:
+    """Return the parameter groups that an optimizer's node asks for."""
+    return own_keys(node, "optimizer").get("groups") or {}
+
+
+def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
+    """Complete the optimizer with what is trained, when it asks for a `model`, or with parameter groups as torch's do.
+
+    Args:
+        rate_factor: for the rates of all groups, those with an `lr` of their own too (`optimizer.lr_scale`).
+
+    Raises:
+        ConfigError: groups and parameters do not fit, or its class refuses its arguments.
+    """
+    ours, target = own_keys(node, "optimizer"), locate(node["_target_"])
+    theirs = {name: value for name, value in node.items() if name not in ours}
+    if accepts(target, "model"):
+        return _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=trained)), rate_factor)
+    layer_decay, lr = ours.get("layer_decay"), _rate(theirs, target)
+    if layer_decay is not None and lr is None:
+        raise ConfigError(key="optimizer.lr", happened="is not given", expected="the rate of the last layer, for optimizer.layer_decay")
+    groups = parameter_groups(trained, theirs.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
+    optimizer = _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=groups)), rate_factor)
+    training_mode(optimizer)
+    return optimizer
+
+
+def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
+    """Multiply all rates, before a scheduler takes them for its base."""
+    if factor != 1.0:
+        for group in optimizer.param_groups:
+            if group.get("lr") is None:
+                raise ConfigError(
+                    key="optimizer.lr_scale",
+                    happened=f"is given, and a {type(optimizer).__name__} finds its rate itself",
+                    expected="an optimizer with a rate",
+                    fix="optimizer.lr_scale=null optimizer.base_batch_size=null",
+                )
+            group["lr"] = group["lr"] * factor
+    return optimizer
+
+
+def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder) -> dict[str, int]:
+    """Return what the arguments of a scheduler that are `auto` can take: how often it moves on in the run, and the steps of an epoch.
+
+    Raises:
+        ConfigError: it counts epochs, and the data has none.
+    """
+    facts = {} if order.steps_per_epoch is None else {"steps_per_epoch": order.steps_per_epoch}
+    if own_keys(node, "scheduler").get("every") != "epoch":
+        return {"total_steps": total_steps, **facts}
+    if order.epoch_size is None:
+        raise ConfigError(
+            key="scheduler.every",
+            happened="is epoch, and the data does not say how many samples it has: there are no epochs",
+            expected="a scheduler that counts steps",
+            fix="scheduler.every=step",
+        )
+    return {"total_steps": -(-order.samples_after(total_steps) // order.epoch_size), **facts}
+
+
+def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]) -> Scheduler:
+    """Complete the scheduler with the optimizer; one that counts epochs or follows a metric moves on at its own times.
+
+    Args:
+        answers: what its `auto`s have come to.
+        goals: the metrics of the evaluation, and which way is better.
+
+    Raises:
+        ConfigError: the metric to follow is not measured, or is better the other way.
+    """
+    ours = own_keys(node, "scheduler")
+    theirs = {name: value for name, value in node.items() if name not in ours}
+    if not follows_a_metric(locate(node["_target_"])):
+        scheduler = instantiate(theirs, key="scheduler", answers=answers, first=optimizer)
+        return EveryEpoch(scheduler) if ours.get("every") == "epoch" else cast(Scheduler, scheduler)
+    metric = ours.get("metric") or next(iter(goals), "")
+    if metric not in goals:
+        raise ConfigError(
+            key="scheduler.metric",
+            happened=f"is {metric!r}, which the objective does not measure",
+            expected=f"one of {', '.join(goals) or 'its metrics: it has none'}",
+        )
+    mode = theirs.get("mode", goals[metric])
+    if mode != goals[metric]:
+        better = "larger" if goals[metric] == "max" else "smaller"
+        raise ConfigError(
+            key="scheduler.mode", happened=f"is {mode}, and a {better} {metric} is better", fix=f"scheduler.mode={goals[metric]}"
+        )
+    return Plateau(instantiate({**theirs, "mode": mode}, key="scheduler", answers=answers, first=optimizer), metric)
+
+
+def _rate(node: Mapping[str, Any], target: Any) -> float | None:
+    """Return an optimizer's rate: that of its node, or its class's own."""
+    default = inspect.signature(target).parameters.get("lr") if "lr" not in node else None
+    rate = node.get("lr") if default is None else default.default
+    return float(rate) if isinstance(rate, (int, float)) else None

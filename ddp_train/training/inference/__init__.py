@@ -1,0 +1,1 @@
+"""What a run is good for when it has saved weights: `load`, predictions, exports."""

@@ -1,0 +1,230 @@
+"""The weights of a run for others: `ddp-train export`. Of safetensors and pt nothing of the run is instantiated; the rest needs its model.
+
+safetensors    one file; one tensor at a time is in memory          hf              a folder as the model's own save_pretrained writes it
+pt             a state_dict, read with weights_only=True            torch_export    the traced program (.pt2)      onnx    the graph
+dcp            a folder of torch.distributed.checkpoint; one tensor at a time is in memory, here and on the way back (`from_dcp`)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.utils._pytree import tree_map
+
+from ddp_train.checkpoint import dcp, tensor_file
+from ddp_train.checkpoint.read import SavedPart
+from ddp_train.checkpoint.verify import read_manifest
+from ddp_train.config.saved import answered_config
+from ddp_train.distributed.world import alone
+from ddp_train.errors import ConfigError, UserError
+from ddp_train.interfaces import batch_size, describe, tensors_of
+from ddp_train.training.build.build import build_evaluated
+from ddp_train.training.inference.finished_run import load, typed_config
+from ddp_train.training.inference.predict import infer, inputs_of
+from ddp_train.training.state.weights import AVERAGES, find, put_weights, read_weights
+
+_EXAMPLES = 2  # samples that a program is traced with; their number is left open
+
+
+def export(run: Path, *, format: str, to: Path) -> list[str]:
+    """Write the weights of a run, or its model with them, and return lines for the screen.
+
+    Args:
+        run: a run folder or one of its checkpoints.
+        format: safetensors, pt, dcp, hf, torch_export or onnx.
+        to: a file or a folder that is not there yet; it appears whole.
+
+    Raises:
+        UserError: the run has no good checkpoint, or its model cannot be had in this format.
+    """
+    _, checkpoint = find(run)
+    partial = to.with_name(f".partial_{to.name}")
+    with suppress(FileNotFoundError):
+        shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
+    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        said = _WRITE[format](checkpoint, partial)
+        os.rename(partial, to)
+    finally:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
+    return [f"weights  of {checkpoint}", *said]
+
+
+def _safetensors(checkpoint: Path, path: Path) -> list[str]:
+    """Write one plain file: every name of the state_dict, tied ones too, so that `load_state_dict` finds each."""
+    manifest = read_manifest(checkpoint)
+    metadata = {
+        "format": "pt",
+        "step": str(manifest["step"]),
+        "config_sha256": manifest["config_sha256"],
+    }  # transformers asks for the first
+    with ExitStack() as stack:
+        part, read = _weights(checkpoint, stack)
+        unknown = [name for name, leaf in part.tensors.items() if leaf.dtype not in tensor_file.TORCH_DTYPES.values()]
+        if part.others or unknown:
+            raise UserError(
+                key="--format",
+                happened=f"safetensors cannot hold {', '.join([*part.others, *unknown][:8])}",
+                expected="tensors of its types and nothing else",
+                fix="--format=pt",
+            )
+        header = tensor_file.make_header([(name, leaf.dtype, leaf.shape) for name, leaf in part.tensors.items()], metadata)
+
+        def contents() -> Iterator[memoryview]:
+            yield memoryview(header)
+            for name in part.tensors:
+                yield read(name).view(-1).view(torch.uint8).numpy().data
+
+        tensor_file.write_each(path, contents())
+        return [
+            f"{len(part.tensors)} tensors, {path.stat().st_size / 1e6:,.1f} MB",
+            'load it with: model.load_state_dict(safetensors.torch.load_file("FILE"))',
+        ]
+
+
+def _weights(checkpoint: Path, stack: ExitStack) -> tuple[SavedPart, Callable[[str], Tensor]]:
+    """Return the model's part of a checkpoint, and what reads one of its tensors: the averaged one, where there are averages."""
+    part, averages = SavedPart(checkpoint, "model", stack), SavedPart(checkpoint, AVERAGES, stack)
+    averaged = {part.tensors[name].name: name for name in averages.tensors}  # a tied one has other names, too
+
+    def read(name: str) -> Tensor:
+        leaf = part.tensors[name]
+        return averages.read(averaged[leaf.name]).to(leaf.dtype) if leaf.name in averaged else part.read(name)
+
+    return part, read
+
+
+def _dcp(checkpoint: Path, path: Path) -> list[str]:
+    with ExitStack() as stack:
+        part, read = _weights(checkpoint, stack)
+        if part.others:
+            raise UserError(
+                key="--format", happened=f"is dcp, and the model has more than tensors: {', '.join(part.others[:8])}", fix="--format=pt"
+            )
+        size = dcp.write(path, part.tensors.items(), read)
+        return [
+            f"{len(part.tensors)} tensors, {size / 1e6:,.1f} MB",
+            'load it with: torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id="FILE")',
+        ]
+
+
+def from_dcp(folder: Path, to: Path) -> list[str]:
+    """Write the weights of a folder of DCP into a new safetensors file, and return lines for the screen. Unpickles: see `DcpFolder`.
+
+    Raises:
+        UserError: it cannot be read, or has types that the file cannot.
+    """
+    source = dcp.DcpFolder(folder)
+    header = tensor_file.make_header([(name, dtype, shape) for name, (dtype, shape) in source.tensors.items()], {"format": "pt"})
+    partial = to.with_name(f".partial_{to.name}")
+    partial.unlink(missing_ok=True)
+    values = (source.read(name).view(-1).view(torch.uint8).numpy().data for name in source.tensors)
+    try:
+        tensor_file.write_each(partial, chain([memoryview(header)], values))
+        os.rename(partial, to)
+    finally:
+        partial.unlink(missing_ok=True)
+    left = f"; {source.num_others} other entries are left where they are" if source.num_others else ""
+    return [f"weights  {len(source.tensors)} tensors of {folder}{left}"]
+
+
+def _pt(checkpoint: Path, path: Path) -> list[str]:
+    weights = read_weights(checkpoint)
+    state = OrderedDict(weights["model"])
+    state._metadata = weights["model_versions"]  # type: ignore[attr-defined]  # as a state_dict has it
+    torch.save(state, path)
+    return [
+        f"{len(state)} entries, {path.stat().st_size / 1e6:,.1f} MB",
+        'load it with: model.load_state_dict(torch.load("FILE", weights_only=True))',
+    ]
+
+
+def _hf(checkpoint: Path, path: Path) -> list[str]:
+    model: Any = load(checkpoint).model
+    if not hasattr(model, "save_pretrained"):
+        raise UserError(
+            key="--format",
+            happened=f"is hf, and {type(model).__name__} has no save_pretrained",
+            expected="a model of transformers or diffusers, or one with huggingface_hub's PyTorchModelHubMixin",
+            fix="--format=safetensors",
+        )
+    model.save_pretrained(path)
+    return [f"load it with: {type(model).__name__}.from_pretrained('FILE')"]
+
+
+def _torch_export(checkpoint: Path, path: Path) -> list[str]:
+    model, args, kwargs, shapes = _traceable(checkpoint)
+    program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    torch.testing.assert_close(_outputs(program.module()(*args, **kwargs)), _outputs(model(*args, **kwargs)))
+    torch.export.save(program, path)
+    return [_taken(args, kwargs), 'load it with: torch.export.load("FILE").module()']
+
+
+def _onnx(checkpoint: Path, path: Path) -> list[str]:
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            key="--format", happened=f"is onnx, and {' and '.join(missing)} cannot be imported", fix=f"pip install {' '.join(missing)}"
+        )
+    model, args, kwargs, shapes = _traceable(checkpoint)
+    program: Any = torch.onnx.export(model, args, kwargs=kwargs, dynamic_shapes=shapes, dynamo=True, verbose=False)
+    program.save(path)
+    return [_taken(args, kwargs)]
+
+
+def _traceable(checkpoint: Path) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """Return a run's model, the arguments that it is called with, and which of their dimensions are left open: that of the samples."""
+    folder = checkpoint.parent.parent
+    config = answered_config(folder)
+    few = {
+        "evaluation": {**config["evaluation"], "batch_size": _EXAMPLES, "save_predictions": False, "sets": {}},
+        "loader": {**config["loader"], "num_workers": 0, "on_device": False},
+        "data": {**config["data"], "eval": config["data"].get("eval") or {}},
+    }
+    parts = build_evaluated(typed_config({**config, **few}), alone(), {})
+    put_weights(checkpoint, read_weights(checkpoint), parts.modules)
+    assert parts.eval_loader is not None
+    batch = parts.eval_loader.peek()
+    if batch is None:
+        raise ConfigError(key="data", happened="gives its samples only once", expected="data that has a batch to trace the model with")
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    model = parts.model.eval()
+    with torch.no_grad(), model.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True):
+        infer(parts.objective, model, inputs_of(batch.batch))
+    args, kwargs = seen[0]
+    size = batch_size([*args, *kwargs.values()])
+    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    shapes = tree_map(lambda value: {0: Dim.DYNAMIC} if isinstance(value, Tensor) and value.ndim and len(value) == size else None, given)
+    return model, args, kwargs, dict(shapes)
+
+
+def _taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    named = [describe(value) for value in args] + [f"{name}: {describe(value)}" for name, value in kwargs.items()]
+    return f"takes {', '.join(named)}, any number of samples"
+
+
+def _outputs(outputs: Any) -> list[Tensor]:
+    return list(tensors_of(outputs))
+
+
+_WRITE: Mapping[str, Callable[[Path, Path], list[str]]] = {
+    "safetensors": _safetensors,
+    "pt": _pt,
+    "dcp": _dcp,
+    "hf": _hf,
+    "torch_export": _torch_export,
+    "onnx": _onnx,
+}

@@ -1,0 +1,113 @@
+"""A run from its folder: `load(RUN)` of the package gives its model with the weights in it, its config, its data and its metrics.
+
+The config of a run names the code that is run: it is taken from nobody but its user.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddp_train.config.batch_sizes import BatchSizes
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.saved import answered_config
+from ddp_train.config.targets.evaluation_split import set_name
+from ddp_train.distributed.world import alone
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.trust import require_trust
+from ddp_train.training.build.build import build_model
+from ddp_train.training.build.data import make_data
+from ddp_train.training.seeding import random_state, set_random_state
+from ddp_train.training.state.data_identity import adopt, meaning_of, require_meaning, saved_identity
+from ddp_train.training.state.weights import find, put_weights, read_weights
+
+_KEY = "RUN"
+
+
+@dataclass(kw_only=True)
+class FinishedRun:
+    """A run that has saved a checkpoint, whether it goes on or not."""
+
+    folder: Path
+    checkpoint: Path  # whose weights the model has
+    step: int  # after which it was saved
+    config: dict[str, Any]  # as it was composed, everything resolved, each `auto` with what it came to
+    model: nn.Module  # in the mode of evaluation
+    typed: RunConfig  # the same, by its types
+    meaning: Mapping[str, Any]  # what the numbers of its data mean to the model
+
+    @cached_property
+    def data(self) -> Any:
+        """The training data: what the config's `_target_` makes, opened when it is asked for."""
+        return self._made("data")
+
+    @cached_property
+    def eval_data(self) -> Any:
+        """The evaluation data, likewise; None where the run has none."""
+        return self._made("data.eval") if "data.eval" in self.typed.evaluation_sets() else None
+
+    @cached_property
+    def eval_sets(self) -> dict[str, Any]:
+        """The data of `evaluation.sets` by its names, likewise."""
+        return {name: self._made(key) for key in self.typed.evaluation_sets() if (name := set_name(key))}
+
+    def _made(self, key: str) -> Any:
+        data = make_data(self.typed, key=key)
+        adopt(data, self.meaning)
+        require_meaning(meaning_of(data), self.meaning, key=key, accepted=self.typed.accept_changed_data)
+        return data
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl as they are now, one dict a row: `pandas.DataFrame(run.metrics)` is a table."""
+        return records(RunFolder(self.folder).metrics)
+
+
+def load(run: str | Path, *, device: str | torch.device = "cpu", trust: bool = False) -> FinishedRun:
+    """Load a run: its model with weights, its config, its data and its metrics. Starts no process and writes nothing.
+
+    Args:
+        run: a run folder, whose newest checkpoint counts; or one of its checkpoints, RUN/checkpoints/best and last too.
+        device: where the model goes.
+        trust: the folder may be another user's: what its config names is run as you.
+
+    Raises:
+        UserError: somebody else could have written the folder; there is no checkpoint, or it does not fit the model that the config makes.
+    """
+    folder, checkpoint = find(Path(run))
+    require_trust(folder, key=_KEY, is_trusted=trust, accept="load(RUN, trust=True)")
+    config = answered_config(folder)
+    typed = typed_config(config)
+    streams = random_state(torch.device("cpu"))  # a notebook's own random numbers go on as if nothing had been made
+    model = build_model(typed, alone(), {})
+    set_random_state(streams, torch.device("cpu"))
+    put_weights(checkpoint, read_weights(checkpoint), {"model": model})
+    step, meaning = int(checkpoint.name.removeprefix("step_")), saved_identity(checkpoint).get("meaning", {})
+    model = model.to(device).eval()
+    return FinishedRun(folder=folder, checkpoint=checkpoint, step=step, config=config, model=model, typed=typed, meaning=meaning)
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a metrics.jsonl; [] where there is none. The last line may be on its way."""
+    found = []
+    for line in file.read_text().splitlines() if file.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def typed_config(config: dict[str, Any]) -> RunConfig:
+    """Return the typed form of a config that was checked when its run began."""
+    total, micro = config["trainer"]["global_batch_size"], config["loader"]["micro_batch_size"]
+    accumulation = config["trainer"]["grad_accum_steps"]
+    batch = BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation or -(-total // micro), world_size=1)
+    return RunConfig.of(config, batch)

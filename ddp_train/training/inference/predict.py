@@ -1,0 +1,91 @@
+"""What a model says of samples whose targets nobody knows: one row for each sample, in the data set's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Batch, Inferring, Located, Objective, batch_size, describe
+from ddp_train.loader.device_copy import batch_on, copied_ahead
+from ddp_train.loader.loader import EvalLoader
+from ddp_train.objective.model_call import TARGETS, give
+from ddp_train.training.loop.evaluation import as_evaluated
+from ddp_train.training.loop.lockstep import in_step
+from ddp_train.training.parts.components import Evaluated
+from ddp_train.training.record.predictions import PredictionFiles
+
+
+def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: Callable[[], None] = lambda: None) -> int:
+    """Write what the model says of every sample of the evaluation data, and return the number of samples. Collective.
+
+    Args:
+        folder: for the files, which appear in it all at once; samples.txt has the samples' names where the data tells them.
+        begins_batch: called before each batch is asked for.
+
+    Raises:
+        ConfigError: the data has no order to write them in.
+        OSError: on every rank when one could not write.
+    """
+    loader, model = components.eval_loader, components.model
+    if not isinstance(loader, EvalLoader):
+        raise ConfigError(
+            key="data",
+            happened="is a stream, whose samples have no positions",
+            expected="data with positions, in whose order predictions are written",
+        )
+    files = PredictionFiles(folder, world, num_samples=loader.num_samples, first=loader.first)
+    if world.is_main and isinstance(loader.source, Located):
+        files.name_samples(loader.source.where(index) for index in range(loader.num_samples))
+    with as_evaluated(components):
+        begins_batch()
+        batches = copied_ahead(iter(loader), world.device)
+        for micro_batch in in_step(batches, world) if components.computes_together else batches:
+            batch = batch_on(world.device, micro_batch)
+            with components.amp.autocast(world.device):
+                rows = infer(components.objective, model, inputs_of(batch))
+            skips = [bad.sample for bad in micro_batch.skipped]
+            files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)
+            begins_batch()
+    files.close(keep=True)
+    return loader.num_samples
+
+
+def inputs_of(batch: Batch) -> Any:
+    """Return a batch without its targets, if it has any: a tuple or a dict of the model's arguments.
+
+    A tensor is the one input. Of a tuple of several the last is the targets, as in training; of a dict what is called target, targets,
+    label or labels is.
+    """
+    if isinstance(batch, Mapping):
+        return {name: value for name, value in batch.items() if name not in TARGETS}
+    if isinstance(batch, (tuple, list)):
+        return tuple(batch[:-1] if len(batch) > 1 else batch)
+    return (batch,)
+
+
+def infer(objective: Objective, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+    """Return one row per sample: what the objective makes of the model's output, or, where it cannot, the output itself."""
+    if isinstance(objective, Inferring):
+        return objective.infer(model, inputs)
+    outputs = give(model, inputs)
+    if isinstance(outputs, Tensor):
+        return {"output": outputs}
+    named = outputs if isinstance(outputs, Mapping) else dict(enumerate(outputs)) if isinstance(outputs, (tuple, list)) else {}
+    size = batch_size(inputs)
+    rows = {
+        name if isinstance(name, str) else f"output_{name}": value
+        for name, value in named.items()
+        if isinstance(value, Tensor) and value.ndim and len(value) == size
+    }
+    if not rows:
+        raise ConfigError(
+            key="objective",
+            happened=f"cannot say what it finds in samples without targets, and the model gives {describe(outputs)}",
+            expected="tensors with one row for each sample; or an objective with the method `infer` (ddp_train.interfaces.Inferring)",
+        )
+    return rows

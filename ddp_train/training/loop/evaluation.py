@@ -1,0 +1,228 @@
+"""Evaluation: every sample exactly once, whatever the number of ranks, and the same metrics on all of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Averaging, Place, Synchronising, cut, describe, is_cut, own_rows, plain_name
+from ddp_train.loader.device_copy import batch_on, copied_ahead
+from ddp_train.loader.loader import EvalLoader, Evaluation
+from ddp_train.metrics import model_log
+from ddp_train.training.check.sanity_check import NamedBatch, explain
+from ddp_train.training.loop.callback_error import named
+from ddp_train.training.loop.lockstep import agreed, in_step
+from ddp_train.training.parts import metric
+from ddp_train.training.parts.components import Components, Evaluated
+from ddp_train.training.record.predictions import PredictionFiles
+
+
+def evaluate(
+    components: Evaluated,
+    world: World,
+    *,
+    predictions: Callable[[str], Path] | None = None,
+    begins_batch: Callable[[], None] = lambda: None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Evaluate the bare model on all evaluation sets and return the metrics, the same on every rank. Collective.
+
+    Those of a set with a name are called NAME/loss, and its predictions are in a folder of its name.
+
+    There is no collective inside the loop, so unequal shares cannot hang (a forward through DDP would wait for the others); where every
+    forward is one, ranks that are through take part until all are (`lockstep.py`). Counts are added as integers and sums in float64, and
+    metrics of `evaluation.metrics` are put together on rank 0 after it. Before it, all ranks take rank 0's buffers: each has updated its
+    own BatchNorm averages since the last synchronised forward.
+
+    Args:
+        components: with an evaluation set at least.
+        predictions: the folder for the per-sample outputs of the objective by the set's name; it is `Predicting` then. None: none.
+        begins_batch: called before each batch is asked for.
+        is_stopping: gives up when it turns true on any rank; the result is None then, on every rank.
+
+    Raises:
+        OSError: on every rank when one could not write its predictions.
+    """
+    metrics: dict[str, float] = {}
+    with as_evaluated(components):
+        for name, loader in components.eval_loaders.items():
+            folder = predictions(name) if predictions else None
+            pace = _Pace(begins_batch, is_stopping)
+            found = _measure(components, loader, world, pace, predictions=folder)
+            if found is None:
+                return None
+            metrics |= {metric.of_set(name, each): value for each, value in found.items()}
+    return metrics
+
+
+@contextmanager
+def as_evaluated(components: Evaluated) -> Iterator[None]:
+    """Let the model be as it is evaluated: its mode, no gradients, the weights that a callback brings. It may be entered twice."""
+    parts = [part for part in (components.model, components.objective) if isinstance(part, nn.Module)]
+    with torch.no_grad(), model_log.taken_by(None), _averaged(components), _evaluating(parts):
+        yield
+        components.rest()
+
+
+def joined(components: Components) -> AbstractContextManager[Mapping[Place, Tensor]]:
+    """Let the weights be the same on all ranks, and what callbacks have of them, to be evaluated or saved; then as they were. Collective.
+
+    Yields:
+        This rank's own values of what was changed: where ranks take steps of their own (`interfaces.Synchronising`).
+    """
+    strategy = components.strategy
+    return strategy.joined(components.trained, averages(components).values()) if isinstance(strategy, Synchronising) else nullcontext({})
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """Whom the loop over an evaluation set calls."""
+
+    begins_batch: Callable[[], None]
+    is_stopping: Callable[[], bool]
+
+
+def _measure(components: Evaluated, loader: Evaluation, world: World, pace: _Pace, *, predictions: Path | None) -> dict[str, float] | None:
+    """Run the model as it is now over one evaluation set. Collective."""
+    is_stopping = pace.is_stopping
+    model, objective = components.model, components.objective
+    parts = [part for part in (model, objective) if isinstance(part, nn.Module)]
+    world.copy_from_main([buffer for part in parts for buffer in part.buffers()])
+    files = None
+    if predictions is not None:
+        assert isinstance(loader, EvalLoader)  # build has seen to it: a stream has no order to write them in
+        files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
+    for each in components.metrics.values():
+        each.reset()
+    totals: dict[str, Tensor] = {}
+    gave_up, skipped = False, 0
+    with _evaluating(parts):
+        pace.begins_batch()
+        batches = copied_ahead(iter(loader), world.device)
+        if components.computes_together:
+            batches, is_stopping = in_step(batches, world), agreed(is_stopping, world)
+        for number, micro_batch in enumerate(batches):
+            batch = batch_on(world.device, micro_batch)
+            try:
+                with components.amp.autocast(world.device):
+                    scores, rows, pair = components.examine(batch, predicts=files is not None)
+            except IndexError as error:  # a label out of range, say
+                explain(error, components, NamedBatch(micro_batch, loader.sample_ids(number), "this rank's evaluation batch"))
+                raise
+            if files is not None:
+                skips = [bad.sample for bad in micro_batch.skipped]
+                files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)
+            if pair is not None and micro_batch.counts:
+                metric.update(components.metrics, pair)
+            skipped += len(micro_batch.skipped)
+            for name, value in scores.items():
+                value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
+                totals[name] = totals.get(name, torch.zeros_like(value)) + (value if micro_batch.counts else 0)
+            gave_up = is_stopping()
+            if gave_up:
+                break  # not before the first batch: all ranks must have the same sums to reduce
+            pace.begins_batch()
+    totals["gave_up"] = torch.tensor(gave_up, dtype=torch.int64, device=world.device)
+    totals["skipped_samples"] = torch.tensor(skipped, device=world.device)
+    sums = _sums(totals, world)
+    skipped, gave_up = int(sums.pop("skipped_samples")), sums.pop("gave_up") > 0
+    if files is not None:
+        files.close(keep=not gave_up)
+    if gave_up:
+        return None
+    found = objective.metrics(sums) | metric.results(components.metrics, world)
+    return found | ({"skipped_samples": skipped} if loader.skips else {})
+
+
+def averages(components: Evaluated) -> Mapping[str, Tensor]:
+    """Return the weights that a callback brings for evaluation, by the model's names; {} where none does.
+
+    Raises:
+        ConfigError: one of them is not the model's, by its name or its shape.
+    """
+    name, callback = next(((name, each) for name, each in components.callbacks.items() if isinstance(each, Averaging)), ("", None))
+    if callback is None:
+        return {}
+    try:
+        weights = callback.evaluation_weights() or {}
+    except Exception as error:
+        raise named(error, name, "evaluation_weights")  # noqa: B904  # the same error
+    own = _tensors(components.model)
+    for each, weight in weights.items():
+        if each not in own:
+            close = difflib.get_close_matches(each, own, n=1)
+            raise _not_its_own(name, f"{each!r}, which the model does not have" + (f"; did you mean {close[0]}?" if close else ""))
+        if not isinstance(weight, Tensor) or weight.shape != own[each].shape:
+            raise _not_its_own(name, f"{each}: {describe(weight)}, which is {describe(own[each])} in the model")
+    return weights
+
+
+def _not_its_own(name: str, given: str) -> ConfigError:
+    return ConfigError(
+        key=f"callbacks.{name}",
+        happened=f"its evaluation_weights() gives {given}",
+        expected="tensors of the model's shapes, by the names of its parameters and buffers (for a compiled one without `_orig_mod.`)",
+    )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the model's parameters and buffers by the names that a user knows."""
+    return {plain_name(name): tensor for name, tensor in chain(model.named_parameters(), model.named_buffers())}
+
+
+@contextmanager
+def _averaged(components: Evaluated) -> Iterator[None]:
+    """Let the model have the weights that a callback brings for evaluation, if any, and then its own again. An error ends the run.
+
+    Tensors change places and are not copied where the types are the same: so averages of buffers become rank 0's, too. Rows of tensors
+    that are cut among the ranks are copied.
+    """
+    weights = averages(components)
+    if not weights:
+        yield
+        return
+    own = _tensors(components.model)
+    kept = {name: own[name].data for name in weights if not is_cut(own[name])}
+    rows = {name: own_rows(own[name]) for name in weights if is_cut(own[name])}  # a strategy knows the memory that they lie in
+    copies = {name: each.clone() for name, each in rows.items()}
+    for name in kept:
+        own[name].data = weights[name].to(own[name].device, own[name].dtype)
+    for name, each in rows.items():
+        each.copy_(own_rows(cut(weights[name], own[name])))
+    yield
+    for name, tensor in kept.items():
+        own[name].data = tensor
+    for name, copy in copies.items():
+        rows[name].copy_(copy)
+
+
+@contextmanager
+def _evaluating(parts: list[nn.Module]) -> Iterator[None]:
+    """Set all to evaluation, and each module back to the mode of its own. An error ends the run."""
+    modes = [(module, module.training) for part in parts for module in part.modules()]
+    for part in parts:
+        part.eval()
+    yield
+    for module, mode in modes:
+        module.training = mode
+
+
+def _sums(totals: Mapping[str, Tensor], world: World) -> dict[str, Any]:
+    """Add up over the ranks: once the floats, once the integers, which stay exact. A row comes as a list. Collective."""
+    sums: dict[str, Any] = {}
+    for is_float in (True, False):
+        part = {name: value for name, value in totals.items() if value.is_floating_point() == is_float}
+        if part:
+            values = world.sum(torch.cat([value.reshape(-1) for value in part.values()])).split([value.numel() for value in part.values()])
+            sums |= {name: value.view(part[name].shape).tolist() for name, value in zip(part, values, strict=True)}
+    return sums

@@ -1,0 +1,171 @@
+"""What a run is made of on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Amp, Batch, ChoosingTurns, Comparing, Goal, Joint, Objective, Predicting, Scheduler, Strategy
+from ddp_train.loader.device_copy import batch_on
+from ddp_train.loader.length_plan import LengthPlan
+from ddp_train.loader.loader import Evaluation, Loader
+from ddp_train.loader.reader import MicroBatch
+from ddp_train.training.loop.early_step import EarlyStep
+from ddp_train.training.parts.compiled import Compiled
+from ddp_train.training.parts.metric import Metric, goals_of
+from ddp_train.training.parts.turn import Turn
+from ddp_train.training.record.throughput import Throughput
+from ddp_train.training.state.data_identity import Identity
+
+
+@dataclass(kw_only=True)
+class Evaluated:
+    """What evaluation works with, also where nothing is trained."""
+
+    model: nn.Module  # as the config says
+    trained: nn.Module  # the model, joined with an objective that has a state of its own: what is optimised, saved and compared
+    objective: Objective
+    amp: Amp
+    eval_loaders: Mapping[str, Evaluation]  # by the names of the evaluation sets, that without a name first; {}: nothing is evaluated
+    callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
+    computes_together: bool = False  # every forward is a collective
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules that have weights: the model, and an objective of that kind."""
+        return dict(self.trained.named_children()) if isinstance(self.trained, Joint) else {"model": self.model}
+
+    def rest(self) -> None:
+        """Let nothing be left of forwards that no backward follows."""
+
+    @property
+    def goals(self) -> dict[str, Goal]:
+        """Which way each metric is better, the headline one first: of each set the objective's, then those of `evaluation.metrics`."""
+        return goals_of(self.objective, self.metrics, self.eval_loaders)
+
+    @property
+    def eval_loader(self) -> Evaluation | None:
+        """What reads the evaluation data without a name, or the first set where there is none; None: nothing is evaluated."""
+        return next(iter(self.eval_loaders.values()), None)
+
+    def examine(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
+        """Return from one forward what evaluation adds up, what it saves of each sample, and what metrics compare, as far as wanted."""
+        if self.metrics:
+            return cast(Comparing, self.objective).compare(self.model, batch)
+        if predicts:
+            return *cast(Predicting, self.objective).predict(self.model, batch), None
+        return self.objective.score(self.model, batch), {}, None
+
+
+def with_loss(trained: nn.Module, objective: Objective) -> Joint:
+    """Return what computes the objective's loss of a batch with what is trained, for a strategy to wrap."""
+    return trained if isinstance(trained, Joint) else Joint(trained, objective, has_state=False)
+
+
+@dataclass(kw_only=True)
+class Components(Evaluated):
+    """Everything that the loop works with."""
+
+    module: nn.Module  # what computes the loss, as the strategy wraps it; with turns what is trained, as it is: each turn has its own
+    turns: Mapping[str, Turn] = field(default_factory=dict)  # of an objective whose parts take turns
+    optimizer: Optimizer
+    scheduler: Scheduler
+    scaler: torch.amp.GradScaler
+    strategy: Strategy
+    train_loader: Loader
+    total_steps: int
+    throughput: Throughput
+    fresh: Mapping[str, Any] = field(default_factory=dict)  # the states of the callbacks as they were made (`callbacks.fresh_states`)
+    answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
+    compiled: Compiled = field(default_factory=Compiled)
+    lengths: LengthPlan | None = None  # of windows of tokens, by the step; None: they are not cut
+    early_step: EarlyStep | None = None  # what lets the optimizer step in backward; None: it steps after it
+    identity: Identity = field(default_factory=dict)  # by what the data is known again
+    notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
+
+    def rest(self) -> None:
+        """Let nothing be left of forwards that no backward follows."""
+        self.strategy.rest(self.module)
+
+    def loss(self, batch: Batch, turn: Turn | None = None) -> Tensor:
+        """Return the objective's loss of a batch, or of one of its turns, shape [], computed through what the strategy has wrapped."""
+        self.compiled.begin_batch()
+        loss: Tensor = (self.module if turn is None else turn.module)(batch)
+        return loss
+
+    def examine(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
+        self.compiled.begin_batch()
+        return super().examine(batch, predicts=predicts)
+
+    def turns_at(self, step: int) -> list[Turn]:
+        """Return the turns of the step that comes after `step` steps.
+
+        Raises:
+            ConfigError: the objective chooses none, or one that it does not have.
+        """
+        if not isinstance(self.objective, ChoosingTurns):
+            return list(self.turns.values())
+        names = self.objective.turns_at(step)
+        if not names or any(name not in self.turns for name in names):
+            raise ConfigError(
+                key="objective",
+                happened=f"{type(self.objective).__name__}.turns_at({step}) gives {list(names)}",
+                expected=f"one at least of {', '.join(self.turns)}",
+            )
+        return [self.turns[name] for name in names]
+
+    def zero_gradients(self) -> None:
+        """Forget the gradients of a step."""
+        if self.train_loader.grad_accum_steps > 1 and self.keeps_gradients():
+            self.optimizer.zero_grad(set_to_none=False)
+        elif getattr(self.optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:  # it may have more to forget
+            self.optimizer.zero_grad(set_to_none=True)
+        else:  # what torch's own does, without its note for a profiler, which takes ten times as long
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def keeps_gradients(self) -> bool:
+        """Tell whether gradients are zeroed where they are, in DDP's buckets.
+
+        So with accumulation, where the strategy is for it. Without, DDP itself moves each one there, and zeroing is work for nothing.
+        """
+        return self.train_loader.grad_accum_steps > 1 and self.strategy.keeps_gradients(self.module)
+
+    def settles(self) -> bool:
+        """Tell whether a run rebuilds its buckets when it begins, too."""
+        return self.strategy.has_buckets and (bool(self.turns) or self.keeps_gradients())
+
+    def rebuild_buckets(self, world: World, micro_batch: MicroBatch | None = None) -> None:
+        """Bring DDP into the state that it has after its first steps, before a checkpoint is loaded. Collective.
+
+        DDP rebuilds its buckets after the first backward, and where an element lies in a bucket decides the order in which the ranks'
+        values are added. Without this, a resumed run on three or more ranks differs from one that never stopped in the last bits.
+        Parameters are not touched; buffers and random streams are, so it comes before loading. Twice, because a static graph takes two.
+
+        Where gradients are kept (`keeps_gradients`) they are in the buckets from then on, so a run that begins is settled, too. So it is
+        with turns, of which one may come for the first time after a checkpoint.
+        """
+        if world.size > 1 and self.strategy.has_buckets:
+            self.try_step(world, micro_batch, times=2)
+
+    def try_step(self, world: World, micro_batch: MicroBatch | None = None, *, times: int = 1) -> None:
+        """Take forward and backward of a micro-batch so many times, of each turn where there are some; forget the gradients. Collective."""
+        micro_batch = micro_batch or self.train_loader.peek()
+        batch = batch_on(world.device, micro_batch)
+        for turn in times * [*self.turns.values()] or times * [None]:
+            self.optimizer.zero_grad(set_to_none=True)  # which would keep the first buckets alive beside those that replace them
+            with turn.alone() if turn else nullcontext():
+                with self.amp.autocast(world.device):
+                    loss = self.loss(batch, turn)
+                loss.backward()
+        self.zero_gradients()

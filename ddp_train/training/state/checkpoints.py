@@ -1,0 +1,163 @@
+"""A run's checkpoints while it trains: when one is due, what goes into it, and the way back to the newest.
+
+How they are written and read is the business of `ddp_train/checkpoint`; how a run continues from one when it begins, that of `restore.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddp_train.checkpoint import catalog, disk_space
+from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, ranking
+from ddp_train.checkpoint.folder import newest_good, set_aside_after
+from ddp_train.checkpoint.save import Saver
+from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import CheckpointConfig
+from ddp_train.distributed.world import World
+from ddp_train.errors import RunError
+from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.training.check.state_size import estimate
+from ddp_train.training.loop.evaluation import joined
+from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.evaluation_mode import evaluation_mode
+from ddp_train.training.record import predictions
+from ddp_train.training.record.loss_monitor import Rewind
+from ddp_train.training.record.records import Records
+from ddp_train.training.state.saved_state import SetAside, content, load
+from ddp_train.training.train_state import Jump, TrainState, WindowSums
+
+_MOST_IN_VAIN = 3  # rewinds to the same checkpoint
+
+
+class RewindError(RunError):
+    """The run cannot go back any more."""
+
+
+@dataclass(kw_only=True)
+class Checkpoints:
+    """Saves one run, and takes it back. Making one is collective."""
+
+    config: RunConfig
+    run_folder: RunFolder
+    components: Components
+    state: TrainState
+    world: World
+    keep: Retention  # which checkpoints stay (`retention`)
+    records: Records
+    tracker: PhaseTracker
+    agree: Callable[[bool], bool]  # gets on rank 0 whether one is due by the clock; tells whether all ranks save after this step
+
+    def __post_init__(self) -> None:
+        settings, folder = self.config.checkpoint, self.run_folder.checkpoints
+        self._saver = Saver(
+            folder,
+            self.world,
+            config_hash=self.config.hash(),
+            run=self.world.from_main(self.run_folder.number()),  # a shared file system may show environment.json to others later
+            asynchronous=settings.asynchronous,
+            remove_old=lambda saved: remove_old(saved, self.keep),
+            moves=self.tracker.move,
+        )
+        self._schedule = CheckpointSchedule(
+            every_evaluation=settings.every_evaluation,
+            every_steps=settings.every_steps,
+            every_minutes=settings.every_minutes,
+            keep=self.keep,
+            saved=self._saved(),
+            agree=self.agree,
+        )
+        self.records.listen(self._schedule.note)
+        self.are_due = self._schedule.saves_after
+        """Tells whether a checkpoint is due, asked after each step and its evaluation; the same on all ranks."""
+
+    def save(self, window: WindowSums) -> None:
+        """Save the run as it is now. Collective.
+
+        Args:
+            window: what has come since the last record.
+        """
+        self._saver.finish()  # before the collective: a rank that is lost is told from the store, at once
+        with evaluation_mode(self.components.optimizer) as trained, joined(self.components) as kept:
+            saved = content(self.components, self.state, window, self.world, SetAside(trained=trained, kept=kept))
+            self._saver.save(saved, facts=self._schedule.facts(self.state.step))
+
+    def finish(self) -> str:
+        """Wait for the newest checkpoint to be there; return what was wrong with it, or "". Collective."""
+        return self._saver.finish()
+
+    def rewind(self, found: Rewind) -> None:
+        """Load the newest good checkpoint into the components and the state, but for the position in the data. Collective.
+
+        The data goes on where it is, past the batches in which the loss was lost.
+
+        Raises:
+            RewindError: there is no checkpoint, or going back to it has not helped three times.
+
+        Source: Chowdhery et al. 2022, arXiv:2204.02311, section 5.1 (PaLM: spikes come from a batch and a state of the weights together).
+        """
+        state = self.state
+        self.tracker.enter(Phase.START, state.step)  # reading a checkpoint takes its time
+        self._saver.finish()
+        self.records.tell(found.event, found.happened)
+        chosen = newest_good(self.run_folder.checkpoints, self.world, moves=self.tracker.move)
+        if chosen is None:
+            raise RewindError(
+                key="checkpoint.every_steps",
+                happened=f"{found.happened}\n    There is no checkpoint to go back to yet",
+                expected="a checkpoint before the first bad number",
+                fix="a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start",
+            )
+        from_step, samples, jumps = state.step, state.samples, state.jumps
+        load(chosen, self.components, state, self.world, moves=self.tracker.move)
+        in_vain = [jump for jump in jumps[-_MOST_IN_VAIN:] if jump.to_step == state.step]
+        if len(in_vain) == _MOST_IN_VAIN:
+            raise RewindError(
+                key="health.on_nonfinite",
+                happened=f"{found.happened}\n"
+                f"    Going back to step {state.step} and on with other data has not helped {_MOST_IN_VAIN} times",
+                expected="a checkpoint from which training goes on",
+                fix="ddp-train resume RUN/checkpoints/STEP of an earlier step, with a smaller optimizer.lr",
+            )
+        jump = Jump(from_step=from_step, to_step=state.step, samples=(state.samples, samples))
+        state.samples, state.jumps = samples, [*jumps, jump]
+        state.owes_evaluation = False  # made up for when this attempt began
+        if self.world.is_main:
+            set_aside_after(chosen.parent, chosen)
+            predictions.forget_after(self.run_folder.predictions, state.step)
+        self.records.tell(
+            {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
+            f"rewound from step {from_step} to {chosen.name}; the data goes on after sample {samples:,}",
+        )
+        self._schedule.go_back(self._saved())
+        self.records.reopen()
+
+    def _saved(self) -> list[CatalogEntry]:
+        """Return the checkpoints that there are, the same on all ranks. Collective."""
+        saved: list[CatalogEntry] = self.world.from_main(catalog.saved(self.run_folder.checkpoints) if self.world.is_main else None)
+        return saved
+
+
+def retention(settings: CheckpointConfig, components: Components) -> Retention:
+    """Return which checkpoints stay; refuses a metric that the run does not measure."""
+    return Retention(
+        last=settings.keep_last,
+        best=settings.keep_best,
+        every_steps=settings.keep_every_steps,
+        ranking=ranking_of(components, settings.metric),
+    )
+
+
+def ranking_of(components: Components, metric: str | None = None) -> Ranking:
+    """Return the metric to compare by, and which way is better. None: the objective's first."""
+    return ranking(components.goals, metric=metric, is_evaluated=bool(components.eval_loaders))
+
+
+def probe(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:
+    """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
+    size = estimate(components, num_ranks=world.size)
+    if warning := disk_space.probe(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
+        print(warning, flush=True)

@@ -1,0 +1,138 @@
+"""Weights to begin with (`init_from=`): of a safetensors, .pt or .ckpt file, of a checkpoint or a run of ours. Nothing in them is executed.
+
+init_from=RUN  init_from=RUN/checkpoints/best  init_from=FILE.safetensors  init_from=FILE.ckpt  '+init_from_keys={module.:""}'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.checkpoint import catalog
+from ddp_train.checkpoint.foreign_files import read_ckpt, read_pt, read_safetensors
+from ddp_train.checkpoint.foreign_form import require_known_form
+from ddp_train.checkpoint.verify import verify
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError, UserError
+from ddp_train.interfaces import cut, describe, is_cut, own_rows, plain_name
+from ddp_train.training.state.weights import read_weights
+
+_SHOWN = 8  # keys of each kind in one message
+
+
+def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, str], is_strict: bool) -> list[str]:
+    """Put weights into a model on all ranks: rank 0 reads and checks, the others get its weights. Collective.
+
+    A floating-point type may be cast to the model's; that is said.
+
+    Args:
+        renames: prefix of a key -> what takes its place; of several that fit, the longest counts.
+        is_strict: refuse when the file and the model have not the same keys and shapes; False: load what fits, and say the rest.
+
+    Returns:
+        Lines for the screen, on rank 0.
+
+    Raises:
+        UserError: the file cannot be read safely, or does not fit (rank 0).
+    """
+    fitting, lines = fit(path, model, renames, is_strict=is_strict) if world.is_main else ({}, [])
+    names = set(world.from_main(list(fitting)))  # where the others wait when rank 0 refuses
+    for name, tensor in _tensors(model).items():
+        if not is_cut(tensor):
+            if name in fitting:
+                tensor.copy_(fitting[name])
+            world.copy_from(0, tensor)
+        elif name in names:  # each takes its rows of the whole, of which no more than one is in memory on the other ranks
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=world.device)
+            if name in fitting:
+                whole.copy_(fitting[name])
+            world.copy_from(0, whole)
+            own_rows(tensor).copy_(own_rows(cut(whole, tensor)))
+    return lines
+
+
+def fit(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: bool) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the weights that the model takes, which may be on the meta device, by its names, and what to say of them; see `load`."""
+    source, found = _read(path)
+    weights = _rename(found, renames, source)
+    wanted = _tensors(model)
+    shared = [name for name in wanted if name in weights]
+    wrong = {
+        "missing": [name for name in wanted if name not in weights],
+        "extra": [name for name in weights if name not in wanted],
+        "another shape": [_compare(name, weights, wanted) for name in shared if weights[name].shape != wanted[name].shape],
+        "another type": [_compare(name, weights, wanted) for name in shared if not _can_cast(weights[name], wanted[name])],
+    }
+    listed = [f"    {kind:<14} {_shorten(names)}" for kind, names in wrong.items() if names]
+    fitting = [name for name in shared if weights[name].shape == wanted[name].shape and _can_cast(weights[name], wanted[name])]
+    if (listed and is_strict) or not fitting:
+        raise ConfigError(
+            key="init_from",
+            happened="\n".join([f"{source} does not fit the model", *listed]),
+            expected="the same keys and shapes as the model's",
+            fix=_renaming(weights, wanted)
+            or "+init_from_keys={OLD_PREFIX:NEW_PREFIX} for renamed keys, or init_from_strict=false to load what fits",
+        )
+    cast = [_compare(name, weights, wanted) for name in fitting if weights[name].dtype != wanted[name].dtype]
+    return {name: weights[name] for name in fitting}, [
+        f"weights  {len(fitting)} of {len(wanted)} tensors from {source}",
+        *([f"    cast           {_shorten(cast)}"] if cast else []),
+        *listed,
+    ]
+
+
+def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
+    """Return what is read, in words, and the weights in it."""
+    if path.suffix == ".safetensors":
+        return str(path), read_safetensors(path)
+    if path.suffix in (".pt", ".pth"):
+        return str(path), read_pt(path)
+    if path.suffix == ".ckpt" and not path.is_dir():
+        return str(path), read_ckpt(path)
+    require_known_form(path)
+    given = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
+    chosen = catalog.find(given, verify, key="init_from")
+    return str(chosen), read_weights(chosen)["model"]
+
+
+def _rename(weights: Mapping[str, Tensor], renames: Mapping[str, str], source: str) -> dict[str, Tensor]:
+    longest_first = sorted(renames, key=len, reverse=True)
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        prefix = next((prefix for prefix in longest_first if name.startswith(prefix)), "")
+        new = plain_name(renames.get(prefix, "") + name.removeprefix(prefix))
+        if new in renamed:
+            raise UserError(key="init_from_keys", happened=f"two tensors of {source} would be called {new}", expected="a name for each")
+        renamed[new] = tensor
+    return renamed
+
+
+def _renaming(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """Return the override with which the model's keys are found, where one prefix is all that they lack; "" otherwise."""
+    first = next(iter(wanted), "")
+    prefixes = {name.removesuffix(first) for name in weights if name.endswith(f".{first}")}
+    found = [prefix for prefix in sorted(prefixes, key=len) if all(f"{prefix}{name}" in weights for name in wanted)]
+    is_all = bool(found) and all(name.startswith(found[0]) for name in weights)
+    rest = "" if is_all else " init_from_strict=false"  # a metric, say, or a teacher
+    return f"'+init_from_keys={{{found[0]}:\"\"}}'{rest}" if found else ""
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the model's parameters and saved buffers by name, sharing its memory and without gradient."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def _can_cast(source: Tensor, target: Tensor) -> bool:
+    return source.dtype == target.dtype or (source.is_floating_point() and target.is_floating_point())
+
+
+def _compare(name: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    return f"{name} ({describe(weights[name])} -> {describe(wanted[name])})"
+
+
+def _shorten(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

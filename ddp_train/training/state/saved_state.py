@@ -1,0 +1,204 @@
+"""What a checkpoint holds: the parts of a run that have a state. A part that is added to `parts` is saved and comes back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from ddp_train.checkpoint import codec
+from ddp_train.checkpoint.read import read_own, read_shared, size_of
+from ddp_train.checkpoint.save import Content
+from ddp_train.checkpoint.snapshot import OF_RANK_0
+from ddp_train.distributed.world import World
+from ddp_train.errors import UserError
+from ddp_train.interfaces import Place, Reducing, Synchronising, map_tensors, place_of, tensors_of
+from ddp_train.training.loop import callbacks
+from ddp_train.training.loop.evaluation import averages
+from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.evaluation_mode import training_mode
+from ddp_train.training.seeding import random_state, set_random_state
+from ddp_train.training.state import data_identity
+from ddp_train.training.state.compare_state import (
+    class_of,
+    compare_model,
+    compare_optimizer,
+    load_optimizer,
+    parameter_names,
+    regrouped,
+    regrouped_schedule,
+)
+from ddp_train.training.state.layout import cut_like
+from ddp_train.training.state.weights import put_state
+from ddp_train.training.train_state import TrainState, WindowSums
+
+
+class Stateful(Protocol):
+    """What has a state of its own."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+def parts(components: Components, state: TrainState) -> dict[str, Stateful]:
+    """Return what has a state that is the same on every rank, beside modules and optimizer, whose keys are compared on loading."""
+    return {"scheduler": components.scheduler, "scaler": components.scaler, "state": state}
+
+
+def hashes(components: Components, state: TrainState) -> dict[str, str]:
+    """Return a hash of each part: of what all ranks should have, and nothing keeps alike."""
+    found = {}
+    for name, part in parts(components, state).items():
+        plain, tensors = codec.encode(part.state_dict(), name)
+        each = xxhash.xxh3_128(json.dumps(plain, sort_keys=True).encode())
+        for tensor in tensors.values():
+            each.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        found[name] = each.hexdigest()
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """What this rank goes on with, where the model holds something else while a checkpoint is taken."""
+
+    trained: Sequence[Tensor] = ()  # what `evaluation_mode` yields: the parameters to go on with
+    kept: Mapping[Place, Tensor] = field(default_factory=dict)  # what `joined` yields: its own values of what is the same on all ranks now
+
+
+def content(components: Components, state: TrainState, window: WindowSums, world: World, aside: SetAside = SetAside()) -> Content:
+    """Return what a checkpoint of this moment holds. Collective.
+
+    All ranks take rank 0's buffers first: each has its own BatchNorm averages, of which every rank would write a share. So a rank goes on
+    with what the checkpoint holds. Under DDP nothing else would come of it: its next step begins with rank 0's buffers anyway.
+    """
+    world.copy_from_main(components.trained.buffers())
+    found = components.modules.items()
+    states = {name: module.state_dict() for name, module in found}
+    shared = {
+        **states,
+        # Of the modules' own formats, which torch keeps beside the tensors.
+        **{f"{name}_versions": getattr(each, "_metadata", {}) for name, each in states.items()},
+        "optimizer": components.optimizer.state_dict(),
+        "optimizer_class": class_of(components.optimizer),
+        "optimizer_parameters": parameter_names(components.optimizer, components.trained),
+        **{name: part.state_dict() for name, part in parts(components, state).items()},
+        "callbacks": callbacks.states(components.callbacks, world),
+        **({"parameters_in_training": list(aside.trained)} if aside.trained else {}),
+        # What is evaluated instead of the weights: once in the files, for a callback's state has it, too.
+        "averages": dict(averages(components)),
+        data_identity.PART: components.identity,
+    }
+    is_replica = isinstance(components.strategy, Synchronising) and world.size > 1
+    if isinstance(components.strategy, Synchronising):
+        shared |= {"strategy": components.strategy.state_dict(), OF_RANK_0: ["optimizer"] if is_replica else []}
+    own = {
+        "random": random_state(world.device),
+        "window": asdict(window),
+        "data": components.train_loader.state_dict(state.samples),
+        **({"replica": _replica(shared, aside.kept, world)} if is_replica else {}),
+        **({"strategy": components.strategy.own_state()} if isinstance(components.strategy, Reducing) else {}),
+    }
+    buffers = {f"{part}.{name}" for part, module in found for name, _ in module.named_buffers(remove_duplicate=False)}  # may hold a mask
+    return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)
+
+
+def _replica(shared: Mapping[str, Any], kept: Mapping[Place, Tensor], world: World) -> dict[str, Any]:
+    """Return the parts of the state of which this rank has its own, but for what rank 0 has in the shared state."""
+    found = {} if world.is_main else {"optimizer": shared["optimizer"]}
+    for part in ("model", "objective", "callbacks"):
+        own = map_tensors(lambda tensor: kept.get(place_of(tensor), tensor), shared.get(part, {}))
+        if any(mine is not common for mine, common in zip(tensors_of(own), tensors_of(shared.get(part, {})), strict=True)):
+            found[part] = own
+    return found
+
+
+def load(checkpoint: Path, components: Components, state: TrainState, world: World, *, moves: Callable[[], None] = lambda: None) -> bool:
+    """Put a verified checkpoint into the components. Collective.
+
+    Args:
+        moves: called again and again while this rank reads, which may take its time.
+
+    Returns:
+        Whether the random streams came back too; with another world size they cannot.
+
+    Raises:
+        CheckpointError: it is not what its format says.
+        UserError: it is of another model or optimizer.
+    """
+    saved_size = size_of(checkpoint, world)
+    shared = read_shared(checkpoint, world, lay_out=cut_like(components), moves=moves)
+    own = read_own(checkpoint, world.rank) if saved_size == world.size else {}
+    strategy, replica = components.strategy, dict[str, Any]()
+    if isinstance(strategy, Synchronising):
+        replica = own.get("replica", {})
+    if shared.get(OF_RANK_0) and not (own and isinstance(strategy, Synchronising)) and world.is_main:
+        print("the ranks of the checkpoint had weights and optimizers of their own: all go on with the mean and rank 0's", flush=True)
+    _restore(checkpoint, shared | replica, components, state, world)
+    if isinstance(strategy, Synchronising):
+        strategy.are_alike = replica.keys().isdisjoint(components.modules)
+        strategy.load_state_dict(shared.get("strategy", {}))
+        strategy.begin(components.trained)
+    if isinstance(strategy, Reducing):
+        strategy.load_own_state(own.get("strategy", {}))
+    if saved_size == world.size:
+        state.window = WindowSums(**own["window"])
+        components.train_loader.load_state_dict(own["data"])
+        set_random_state(own["random"], world.device)
+        return True
+    if components.scaler.is_enabled():  # the scale times the number of ranks stays (amp.py)
+        components.scaler.load_state_dict({**shared["scaler"], "scale": shared["scaler"]["scale"] * saved_size / world.size})
+    windows = [WindowSums(**read_own(checkpoint, rank)["window"]) for rank in range(saved_size if world.is_main else 1)]
+    state.window = WindowSums.shared_out(windows, is_main=world.is_main)
+    return False
+
+
+def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components, state: TrainState, world: World) -> None:
+    """Put what all ranks have into the components, after comparing all of it."""
+    optimizer, found = components.optimizer, components.modules
+    problems = compare_model(components.model, shared["model"])
+    objective = compare_model(found.get("objective", nn.Module()), shared.get("objective", {}))  # without a state neither has one
+    problems += [f"of the objective: {problem}" for problem in objective]
+    problems += compare_optimizer(optimizer, shared, parameter_names(optimizer, components.trained))
+    if not problems:
+        try:
+            for name, module in found.items():
+                put_state(module, shared[name], shared[f"{name}_versions"])
+            schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
+            rates = [float(group["lr"]) for group in regrouped(optimizer, shared["optimizer"])]
+            differences = load_optimizer(optimizer, shared["optimizer"])
+            training_mode(optimizer, shared.get("parameters_in_training", ()))
+            for name, part in parts(components, state).items():
+                part.load_state_dict(schedule if name == "scheduler" else shared[name])
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            problems = [f"{type(error).__name__}: {error}"]
+    if problems:
+        raise UserError(
+            key="resume",
+            happened="\n    ".join([f"{checkpoint} does not fit this model and optimizer:", *problems]),
+            expected="a checkpoint of the same configuration",
+            fix="resume=never, or the configuration that it was saved with",
+        )
+    differences += _jump(rates, [float(group["lr"]) for group in optimizer.param_groups])
+    differences += callbacks.load_states(components.callbacks, shared["callbacks"], components.fresh)
+    if world.is_main:
+        for difference in differences:
+            print(difference, flush=True)
+
+
+def _jump(before: list[float], now: list[float]) -> list[str]:
+    """Say where the learning rate of the next step is not that which the checkpoint was saved with: the run has another length, or rate."""
+    for was, becomes in zip(before, now, strict=False):
+        if not math.isclose(was, becomes, rel_tol=1e-6, abs_tol=1e-15):
+            return [
+                f"rate     the learning rate goes from {was:.4g} to {becomes:.4g} here, and the result is not that of a run that began with"
+                " these settings; scheduler=constant and warmup_stable_decay, before it decays, go on without a jump"
+            ]
+    return []

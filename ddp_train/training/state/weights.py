@@ -1,0 +1,121 @@
+"""The weights that a run has saved: which checkpoint is meant, what of it counts, and how it comes into modules.
+
+`load` of the package, evaluations, predictions, exports and `init_from` stand on it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ddp_train.checkpoint import catalog
+from ddp_train.checkpoint.codec import Leaf
+from ddp_train.checkpoint.read import read_shared
+from ddp_train.checkpoint.snapshot import SHARED
+from ddp_train.checkpoint.verify import verify
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError, UserError
+from ddp_train.interfaces import cut, is_cut, own_rows
+from ddp_train.training.state.compare_state import compare_model
+
+_KEY = "RUN"
+_SHOWN = 8
+_WEIGHTS = ("model", "objective")
+_NOWHERE = -1  # of what is no tensor, or has no elements here
+AVERAGES = "averages"
+"""The part of a checkpoint that has the averaged weights, by the model's names for them."""
+
+
+def find(path: Path) -> tuple[Path, Path]:
+    """Return the run folder and the undamaged checkpoint that a path means: the newest one of a run folder, or the one that it names.
+
+    Raises:
+        UserError: it is neither, or there is no undamaged one.
+    """
+    path = path.absolute()
+    is_run = (path / "config.yaml").exists() and not catalog.is_checkpoint(path)
+    folder = path if is_run else path.parent.parent
+    if not is_run and not catalog.is_checkpoint(path):
+        raise ConfigError(
+            key=_KEY,
+            happened=f"{path} is no run folder and no checkpoint",
+            expected="a folder that holds config.yaml, or one of its checkpoints",
+        )
+    name = path / "checkpoints" / catalog.LAST if is_run else path
+    if is_run:
+        catalog.require_candidates(name, key=_KEY)
+    return folder, catalog.find(name, verify, key=_KEY)
+
+
+def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[str, nn.Module] | None = None) -> dict[str, Any]:
+    """Return the states of the modules in a checkpoint, the versions of their formats, and the run's position (`state`).
+
+    Where a callback has averaged the weights and the run has evaluated the averages, they are the model's. Collective with a world.
+
+    Args:
+        world: whose ranks read together; None: this process alone reads.
+        modules: that get the weights, by their names: of what is cut among the ranks there each rank reads its own rows. All others are
+            whole, and on the CPU.
+
+    Raises:
+        CheckpointError: it is not what its format says.
+    """
+    likes = dict(cut_weights(modules or {}))
+    likes |= {f"{SHARED}.{AVERAGES}.{name}": value for name, value in _cut_values((modules or {}).get("model"))}
+
+    def lay_out(plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
+        return {name: likes[name] for name, leaf in leaves.items() if name in likes and tuple(likes[name].shape) == leaf.shape}
+
+    only = [*_WEIGHTS, *(f"{name}_versions" for name in _WEIGHTS), AVERAGES, "state"]
+    found = read_shared(checkpoint, world, only=only, lay_out=lay_out)
+    own: dict[str, Any] = found["model"]
+    averages = {_place(own[name]): value.to(own[name].dtype) for name, value in found.pop(AVERAGES, {}).items()}
+    averages.pop(_NOWHERE, None)
+    return {**found, "model": {name: averages.get(_place(value), value) for name, value in own.items()}}
+
+
+def cut_weights(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Yield what of the modules' weights is cut among the ranks, by its names in a checkpoint."""
+    for part, module in modules.items():
+        for name, value in _cut_values(module):
+            yield f"{SHARED}.{part}.{name}", value
+
+
+def _cut_values(module: nn.Module | None) -> Iterator[tuple[str, Tensor]]:
+    return ((name, value) for name, value in ({} if module is None else module.state_dict()).items() if is_cut(value))
+
+
+def _place(value: Any) -> int:
+    """Return where a tensor lies on this rank, by which tied ones are known."""
+    rows = own_rows(value) if isinstance(value, Tensor) else None
+    return rows.data_ptr() if rows is not None and rows.numel() else _NOWHERE
+
+
+def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+    """Put what `read_weights` gave into modules, by their names: `model`, and `objective` where it has a state.
+
+    Raises:
+        UserError: they are of another model.
+    """
+    problems = [problem for name, module in modules.items() for problem in compare_model(module, weights.get(name, {}))]
+    if problems:
+        raise UserError(
+            key="model",
+            happened="\n    ".join([f"{checkpoint} does not fit the model:", *problems[:_SHOWN], *["..."] * (len(problems) > _SHOWN)]),
+            expected="the model that the run has trained",
+            fix="the code of that time; environment.json of the run has its commit and its packages",
+        )
+    for name, module in modules.items():
+        put_state(module, weights[name], weights[f"{name}_versions"])
+
+
+def put_state(module: nn.Module, values: Mapping[str, Any], versions: Any) -> None:
+    """Load a module's saved state, cut as the module is; the versions of its formats are where torch looks for them."""
+    own = module.state_dict()
+    state = OrderedDict((name, cut(value, own[name])) for name, value in values.items())
+    state._metadata = versions  # type: ignore[attr-defined]
+    module.load_state_dict(state)

@@ -1,0 +1,91 @@
+"""The host stays within a few steps of its device, and what is known of the device is told; the GPU is simulated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddp_train.phase import PhaseTracker
+from ddp_train.training.loop import trainer as loop
+from ddp_train.training.loop.device_queue import STEPS_AHEAD, DeviceQueue, device_queue
+from tests.unit.parts import components, trainer
+
+
+class Gpu:
+    """A device that finishes a step when it is told to, or waited for; events are its `torch.cuda.Event`s."""
+
+    def __init__(self) -> None:
+        self.given = self.finished = 0
+        self.waits = 0
+
+    def event(self, *, blocking: bool) -> Event:
+        assert blocking  # a host that spins would take a core from the loader's workers
+        return Event(self)
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._step = gpu, 0
+
+    def record(self) -> None:
+        self._gpu.given += 1
+        self._step = self._gpu.given
+
+    def query(self) -> bool:
+        return self._gpu.finished >= self._step
+
+    def synchronize(self) -> None:
+        self._gpu.waits += 1
+        self._gpu.finished = max(self._gpu.finished, self._step)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    return gpu
+
+
+def test_the_host_is_never_more_than_a_few_steps_ahead_of_a_slow_device(gpu: Gpu) -> None:
+    queue = device_queue(torch.device("cuda", 0), PhaseTracker())
+    ahead = []
+    for step in range(1, 101):
+        queue.after_step(step)
+        ahead.append(step - gpu.finished)
+    assert max(ahead) == STEPS_AHEAD
+    assert gpu.waits == 100 - STEPS_AHEAD
+
+
+def test_the_host_never_waits_for_a_device_that_keeps_up(gpu: Gpu) -> None:
+    queue = device_queue(torch.device("cuda", 0), PhaseTracker())
+    for step in range(1, 101):
+        gpu.finished = gpu.given
+        queue.after_step(step)
+    assert gpu.waits == 0
+
+
+def test_it_is_told_what_the_device_has_finished_and_that_the_host_waits_for_it(gpu: Gpu) -> None:
+    tracker, told = PhaseTracker(), []
+    tracker.listen_to_device(lambda step, is_awaited: told.append((step, is_awaited)))
+    queue = device_queue(torch.device("cuda", 0), tracker)
+    for step in range(41, 41 + STEPS_AHEAD):  # of a run that was resumed after 40 steps
+        queue.after_step(step)
+    assert told == [(40, False)] * STEPS_AHEAD
+    queue.after_step(41 + STEPS_AHEAD)
+    assert told[STEPS_AHEAD:] == [(40, True), (41, False)]
+    gpu.finished = gpu.given
+    queue.after_step(42 + STEPS_AHEAD)
+    assert told[-1] == (41 + STEPS_AHEAD, False)
+
+
+def test_the_loop_marks_the_end_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked: list[int] = []
+
+    class Marks(DeviceQueue):
+        def after_step(self, step: int) -> None:
+            marked.append(step)
+
+    assert type(device_queue(torch.device("cpu"), PhaseTracker())) is DeviceQueue
+    monkeypatch.setattr(loop, "device_queue", lambda device, tracker: Marks())
+    trainer(components("trainer.max_steps=3"), log_every_steps=10).train()
+    assert marked == [1, 2, 3]

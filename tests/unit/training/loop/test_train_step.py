@@ -1,0 +1,178 @@
+"""One optimizer step: exact gradients whatever the split, and no waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddp_train.distributed.world import World, alone
+from ddp_train.loader.reader import MicroBatch
+from ddp_train.training.parts.components import Components
+from ddp_train.training.record import log_window
+from tests.unit.parts import components, trainer
+from tests.unit.training.host_reads import CountsHostReads
+from tests.unit.training.ragged import Ragged, ragged_components
+
+
+def gradient_of_one_step(parts: Components) -> Tensor:
+    """Take one step with an optimizer that does nothing but note the gradient, and return it."""
+    batch = parts.train_loader.order.batch_at(0)
+    micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
+    parts.module.train()
+    noted: list[Tensor] = []
+    parts.optimizer.step = lambda: noted.extend(  # type: ignore[method-assign]
+        parameter.grad.flatten().clone() for parameter in parts.model.parameters() if parameter.grad is not None
+    )
+    trainer(parts).train_step(micro_batches, global_batch_size=batch.size)
+    return torch.cat(noted)
+
+
+@pytest.mark.parametrize("accumulation", ["trainer.grad_accum_steps=null", "loader.micro_batch_size=8", "loader.micro_batch_size=7"])
+def test_the_gradient_is_the_mean_over_the_global_batch_whatever_the_micro_batches(accumulation: str) -> None:
+    parts = components("trainer.global_batch_size=30", accumulation)
+    inputs, labels = parts.train_loader.source.batch(parts.train_loader.order.indices(0, 0, 30))
+    expected = torch.autograd.grad(nn.functional.cross_entropy(parts.model(inputs), labels), list(parts.model.parameters()))
+    found = gradient_of_one_step(parts)
+    assert torch.allclose(found, torch.cat([gradient.flatten() for gradient in expected]), rtol=1e-5, atol=1e-7)
+
+
+def test_masked_tokens_are_weighted_exactly_over_uneven_micro_batches() -> None:
+    parts = ragged_components("trainer.global_batch_size=12", "loader.micro_batch_size=5")
+    tokens, targets = parts.train_loader.source.batch(parts.train_loader.order.indices(0, 0, 12))
+    mean = nn.functional.cross_entropy(parts.model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
+    expected = torch.autograd.grad(mean, list(parts.model.parameters()))
+    found = gradient_of_one_step(parts)
+    assert parts.train_loader.grad_accum_steps == 3
+    assert torch.allclose(found, torch.cat([gradient.flatten() for gradient in expected]), rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_in_which_nothing_counts_has_no_gradient_and_no_weight() -> None:
+    one_run = trainer(ragged_components("trainer.global_batch_size=2"))
+    nothing, five = (MicroBatch(Ragged().batch(np.asarray([sample])), counts=True) for sample in (0, 5))
+    norms = [one_run.train_step([batch], global_batch_size=1, measures_norm=True) for batch in (nothing, five)]
+    assert norms[0] == 0
+    assert norms[1] > 0
+    assert sum(one_run.window.read(alone()).weights) == 5
+
+
+def test_weights_need_not_be_whole_numbers() -> None:
+    def gradient(share: float) -> Tensor:
+        parts = ragged_components("trainer.global_batch_size=12")
+        weight, loss = parts.objective.weight, parts.objective.loss
+        parts.objective.weight = lambda batch: weight(batch) * share  # type: ignore[method-assign]
+        parts.objective.loss = lambda model, batch: loss(model, batch) * share  # type: ignore[method-assign]
+        return gradient_of_one_step(parts)
+
+    assert torch.allclose(gradient(2**-10), gradient(1.0), rtol=1e-5, atol=1e-7)  # all 30 targets together weigh less than 1
+
+
+class _Doubled(torch.autograd.Function):
+    """A loss of somebody's own, whose backward changes what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        return 2 * loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].mul_(2)
+
+
+def test_a_backward_that_changes_its_gradient_in_place_spoils_no_later_one() -> None:
+    def gradient(change: Callable[[Tensor], Tensor]) -> Tensor:
+        parts = components("trainer.global_batch_size=30", "loader.micro_batch_size=7")
+        loss = parts.objective.loss
+        parts.objective.loss = lambda model, batch: change(loss(model, batch))  # type: ignore[method-assign]
+        return gradient_of_one_step(parts)
+
+    assert torch.equal(gradient(_Doubled.apply), gradient(lambda loss: 2 * loss))
+
+
+def test_an_optimizer_that_forgets_in_its_own_way_is_asked_to() -> None:
+    parts, asked = components("trainer.max_steps=3"), list[bool]()
+    kind = type(parts.optimizer)
+
+    class Own(kind):  # type: ignore[misc,valid-type]
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            asked.append(set_to_none)
+            super().zero_grad(set_to_none)
+
+    trainer(parts).train()
+    assert all(parameter.grad is None for parameter in parts.model.parameters())
+    parts = components("trainer.max_steps=3")
+    parts.optimizer.__class__ = Own
+    trainer(parts).train()
+    assert asked == 3 * [True]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(World):
+    """One rank that notes the collectives beside DDP's."""
+
+    events: list[str] = field(default_factory=list)
+
+    def sum(self, values: Tensor) -> Tensor:
+        self.events.append("all-reduce, waited for")
+        return super().sum(values)
+
+    def start_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        self.events.append("begin")
+
+        def wait() -> Tensor:
+            self.events.append("wait")
+            return values
+
+        return wait
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_weight_travels_during_the_first_forward_and_not_at_all_where_it_is_known(is_known: bool) -> None:
+    parts = (
+        components("trainer.global_batch_size=12", "loader.micro_batch_size=5")
+        if is_known
+        else ragged_components("trainer.global_batch_size=12", "loader.micro_batch_size=5")
+    )
+    world = Counting(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"))
+    parts.module.register_forward_hook(lambda module, inputs, outputs: world.events.append("forward"))
+    micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
+    trainer(parts, world=world).train_step(micro_batches, global_batch_size=12)
+    forwards = ["forward"] * 3
+    assert world.events == (forwards if is_known else ["begin", "forward", "wait", "forward", "forward"])
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_between_log_steps_nothing_is_read_from_the_device(clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_window, "is_host", lambda device: False)  # as on a GPU
+    parts = components("trainer.max_steps=10")
+    micro_batches = parts.train_loader.micro_batches(0)
+    parts.module.train()
+    one_run = trainer(parts, clip_grad_norm=clip)
+    one_step = lambda: one_run.train_step([next(micro_batches)], global_batch_size=32)  # noqa: E731
+    parts.optimizer.step = lambda *args, **kwargs: None  # type: ignore[method-assign]  # torch's own business
+    one_step()
+    with CountsHostReads() as counter:
+        one_step()
+        one_step()
+    assert counter.reads == []
+    with CountsHostReads() as counter:
+        one_run.window.losses[0].item()
+    assert counter.reads  # the counter can count
+
+
+def test_half_precision_with_a_scaler_clips_what_it_would_clip_without() -> None:
+    """On CPU float16 is refused by the config check, not by the loop: the scaler's order of steps is tested here."""
+    parts, scaled = components("trainer.clip_grad_norm=0.1"), components("trainer.clip_grad_norm=0.1")
+    scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for each in (parts, scaled):
+        micro_batch = next(each.train_loader.micro_batches(0))
+        each.module.train()
+        trainer(each, clip_grad_norm=0.1).train_step([micro_batch], global_batch_size=32)
+    for left, right in zip(parts.model.parameters(), scaled.model.parameters(), strict=True):
+        assert torch.allclose(left, right, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,55 @@
+"""The loop: its order, its stops, and its end when the loss is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_train.errors import NonFiniteLossError
+from ddp_train.training.record.records import Record
+from ddp_train.training.train_state import TrainState, WindowSums
+from tests.unit.parts import components, trainer
+
+
+def test_lost_weights_are_never_saved() -> None:
+    parts, saves = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50"), list[WindowSums]()
+    with pytest.raises(NonFiniteLossError):
+        trainer(parts, log_every_steps=50, saves_after=lambda step: step % 5 == 0, save=saves.append).train()
+    assert saves == []
+
+
+def test_a_lost_loss_ends_the_run() -> None:
+    parts = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50")
+    with pytest.raises(NonFiniteLossError, match=r"at step 2, the first such in steps 1 to 10; its samples: \d+, .* and 24 more"):
+        trainer(parts, log_every_steps=10).train()
+
+
+def test_the_best_value_of_each_metric_is_kept_with_its_step() -> None:
+    state, records = TrainState(), list[Record]()
+    trainer(components("trainer.max_steps=30", "optimizer.lr=0.01"), state, write=records.append, evaluate_every_steps=10).train()
+    evaluations = {record["step"]: record for record in records if record["split"] == "eval"}
+    assert list(evaluations) == [10, 20, 30]
+    best = state.best["eval/loss"]
+    assert best["value"] == min(record["loss"] for record in evaluations.values()) == evaluations[int(best["step"])]["loss"]
+
+
+@pytest.mark.parametrize("comes", ["before the evaluation", "during the evaluation"])
+def test_a_stop_saves_without_evaluating_and_the_evaluation_is_made_up_for(comes: str) -> None:
+    parts, state, records, saved = components("trainer.max_steps=30"), TrainState(), list[Record](), list[dict[str, Any]]()
+    one_run = trainer(parts, state, write=records.append, evaluate_every_steps=5, save=lambda window: saved.append(state.state_dict()))
+    if comes == "before the evaluation":
+        one_run.stops_after = lambda step: step == 10
+    else:
+        one_run.is_stopping = lambda: state.step == 10
+    assert not one_run.train()
+    assert [(record["step"]) for record in records if record["split"] == "eval"] == [5]
+    assert [(each["step"], each["owes_evaluation"]) for each in saved] == [(10, True)]
+    if comes == "during the evaluation":
+        assert not one_run.train()  # stopped again, while it makes up for it
+        assert len(saved) == 1
+
+    state.load_state_dict(saved[0])
+    assert trainer(parts, state, write=records.append, evaluate_every_steps=5).train()
+    assert [record["step"] for record in records if record["split"] == "eval"] == [5, 10, 15, 20, 25, 30]
+    assert not state.owes_evaluation

@@ -1,0 +1,254 @@
+"""Which parts are compiled, how often, with which cache, and what a failure says. By torch's backends that need no C++ compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+from ddp_train.config.schema import CompileConfig
+from ddp_train.distributed.world import World, alone
+from ddp_train.errors import ConfigError, RunError
+from ddp_train.model.gpt import GPT
+from ddp_train.training.parts import compiled as module_of
+from ddp_train.training.parts.compiled import Compiled, compile_model, keep_cache, note
+from ddp_train.training.parts.components import with_loss
+from ddp_train.training.train_state import TrainState
+from tests.unit.parts import components, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of what it compiles
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    module_of.forget()
+    torch.compiler.reset()
+
+
+def settings(**changes: Any) -> CompileConfig:
+    given = {"mode": "default", "regions": "auto", "backend": "eager", "fullgraph": False, "max_recompiles": 8, "on_failure": "stop"}
+    return CompileConfig(**{**given, **changes})
+
+
+def gpt() -> GPT:
+    torch.manual_seed(0)
+    return GPT(20, 8, num_layers=3, num_heads=1, width=4)
+
+
+def compiled(model: nn.Module, **changes: Any) -> Compiled:
+    return compile_model(model, settings(**changes), alone(), parts=[model])
+
+
+def names(found: Compiled) -> list[str]:
+    return list(found.regions)
+
+
+def test_blocks_that_repeat_are_compiled_or_classes_or_the_whole() -> None:
+    assert names(compiled(gpt())) == ["blocks.0", "blocks.1", "blocks.2"]
+    assert names(compiled(gpt(), regions=["FeedForward"])) == [f"blocks.{number}.mlp" for number in range(3)]
+    assert names(compiled(gpt(), regions="whole")) == [""]
+    assert names(compiled(nn.Linear(1, 1))) == [""]
+    parts = nn.ModuleDict({"one": nn.Linear(1, 1), "two": nn.Linear(1, 1)})
+    assert names(compile_model(parts, settings(), alone(), parts=[*parts.children()])) == ["one", "two"]  # turns call parts
+    with pytest.raises(ConfigError, match=r"compile\.regions: the GPT has no module of a class Layer"):
+        compiled(gpt(), regions=["Layer"])
+
+
+def test_nothing_is_compiled_where_it_is_off_or_on_the_device_meta() -> None:
+    model = gpt()
+    assert not compile_model(model, settings(mode=None), alone(), parts=[model])
+    assert not compile_model(model, settings(), alone("meta"), parts=[model])
+    assert all(module._compiled_call_impl is None for module in model.modules())
+
+
+def test_blocks_share_a_graph_and_ragged_batches_take_one_more() -> None:
+    model, plain = gpt(), gpt()
+    found = compiled(model, backend="aot_eager")
+    for size in (6, 6, 5, 3, 4, 2):
+        tokens = torch.randint(20, (size, 8))
+        torch.testing.assert_close(model(tokens), plain(tokens))
+    values = found.values()
+    assert (values["compile/graphs"], values["compile/recompiles"]) == (2, 1)
+    assert values["compile/seconds"] > 0
+    assert "2 graphs" in found.line() and "1 of them for other shapes or types" in found.line()
+    assert list(model.state_dict()) == list(plain.state_dict())
+
+
+def test_layers_of_torchs_own_are_compiled_too() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 4, dropout=0.0), 3, enable_nested_tensor=False)
+    found = compiled(encoder)
+    assert names(found) == ["layers.0", "layers.1", "layers.2"]
+    encoder(torch.ones(2, 3, 4).requires_grad_())
+    assert found.values()["compile/graphs"] == 1
+    assert type(encoder.layers[0]).__name__ == "TransformerEncoderLayer"
+
+
+class Breaking(nn.Module):
+    def forward(self, given: Tensor) -> Tensor:
+        if given.sum().item() > 1e9:  # the line that breaks the graph
+            return given
+        return given + 1
+
+
+def test_a_graph_break_is_counted_and_named() -> None:
+    model = Breaking()
+    found = compiled(model)
+    model(torch.ones(2))
+    found.values()
+    assert sum(found.breaks.values()) >= 1
+    assert "graph break" in found.line()
+
+
+def test_a_failure_names_the_users_line_or_goes_on_without() -> None:
+    model = Breaking()
+    compiled(model, fullgraph=True)
+    with pytest.raises(RunError, match=r"compile: Breaking cannot be compiled, at test_compiled\.py:\d+ in forward: if given\.sum\(\)"):
+        model(torch.ones(2))
+    model = Breaking()
+    found = compiled(model, fullgraph=True, on_failure="eager")
+    assert torch.equal(model(torch.ones(2)), torch.full((2,), 2.0))
+    model(torch.ones(3))
+    assert found.given_up == 1
+    assert "1 regions run as written" in found.line()
+
+
+def test_a_backend_that_fails_is_a_failure_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise OSError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda call, *, real=torch.compile, backend, **rest: real(call, backend=broken, **rest))
+    model = nn.Linear(1, 1)
+    compiled(model)
+    with pytest.raises(RunError, match=r"Linear cannot be compiled(.|\n)*no compiler here(.|\n)*compile\.on_failure=eager"):
+        model(torch.ones(1, 1))
+
+
+def test_a_compiler_that_a_stop_signal_has_ended_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[int] = []
+
+    def ended_once(graph: Any, inputs: Any) -> Any:
+        times.append(len(times))
+        if len(times) == 1:
+            subprocess.run(["bash", "-c", "kill -TERM $$"], check=True)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda call, *, real=torch.compile, backend, **rest: real(call, backend=ended_once, **rest))
+    model = nn.Linear(1, 1)
+    compiled(model)
+    assert model(torch.ones(1, 1)).shape == (1, 1)
+    assert len(times) == 2
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"compile\.backend: torch does not know 'nonsense'(.|\n)*inductor"):
+        compiled(nn.Linear(1, 1), backend="nonsense")
+
+
+def test_recompiles_have_a_limit_which_is_put_back_after_the_job() -> None:
+    import torch._dynamo as dynamo
+
+    before, callbacks = dynamo.config.recompile_limit, len(dynamo.callback_handler.end_callbacks)
+    model = nn.Linear(2, 2)
+    found = compiled(model, max_recompiles=1)
+    for kind in (torch.float32, torch.float64, torch.bfloat16, torch.float16):  # of parameters: each is a graph of its own
+        model.to(kind)(torch.ones(1, 2, dtype=kind))
+    assert found.values()["compile/graphs"] == 2
+    module_of.forget()
+    assert (dynamo.config.recompile_limit, len(dynamo.callback_handler.end_callbacks)) == (before, callbacks)
+
+
+def test_the_cache_is_the_runs_but_for_a_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = World(rank=5, size=8, local_rank=1, local_size=4, device=torch.device("cpu"))
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # as torch sets it itself
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 77)  # as inductor has it that was imported before
+    keep_cache(tmp_path / "run/compiled", world)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "run/compiled")
+    assert int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) == torch._inductor.config.compile_threads >= 1
+    keep_cache(tmp_path / "other", world)  # it is somebody's own now
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "run/compiled")
+
+
+def test_a_run_compiles_before_its_first_step_and_trains_as_without(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["model=mini_resnet", "model.width=2", "model.blocks_per_stage=1", "data=synthetic_images", "data.num_samples=40"]
+    base += [
+        "loader.micro_batch_size=16",
+        "trainer.max_steps=4",
+        "scheduler=constant",
+        "scheduler.warmup_steps=0",
+        "data.eval={num_samples:24}",
+    ]
+    records: list[dict[str, Any]] = []
+    runs = []
+    for options in (["compile=default", "compile.backend=aot_eager"], []):
+        parts = components(*base, *options, base=[])
+        trainer(parts, TrainState(), write=lambda record: records.append(dict(record))).train()
+        runs.append(parts)
+    assert runs[0].notes == [note(runs[0].compiled, settings(backend="aot_eager"))]
+    assert "3 regions (BasicBlock)" in runs[0].notes[0]
+    warm = capsys.readouterr().out
+    assert "compile  " in warm and "graphs in" in warm
+    half = [record for record in records if record["split"] == "train"]
+    with_, without = half[:4], half[4:]
+    assert [record["loss"] for record in with_] == pytest.approx([record["loss"] for record in without], rel=1e-5)
+    assert with_[0]["compile/graphs"] >= 2 and "compile/graphs" not in without[0]
+    torch.testing.assert_close([*runs[0].model.buffers()], [*runs[1].model.buffers()])  # what warmed up left no trace
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(768, 768)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(inputs)
+        return outputs
+
+
+class _Graphs:
+    """Notes what torch's own code decides: where CUDA graphs begin anew, and give back the memory of those before."""
+
+    def __init__(self) -> None:
+        from torch._inductor.cudagraph_trees import CUDAGraphTreeManager  # warns of torch's own names where it is imported
+
+        class Manager(CUDAGraphTreeManager):
+            running_forwards_with_pending_backwards = False
+            current_gen = None
+
+            def __init__(self) -> None:
+                """Take no GPU."""
+
+        self.begins: list[bool] = []
+        self._manager: Any = Manager()
+
+    def backend(self, module: Any, inputs: Any, **options: Any) -> Any:
+        def run(*given: Any) -> Any:
+            self.begins.append(self._manager.can_start_new_generation())
+            self._manager.current_gen = self._manager.get_curr_generation()
+            return module.forward(*given)
+
+        return run
+
+
+def test_cuda_graphs_of_blocks_begin_anew_with_each_batch_and_not_with_each_block() -> None:
+    parts, graphs = components(), _Graphs()
+    blocks = nn.Sequential(Block(), Block())
+    parts.model = nn.Sequential(nn.Flatten(), blocks, nn.Linear(768, 10))
+    parts.module = with_loss(parts.model, parts.objective)
+    parts.compiled = compiled(parts.model, mode="reduce-overhead", backend=graphs.backend)
+    batch = parts.train_loader.peek().batch
+    for _ in range(2):
+        parts.loss(batch)
+        with torch.no_grad():
+            parts.examine(batch, predicts=False)
+    assert graphs.begins == 4 * [True, False]

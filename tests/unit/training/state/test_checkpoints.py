@@ -1,0 +1,94 @@
+"""Going back to a checkpoint: whatever it takes to read it is no hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_train.distributed.world import alone
+from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.training.parts.components import Components
+from ddp_train.training.record.loss_monitor import Rewind
+from ddp_train.training.record.records import Records
+from ddp_train.training.state.checkpoints import Checkpoints, RewindError, retention
+from ddp_train.training.train_state import TrainState
+from tests.unit.parts import checked, components, saved
+
+
+def checkpoints(run_folder: RunFolder, parts: Components, state: TrainState, **changes: Any) -> Checkpoints:
+    """Return those of a run on one rank, which records its events and no numbers."""
+    config = checked()
+    settings: dict[str, Any] = {"keep": retention(config.checkpoint, parts), "records": Records(run_folder, alone(), list)}
+    settings |= {"tracker": PhaseTracker(), "agree": lambda is_due: is_due} | changes
+    return Checkpoints(config=config, run_folder=run_folder, components=parts, state=state, world=alone(), **settings)
+
+
+def test_a_rewind_brings_the_weights_back_while_the_data_goes_on(tmp_path: Path) -> None:
+    parts, run_folder, begun = components(), RunFolder(tmp_path), list[int]()
+    for step in (1, 2):
+        saved(run_folder.checkpoints, step, parts)
+    saved_weights = [parameter.detach().clone() for parameter in parts.model.parameters()]
+    state = TrainState(step=5, samples=160)
+    ours = checkpoints(run_folder, parts, state, records=Records(run_folder, alone(), lambda: begun.append(state.step) or []))
+    for parameter in parts.model.parameters():
+        parameter.data.fill_(float("nan"))
+    ours.rewind(Rewind({"kind": "nonfinite"}, "lost"))
+    assert all(torch.equal(now, then) for now, then in zip(parts.model.parameters(), saved_weights, strict=True))
+    assert (state.step, state.samples, state.steps_taken) == (2, 160, 5)
+    assert begun == [5, 2]  # the writers go on after the step of the checkpoint
+    events = [json.loads(line) for line in run_folder.events.read_text().splitlines()]
+    assert [event["kind"] for event in events] == ["nonfinite", "rewound"]
+    assert (events[1]["from_step"], events[1]["step"], events[1]["jumped"]) == (5, 2, [64, 160])
+    ours.records.close()
+
+
+def test_going_back_to_the_same_checkpoint_is_given_up_after_three_times(tmp_path: Path) -> None:
+    parts, run_folder, state = components(), RunFolder(tmp_path), TrainState(step=5, samples=160)
+    ours = checkpoints(run_folder, parts, state)
+    with pytest.raises(RewindError, match="There is no checkpoint to go back to yet"):
+        ours.rewind(Rewind({}, "lost"))
+    saved(run_folder.checkpoints, 2, parts)
+    for _ in range(3):
+        ours.rewind(Rewind({}, "lost"))
+        state.step, state.samples = state.step + 1, state.samples + 32
+    with pytest.raises(RewindError, match="Going back to step 2 and on with other data has not helped 3 times"):
+        ours.rewind(Rewind({}, "lost"))
+    ours.records.close()
+
+
+def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch ends a rank that has not moved for `cluster.step_timeout_s`."""
+    parts, run_folder = components("optimizer=adamw", "model.width=64"), RunFolder(tmp_path)
+    saved(run_folder.checkpoints, 1, parts)
+    size = (run_folder.checkpoints / "step_00000001/rank_00000.safetensors").stat().st_size
+    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.verify"], "_CHUNK", size // 10)
+    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.read"], "_ROUND", size // 10)
+    moments = list[float]()
+    state, tracker = TrainState(step=3, samples=96), PhaseTracker()
+    ours = checkpoints(run_folder, parts, state, tracker=tracker)
+    tracker.listen(lambda phase, step: moments.append(time.monotonic()))
+    for name in ("readv", "preadv"):
+        real = getattr(os, name)
+
+        def slow(*arguments: Any, real: Any = real) -> Any:
+            time.sleep(0.02)
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, slow)
+    tracker.enter(Phase.START, 3)
+    ours.rewind(Rewind({}, "lost"))
+    moments.append(time.monotonic())
+    ours.records.close()
+    assert (state.step, state.samples) == (1, 96)
+    assert len(moments) > 20  # while it is verified, and while it is read
+    longest = max(later - before for before, later in pairwise(moments))
+    assert longest < (moments[-1] - moments[0]) / 3
