@@ -2,7 +2,7 @@
 # One of several machines, for schedulers and scripts that set torchrun's variables: the same line on each, with its own NODE_RANK.
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=node0 MASTER_PORT=29400 launch/multinode.sh experiment=mnist_convnet data.root=FOLDER
 # It is torchrun with these variables checked, and with the meeting that fits: static for a number of machines, where NODE_RANK counts; c10d
-# for MIN:MAX, where machines come and go. `ddp-train cluster=torchrun "$@"` with the same variables does more: docs/multinode.md says what.
+# for MIN:MAX, where machines come and go. `ddp-train cluster=machines "$@"` with the same variables does more: docs/multinode.md says what.
 set -euo pipefail
 
 explain() {

@@ -101,7 +101,7 @@ def _ending_here(folder: Path) -> _Ending | None:
 
 
 def _mark_and_ask(runs: Sequence[RunFolder], endings: Mapping[Path, _Ending], *, at_once: bool) -> None:
-    """Mark runs as cancelled, and ask what works on them to end. Marked first: what ends is settled by somebody else.
+    """Mark runs as cancelled, and ask what works on them to end. Marked first: a scheduler may ask for the verdict as soon as it ends.
 
     One that cannot be marked, on a full disk, would be started again after a save: an engine ends it for good only at once.
 

@@ -113,10 +113,10 @@ class Checked(Callback):
         with _exits_of_its_own():
             checked = check_composed(config, config.hydra, trains_here=_trains_here(config))
             _HANDED_ON.keep(config, checked)
-            if checked.cluster.launcher == "torchrun" and not is_torchrun_worker():
-                from ddp_train.launch import torchrun
+            if checked.cluster.launcher == "machines" and not is_torchrun_worker():
+                from ddp_train.launch import machines
 
-                if (code := torchrun.follow(checked, run=_typed_folder(config))) is not None:
+                if (code := machines.follow(checked, run=_typed_folder(config))) is not None:
                     raise Exit(code)  # the first machine claims
             folder, is_resumed = _claim(config, checked)
             with read_write(config.hydra), open_dict(config.hydra):
@@ -126,7 +126,7 @@ class Checked(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed."""
-        from ddp_train.launch import torchrun
+        from ddp_train.launch import machines
         from ddp_train.sweep import optuna as optuna_sweeper
 
         with _exits_of_its_own():
@@ -134,8 +134,8 @@ class Checked(Callback):
             cluster = section(config, ClusterConfig)
             if errors := list(check_copies(cluster, os.environ)):
                 raise ConfigErrors(errors)  # before anything is claimed
-            if cluster.launcher == "torchrun" and not is_torchrun_worker():
-                code = torchrun.run_sweep(cluster, sys.argv[1:])
+            if cluster.launcher == "machines" and not is_torchrun_worker():
+                code = machines.run_sweep(cluster, sys.argv[1:])
                 if code is not None:
                     raise Exit(code)  # global rank 0 has composed and claimed
             folder = sweep_place(config)

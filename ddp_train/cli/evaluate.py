@@ -27,11 +27,11 @@ from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.evaluation_split import evaluation_sets, evaluation_split, set_name, split_at
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.job import Job, Task
-from ddp_train.launch import torchrun
+from ddp_train.launch import machines
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_new
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.sweep.folder import is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
@@ -124,8 +124,8 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
         require_candidates(checkpoint, key="RUN")
     config = _config(folder, overrides, [command, str(path.absolute()), *overrides], part=part, predicts=command == "predict")
     check_pipeline(config)
-    is_by_hand = config.cluster.launcher == "torchrun" and not is_torchrun_worker()
-    if is_by_hand and (code := torchrun.follow(config, run=str(checkpoint))) is not None:
+    is_by_hand = config.cluster.launcher == "machines" and not is_torchrun_worker()
+    if is_by_hand and (code := machines.follow(config, run=str(checkpoint))) is not None:
         return code  # the first machine claims
     own = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
     task = Task(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
@@ -275,11 +275,11 @@ def _wait_for_first(run_folder: RunFolder) -> None:
     """
     name, is_told = run_folder.checkpoints / LAST, False
     while not candidates(name):
-        settled = settle(run_folder)
-        if settled.verdict is not Verdict.AGAIN and not candidates(name):
+        verdict = verdict_of(run_folder)
+        if verdict.outcome is not Outcome.AGAIN and not candidates(name):
             raise EnvironmentRefuses(
                 key="RUN",
-                happened=f"{run_folder.shown()} has saved nothing, and goes on no more: {settled}",
+                happened=f"{run_folder.shown()} has saved nothing, and goes on no more: {verdict}",
                 expected="a run that has saved, or is on its way",
             )
         if not is_told:

@@ -78,9 +78,9 @@ def _begin(job: Job) -> int:
     launcher = job.config.cluster.launcher
     if launcher == "local":
         return local.run(job)
-    from ddp_train.launch import submit, torchrun  # and with them what starts other machines, which takes its time to import
+    from ddp_train.launch import machines, submit  # and with them what starts other machines, which takes its time to import
 
-    return torchrun.run(job) if launcher == "torchrun" else submit.run(job)
+    return machines.run(job) if launcher == "machines" else submit.run(job)
 
 
 def run(launcher: Launcher) -> int:
@@ -146,7 +146,7 @@ _COMMANDS: Mapping[str, _Command] = {
     "logs": _Command("logs", "show_logs"),
     "profile": _Command("profile", "profile"),
     "cancel": _Command("cancel", "cancel"),
-    "settle": _Command("settle", "settle_run"),
+    "verdict": _Command("verdict", "show_verdict"),
     "doctor": _Command("doctor", "examine"),
     "help": _Command("help", "explain"),
     "node": _Command("node", "node"),

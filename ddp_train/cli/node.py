@@ -36,8 +36,8 @@ USAGE = """ddp-train node SPEC [--index=N] [--launch=WORD] [--meeting=HOST:PORT]
   --trust              a spec that another user has written may run as you: without it, it is only shown
   --meeting=HOST:PORT  where machine 0 is found; else it takes a free port, and says in the run folder which
 
-Engines start this; by hand `ddp-train cluster=torchrun ...` does the same. Exit code: 0 when the run is completed or saved
-(`ddp-train settle RUN` says which), else that of its failure.
+Engines start this; by hand `ddp-train cluster=machines ...` does the same. Exit code: 0 when the run is completed or saved
+(`ddp-train verdict RUN` says which), else that of its failure.
 """
 
 _SAVED = (DONE, PREEMPTED, INTERRUPTED, TERMINATED)
@@ -70,7 +70,7 @@ def _take_part(spec: Spec, place: Place, launcher: Launcher) -> int:
         work = _work(spec, place)
     except UserError as error:
         print(f"\n{error}", file=sys.stderr)
-        if _is_ours(run_folder, place):  # whoever settles the run asks its folder alone
+        if _is_ours(run_folder, place):  # `ddp-train verdict` asks its folder alone
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
     launcher.begun = run_folder.root

@@ -12,7 +12,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Settled, Verdict, settle
+from ddp_train.run_folder.verdict import Outcome, Verdict, verdict_of
 from ddp_train.sweep.folder import Sweep, is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
@@ -49,20 +49,20 @@ def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
         require_possible(folder)
 
 
-def require_possible(folder: Path) -> Settled:
+def require_possible(folder: Path) -> Verdict:
     """Return the verdict on a run: it is done, or it will be.
 
     Raises:
         EnvironmentRefuses: it never will be.
     """
-    settled = settle(RunFolder(folder))
-    if settled.verdict == Verdict.NEVER:
+    verdict = verdict_of(RunFolder(folder))
+    if verdict.outcome == Outcome.NEVER:
         raise EnvironmentRefuses(
             key="after",
-            happened=f"{RunFolder(folder).shown()} does not get done: {settled.reason}",
+            happened=f"{RunFolder(folder).shown()} does not get done: {verdict.reason}",
             expected="a run that is done, or on its way",
         )
-    return settled
+    return verdict
 
 
 def _no_run(folder: Path) -> ConfigError | None:

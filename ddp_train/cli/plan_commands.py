@@ -76,7 +76,7 @@ def show(screen: Screen, jobs: Sequence[Job], given: Submitted | None) -> None:
             screen.fact(
                 "step", f"not submitted: it runs at once in the allocation (job {given.allocation}), as a step of srun with task.sh"
             )
-    elif cluster.launcher == "torchrun":
+    elif cluster.launcher == "machines":
         screen.fact("type", *_on_each_machine(jobs[0]))
     elif len(jobs) == 1:
         screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {command(local.agent_arguments(jobs[0]))}")

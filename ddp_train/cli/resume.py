@@ -11,7 +11,7 @@ from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose
 from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, record, refuse_without_effect, require_more, run_of
 from ddp_train.errors import WRONG_INPUT, ConfigError
-from ddp_train.launch import torchrun
+from ddp_train.launch import machines
 from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
@@ -57,7 +57,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     if not is_torchrun_worker():
         asked = frozen_job(folder, overrides, checkpoint=checkpoint)
         run = checkpoint or str(folder.absolute())
-        if asked.config.cluster.launcher == "torchrun" and (code := torchrun.follow(asked.config, run=run)) is not None:
+        if asked.config.cluster.launcher == "machines" and (code := machines.follow(asked.config, run=run)) is not None:
             return code  # the first machine holds the folder
     within_s = _LET_GO_WITHIN_S if is_restart else 0.0
     if not is_torchrun_worker():
@@ -94,7 +94,7 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
     configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
     if configs and not is_torchrun_worker():
         cluster = frozen_job(configs[0], overrides, asked=folder).config.cluster
-        if cluster.launcher == "torchrun" and (code := torchrun.run_sweep(cluster, sys.argv[1:])) is not None:
+        if cluster.launcher == "machines" and (code := machines.run_sweep(cluster, sys.argv[1:])) is not None:
             return code  # global rank 0 holds the folder
     hold(folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:

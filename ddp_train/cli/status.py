@@ -16,7 +16,7 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import evaluation_line, progress
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.sweep.folder import Sweep, is_sweep
 from ddp_train.system.folder_lock import holder_of, is_held
 
@@ -51,8 +51,8 @@ def runs_of(path: Path) -> Iterator[tuple[RunFolder, str]]:
 
 def state_of(run_folder: RunFolder) -> str:
     """Say in one line where a run is."""
-    settled = settle(run_folder)
-    if settled.verdict is Verdict.DONE:
+    verdict = verdict_of(run_folder)
+    if verdict.outcome is Outcome.DONE:
         return "done"
     found = submitted_state(run_folder)
     if isinstance(found, State) and found.stage is not Stage.ENDED:
@@ -63,7 +63,7 @@ def state_of(run_folder: RunFolder) -> str:
         return "not started"
     how = found if isinstance(found, str) else f"job {_id(run_folder)} {found}" if found is not None else ""
     where = "not known whether it runs" if isinstance(found, str) else "not running"
-    return f"{where}; {settled}" + (f"\n  {how}" if how else "")
+    return f"{where}; {verdict}" + (f"\n  {how}" if how else "")
 
 
 def submitted_state(run_folder: RunFolder) -> State | str | None:
@@ -88,9 +88,9 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
     has_begun = run_folder.environment.exists() or run_folder.is_completed()
     for folder in run_folders(config["after"]) if config.get("after") and not has_begun else ():
         before = RunFolder(Path(folder))
-        if (settled := settle(before)).verdict is Verdict.NEVER:
+        if (verdict := verdict_of(before)).outcome is Outcome.NEVER:
             again = shlex.quote(run_folder.shown())
-            yield printable(f"it comes after {before.shown()}, which does not get done: {settled.reason}; then `ddp-train resume {again}`")
+            yield printable(f"it comes after {before.shown()}, which does not get done: {verdict.reason}; then `ddp-train resume {again}`")
     if run_folder.task.exists():  # an evaluation takes no steps
         if not run_folder.is_completed() and (line := evaluation_line(run_folder)):
             yield line

@@ -74,7 +74,7 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
     nodes = 1 if is_torchrun_worker() else most_nodes(cluster)
     if nodes > 1 and cluster.launcher == "local":
         raise ConfigError(
-            key="cluster.nodes", happened=f"is {cluster.nodes}, but cluster.launcher=local has one machine", fix="cluster=torchrun"
+            key="cluster.nodes", happened=f"is {cluster.nodes}, but cluster.launcher=local has one machine", fix="cluster=machines"
         )
     world_size = sum(processes_of_nodes(cluster))
     if is_torchrun_worker():

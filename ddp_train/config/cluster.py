@@ -119,7 +119,7 @@ def hosts_of(cluster: ClusterConfig) -> list[str]:
 
 def processes_of_nodes(cluster: ClusterConfig) -> tuple[int, ...]:
     """Return the number of processes on each machine, the first one first; one per GPU here, or two, where nobody says it."""
-    given = processes_given(cluster, os.environ) if cluster.launcher == "torchrun" else cluster.processes_per_node
+    given = processes_given(cluster, os.environ) if cluster.launcher == "machines" else cluster.processes_per_node
     own = [host_and_processes(text)[1] for text in cluster.hosts] if cluster.hosts else [None] * most_nodes(cluster)
     return tuple(devices.processes_per_node(count or given, cluster.device) for count in own)
 
@@ -128,7 +128,7 @@ def most_nodes(cluster: ClusterConfig) -> int:
     """Return how many machines take part at most; 1 where the environment has no good number, which `meeting` will say."""
     if cluster.hosts:
         return len(cluster.hosts)
-    nodes, _ = _setting("nodes", cluster, os.environ if cluster.launcher == "torchrun" else {})
+    nodes, _ = _setting("nodes", cluster, os.environ if cluster.launcher == "machines" else {})
     try:
         return node_range(nodes or 1)[1]
     except ValueError:

@@ -278,7 +278,7 @@ class SlurmConfig:
 class ClusterConfig:
     """The section `cluster`."""
 
-    launcher: str = field(metadata={"one_of": ("local", "torchrun", "slurm", "ssh")})
+    launcher: str = field(metadata={"one_of": ("local", "machines", "slurm", "ssh")})
     agent: str = field(metadata={"one_of": ("own", "torch")})
     device: str = field(metadata={"one_of": ("auto", "cpu", "cuda")})
     nodes: Any = field(metadata={"parse": node_range})  # a number or "min:max"

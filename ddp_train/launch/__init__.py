@@ -2,7 +2,7 @@
 
 launcher       what a launcher offers, and a slot of a sweep
 local          this machine: one agent, for a job that is composed already
-torchrun       several machines by hand
+machines       several machines by hand
 node/          what runs on each of several machines, and how they agree
 ending         with which code a command ends
 time_limit     when a run or a sweep has to stop for its time limit

@@ -19,7 +19,7 @@ from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.files import tail
 from ddp_train.system.folder_lock import release
 
@@ -118,7 +118,7 @@ def _jobs_before(job: Job) -> list[str]:
     """
     found = []
     for folder in _runs_before(job):
-        if settle(RunFolder(folder)).verdict is Verdict.DONE:
+        if verdict_of(RunFolder(folder)).outcome is Outcome.DONE:
             continue
         submission = Submission.read(RunFolder(folder))
         if submission is None or submission.engine != job.config.cluster.launcher:
@@ -140,7 +140,7 @@ def _require_possible(jobs: Sequence[Job]) -> None:
     """
     for folder in dict.fromkeys(folder for job in jobs for folder in _runs_before(job)):
         submission = Submission.read(RunFolder(folder))
-        if submission is None or settle(RunFolder(folder)).verdict is Verdict.DONE:
+        if submission is None or verdict_of(RunFolder(folder)).outcome is Outcome.DONE:
             continue
         if (state := engine_of(submission.engine).state(submission.id)).stage is Stage.ENDED:
             raise ConfigError(

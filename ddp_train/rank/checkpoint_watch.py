@@ -11,7 +11,7 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.verify import COMPLETE
 from ddp_train.errors import printable
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Verdict, progress_of, settle
+from ddp_train.run_folder.verdict import Outcome, progress_of, verdict_of
 
 LOOK_EVERY_S = 2.0
 _SAY_EVERY_S = 300.0
@@ -31,16 +31,16 @@ class CheckpointWatch:
 
     def look(self) -> Path | float | None:
         """Return the next checkpoint, or after how many seconds to look again, or None: there will be no more."""
-        settled = settle(self._run_folder)  # asked first: what is saved then is all that there will be
+        verdict = verdict_of(self._run_folder)  # asked first: what is saved then is all that there will be
         for entry in self._saved():
             mark = _mark(entry.path)
             if mark and self._marks.get(entry.step) != mark:
                 self._marks[entry.step] = mark
                 return entry.path
-        if settled.verdict is not Verdict.AGAIN:
+        if verdict.outcome is not Outcome.AGAIN:
             return None
         if time.monotonic() > self._said_at + _SAY_EVERY_S:
-            print(printable(f"waiting for {self._run_folder.shown()}: {progress_of(self._run_folder, settled)}"), flush=True)
+            print(printable(f"waiting for {self._run_folder.shown()}: {progress_of(self._run_folder, verdict)}"), flush=True)
             self._said_at = time.monotonic()
         return LOOK_EVERY_S
 

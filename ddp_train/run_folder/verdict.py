@@ -36,7 +36,7 @@ WORD_WITHIN_S = 10.0
 """How long the last word of a run that has ended may take until another machine sees it, on a network file system."""
 
 
-class Verdict(StrEnum):
+class Outcome(StrEnum):
     """What becomes of a run that nobody works on."""
 
     DONE = "done"
@@ -44,37 +44,37 @@ class Verdict(StrEnum):
     NEVER = "never"
 
 
-class Settled(NamedTuple):
+class Verdict(NamedTuple):
     """A verdict, the reason for people to read, and the exit code that says the same."""
 
-    verdict: Verdict
+    outcome: Outcome
     reason: str
     exit_code: int
 
     def __str__(self) -> str:
-        return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
+        return f"{self.outcome}: {self.reason}" if self.reason else self.outcome
 
 
-def settle(run_folder: RunFolder) -> Settled:
+def verdict_of(run_folder: RunFolder) -> Verdict:
     """Return what becomes of a run: done (0), again (75), or never (the code of its failure; 130 when somebody stopped it)."""
     result = run_folder.read_result()
     if result is not None and result.status == Status.COMPLETED:
-        return Settled(Verdict.DONE, "", DONE)
+        return Verdict(Outcome.DONE, "", DONE)
     shown = shlex.quote(run_folder.shown())
     if (by := _cancelled_by(run_folder)) is not None:
-        return Settled(Verdict.NEVER, f"cancelled{by}; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
+        return Verdict(Outcome.NEVER, f"cancelled{by}; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
     if result is not None and (result.error or "").startswith(NO_PROGRESS_ERROR):
-        return Settled(Verdict.NEVER, f"{_cut(result.error or '')}; mend it, then `ddp-train resume {shown}`", NO_PROGRESS)
+        return Verdict(Outcome.NEVER, f"{_cut(result.error or '')}; mend it, then `ddp-train resume {shown}`", NO_PROGRESS)
     report = failure.load(run_folder.failure)
     if report is not None and report.exit_code in FINAL:
-        return Settled(Verdict.NEVER, f"{report.who}: {report.line(_SHOWN)}; mend it, then `ddp-train resume {shown}`", report.exit_code)
+        return Verdict(Outcome.NEVER, f"{report.who}: {report.line(_SHOWN)}; mend it, then `ddp-train resume {shown}`", report.exit_code)
     if result is not None and result.status == Status.INTERRUPTED:
-        return Settled(Verdict.NEVER, f"stopped by Ctrl-C; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
+        return Verdict(Outcome.NEVER, f"stopped by Ctrl-C; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
     if (lives := lives_without_progress(run_folder)) >= LIVES:
         reason = (
             f"it was started {lives} times, and no checkpoint came of it {run_folder.continues()}; mend it, then `ddp-train resume {shown}`"
         )
-        return Settled(Verdict.NEVER, reason, NO_PROGRESS)
+        return Verdict(Outcome.NEVER, reason, NO_PROGRESS)
     if result is not None and result.status == Status.PREEMPTED:
         reason = "stopped in good order"
     elif report is not None:
@@ -83,19 +83,19 @@ def settle(run_folder: RunFolder) -> Settled:
         reason = f"it failed: {_cut(result.error or 'nobody said why')}"
     else:
         reason = "it has not ended with a word of its own"
-    return Settled(Verdict.AGAIN, f"{reason}; it continues {run_folder.continues()}", PREEMPTED)
+    return Verdict(Outcome.AGAIN, f"{reason}; it continues {run_folder.continues()}", PREEMPTED)
 
 
-def progress_of(run_folder: RunFolder, settled: Settled) -> str:
+def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:
     """Return how far a run is on which this was the verdict."""
-    if settled.verdict == Verdict.DONE:
+    if verdict.outcome == Outcome.DONE:
         return "done"
     if is_held(run_folder.root):
         steps, _ = steps_taken(run_folder)
         return f"running, step {steps}" if steps else "starting"
     if run_folder.submitted.exists() and run_folder.read_result() is None:
         return "submitted, not running"
-    return f"not running: {settled.reason}"
+    return f"not running: {verdict.reason}"
 
 
 def begin_life(run_folder: RunFolder) -> None:
@@ -120,27 +120,27 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
     """
     code = ENVIRONMENT_REFUSES if code in _NOT_THERE else code
     report = failure.load(run_folder.failure)
-    if code not in FINAL or settle(run_folder).verdict != Verdict.AGAIN or (is_elastic and (report or run_folder.read_result())):
+    if code not in FINAL or verdict_of(run_folder).outcome != Outcome.AGAIN or (is_elastic and (report or run_folder.read_result())):
         return
     run_folder.forget_failure()
     failure.from_refusal(code, logs=logs).record(run_folder)
 
 
-def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[Settled, int]:
+def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[Verdict, int]:
     """Return the verdict on a run that nobody starts again by itself, and the exit code of the command that has followed it.
 
     Args:
         within_s: how long its last word may take to be seen here.
     """
     deadline = time.monotonic() + within_s
-    while (settled := settle(run_folder)).verdict == Verdict.AGAIN and run_folder.read_result() is None and time.monotonic() < deadline:
+    while (verdict := verdict_of(run_folder)).outcome == Outcome.AGAIN and run_folder.read_result() is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    if settled.verdict != Verdict.AGAIN:
-        return settled, settled.exit_code
+    if verdict.outcome != Outcome.AGAIN:
+        return verdict, verdict.exit_code
     result = run_folder.read_result()
     if result is None or result.status != Status.PREEMPTED:
-        return settled, FAILED
-    return settled, PREEMPTED if result.step is not None or any(run_folder.saved_steps()) else TERMINATED
+        return verdict, FAILED
+    return verdict, PREEMPTED if result.step is not None or any(run_folder.saved_steps()) else TERMINATED
 
 
 def lives_without_progress(run_folder: RunFolder) -> int:
@@ -151,7 +151,7 @@ def lives_without_progress(run_folder: RunFolder) -> int:
 
 
 def mark_cancelled(run_folder: RunFolder) -> None:
-    """Say that nothing but a person starts the run again. Done before anything is stopped: what ends is settled by somebody else.
+    """Say that nothing but a person starts the run again. Done before anything is stopped: a scheduler may ask as soon as it ends.
 
     Raises:
         OSError: not even an empty marker can be made, which is enough, and fits on most disks that are full.

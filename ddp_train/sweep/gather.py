@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ddp_train.errors import INTERRUPTED, UserError
 from ddp_train.launch.engine.engine import Stage, Submission
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.sweep.folder import Sweep, SweepJob
 
 
@@ -47,6 +47,6 @@ def gather(sweep: Sweep, metric: str | None) -> Gathered:
 def _read_end(sweep: Sweep, job: SweepJob, metric: str | None) -> None:
     """Take over how a job ended, which may have been just now. One that nobody starts again has failed, unless a person stopped it."""
     sweep.read_result(job, metric)
-    settled = settle(sweep.run_folder(job))
-    if settled.verdict is Verdict.NEVER and settled.exit_code != INTERRUPTED:
+    verdict = verdict_of(sweep.run_folder(job))
+    if verdict.outcome is Outcome.NEVER and verdict.exit_code != INTERRUPTED:
         job.status = Status.FAILED

@@ -70,7 +70,7 @@ def _engine_problems(config: RunConfig, settings: SweepConfig, *, plans_all: boo
             key="cluster.launcher",
             happened=f"is slurm, and this is job {job}: a sweep submits jobs of its own",
             expected="the login node; or a sweep within this job's machines",
-            fix="-m without cluster=slurm; or srun ddp-train -m cluster=torchrun",
+            fix="-m without cluster=slurm; or srun ddp-train -m cluster=machines",
         )
     if launcher not in QUEUES and settings.parallel_jobs > 1:
         yield ConfigError(

@@ -57,7 +57,7 @@ def doctor(*words: str, within: tuple[str, ...] = ()) -> list[str]:
         within: a command that runs it.
     """
     data = ["data._target_=mine.Data", "+data.root=data", "+data.path=labels/train.bin"]
-    cluster = ["cluster=torchrun", "cluster.device=cpu", "cluster.processes_per_node=1", f"cluster.rendezvous_endpoint=node0:{PORT}"]
+    cluster = ["cluster=machines", "cluster.device=cpu", "cluster.processes_per_node=1", f"cluster.rendezvous_endpoint=node0:{PORT}"]
     program = [*within, sys.executable, "-m", "ddp_train", "doctor"]
     return [*program, *FEW, "model=mlp", "model.width=16", *data, *cluster, "hydra.run.dir=run", *words]
 

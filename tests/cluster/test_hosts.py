@@ -29,7 +29,7 @@ class Slow(MLP):
         time.sleep(0.2 * self.training)
         return super().forward(images)
 """
-BY_HAND = [*TINY, "cluster=torchrun", "cluster.device=cpu", "cluster.processes_per_node=1", "cluster.rendezvous_endpoint=node0:29400"]
+BY_HAND = [*TINY, "cluster=machines", "cluster.device=cpu", "cluster.processes_per_node=1", "cluster.rendezvous_endpoint=node0:29400"]
 LONG = ["model._target_=slow.Slow", "trainer.max_epochs=100", "trainer.global_batch_size=64", "checkpoint.every_steps=5"]
 START_S = 60.0  # a run's first step, on a machine that does other things too
 ENDED_S = 30.0  # from the loss of a machine to the end of everything, or to the next step; on a quiet machine half of it
@@ -258,7 +258,7 @@ def test_two_jobs_at_one_endpoint_do_not_become_one(together: Callable[..., Toge
 @pytest.mark.cluster_long
 def test_in_a_step_of_slurm_nothing_has_to_be_said_and_two_jobs_do_not_meet(project: Project, slurm_hosts: Callable[..., Slurm]) -> None:
     bed = slurm_hosts(2)
-    words = [sys.executable, "-m", "ddp_train", *TINY, "cluster=torchrun", "cluster.device=cpu", "cluster.processes_per_node=1", "seed=1"]
+    words = [sys.executable, "-m", "ddp_train", *TINY, "cluster=machines", "cluster.device=cpu", "cluster.processes_per_node=1", "seed=1"]
     srun = ["srun", "--nodes=2", "--ntasks-per-node=1", *words, "trainer.max_steps=3"]
     jobs = [bed.start(*srun, f"hydra.run.dir=outputs/{name}", cwd=project.folder) for name in ("one", "two")]
     assert ended(jobs, within_s=2 * START_S) == [0, 0], jobs[0].output + jobs[1].output
@@ -271,4 +271,4 @@ def test_several_tasks_of_srun_that_would_each_train_alone_are_refused(project: 
     done = slurm(2).run("srun", "--nodes=2", sys.executable, "-m", "ddp_train", *TINY, "trainer.max_steps=2", cwd=project.folder)
     assert done.returncode == 2 and project.runs() == [], done.output
     assert done.output.count("SLURM_STEP_NUM_TASKS=2 says that srun has started 2 of this command") == 2, done.output
-    assert "fix: srun --ntasks-per-node=1 ddp-train cluster=torchrun ..." in done.output
+    assert "fix: srun --ntasks-per-node=1 ddp-train cluster=machines ..." in done.output

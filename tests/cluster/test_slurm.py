@@ -25,7 +25,7 @@ def test_two_nodes_of_two_processes_give_the_losses_of_one_machine(project: Slur
     assert losses(run_folder) == pytest.approx(project.losses_alone(steps=20), rel=1e-5)
     assert {path.name for path in run_folder.logs.glob("*.out")} == {f"slurm-{job}.out", f"slurm-{job}-node1.out", f"slurm-{job}-node2.out"}
     assert project.type("status", "outputs/run").stdout.startswith("outputs/run: done\n")
-    assert project.type("settle", "outputs/run").stdout == "done\n"
+    assert project.type("verdict", "outputs/run").stdout == "done\n"
 
 
 @pytest.mark.cluster_long
@@ -48,7 +48,7 @@ def test_a_signal_requeues_and_cancel_does_not_and_resume_goes_on(project: Slurm
     )
     end = project.ended(job, "FAILED")
     assert (end["ExitCode"], end["Restarts"]) == ("130:0", "1"), logs(run_folder.root)
-    assert project.type("settle", "outputs/run").returncode == 130
+    assert project.type("verdict", "outputs/run").returncode == 130
 
     reached = max(steps_of(run_folder))
     job = project.submitted(project.type("resume", "outputs/run"))

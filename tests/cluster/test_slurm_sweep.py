@@ -106,7 +106,7 @@ def test_cancel_ends_all_jobs_and_none_is_requeued(project: SlurmProject) -> Non
     cancelled = project.type("cancel", "sweep")
     assert cancelled.returncode == 0 and "`ddp-train resume sweep` continues it" in cancelled.stdout, cancelled.output
     ends(project)
-    assert "never: cancelled" in project.type("settle", "sweep/0").stdout
+    assert "never: cancelled" in project.type("verdict", "sweep/0").stdout
     assert RunFolder(project.folder / "sweep/0").saved_steps() and statuses(project)[2] == "interrupted"
     assert project.bed.job("1_0")["Restarts"] == "0"
 

@@ -77,8 +77,8 @@ def test_nothing_outlives_a_command_that_is_killed_and_the_run_is_saved(ssh_host
     print(f"nothing is left after {time.monotonic() - killed:.1f} s")  # -s shows it
     run = project.the_run()
     assert json.loads((run / "result.json").read_text())["status"] == "preempted"
-    settled = project.run("settle", str(run))
-    assert settled.returncode == 75, settled.output
+    verdict = project.run("verdict", str(run))
+    assert verdict.returncode == 75, verdict.output
     steps = _steps(run)
     again = start(hosts, project, "resume", str(run), f"trainer.max_steps={steps + 5}").finish()
     assert again.returncode == 0, again.output
@@ -109,7 +109,7 @@ def test_a_run_is_cancelled_from_another_shell(ssh_hosts: Callable[[int], SshHos
     assert cancelled.returncode == 0 and "cancelled" in cancelled.stdout, cancelled.output
     assert command.finish(timeout=20).returncode == 130, command.output
     assert json.loads((run / "result.json").read_text())["status"] == "preempted"
-    assert "never: cancelled" in project.run("settle", str(run)).stdout
+    assert "never: cancelled" in project.run("verdict", str(run)).stdout
     assert left(hosts) == []
 
 

@@ -38,7 +38,7 @@ FITTING = {  # what an option of one group needs of the others
     "model=gpt": ["data=char_text", "objective=language_modeling"],
     "objective=language_modeling": ["data=char_text", "model=gpt"],
     "amp=fp16": [  # two nodes: this machine's GPUs are not asked for
-        *["cluster=torchrun", "cluster.device=cuda", "cluster.nodes=2", "cluster.rendezvous_endpoint=node0:29400"]
+        *["cluster=machines", "cluster.device=cuda", "cluster.nodes=2", "cluster.rendezvous_endpoint=node0:29400"]
     ],
     "scheduler=warmup_stable_decay": ["trainer.max_steps=5000"],
     "objective=transformers": ["objective.unit=sample", "+loader.collate._target_=tests.config.test_config.composed"],
@@ -97,7 +97,7 @@ def test_every_cluster_composes_and_passes_the_check(monkeypatch: pytest.MonkeyP
             monkeypatch.setenv(name, value)
     cluster = checked(*words).cluster
     found = meeting(cluster, os.environ)
-    assert (cluster.launcher, found.max_nodes) in (("local", 1), ("torchrun", 2), ("slurm", 1), ("ssh", 2))
+    assert (cluster.launcher, found.max_nodes) in (("local", 1), ("machines", 2), ("slurm", 1), ("ssh", 2))
     assert all(isinstance(value, str) for value in environment_of(cluster.env).values())
 
 
@@ -254,10 +254,10 @@ def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> 
         (["data=mnist", "data.root=2024"], "data.root", 'data.root="2024"'),
         (["scheduler.warmup_steps=-5"], "scheduler.warmup_steps", "at least 0"),
         (["+metrics.mine.x=1"], "metrics.mine._target_", "the dotted path"),
-        (["cluster.nodes=2"], "cluster.nodes", "cluster=torchrun"),
+        (["cluster.nodes=2"], "cluster.nodes", "cluster=machines"),
         (["cluster.nodes=2:1"], "cluster.nodes", "MIN:MAX"),
-        (["cluster=torchrun", "cluster.nodes=2"], "cluster.rendezvous_endpoint", "node0:29400"),
-        (["cluster=torchrun", "cluster.nodes=1:2", "cluster.rendezvous_endpoint=a:1"], "cluster.max_restarts", "would end the run"),
+        (["cluster=machines", "cluster.nodes=2"], "cluster.rendezvous_endpoint", "node0:29400"),
+        (["cluster=machines", "cluster.nodes=1:2", "cluster.rendezvous_endpoint=a:1"], "cluster.max_restarts", "would end the run"),
         (["checkpoint.every_minutes=0"], "checkpoint.every_minutes", "more than 0, or null"),
         (["checkpoint.keep_every_steps=6"], "checkpoint.keep_every_steps", "checkpoint.every_steps=6"),
         (["checkpoint.every_steps=4", "checkpoint.keep_every_steps=6"], "checkpoint.keep_every_steps", "checkpoint.keep_every_steps=8"),

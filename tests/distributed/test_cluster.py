@@ -19,7 +19,7 @@ from tests.unit.parts import checked
 
 pytestmark = pytest.mark.distributed
 
-TWO = [*TINY, "cluster=torchrun", "cluster.device=cpu", "cluster.processes_per_node=1"]
+TWO = [*TINY, "cluster=machines", "cluster.device=cpu", "cluster.processes_per_node=1"]
 SLOW = """
 import time
 from ddp_train.model.mlp import MLP
@@ -107,11 +107,11 @@ def test_machines_that_an_engine_starts_run_what_their_spec_says(project: Projec
         process.send_signal(signal.SIGUSR1)
     done = [finish(process) for process in early]
     assert [each.returncode for each in done] == [0, 0], done[0].output + done[1].output
-    settled = project.run("settle", str(run_folder.root))
-    assert settled.returncode == 75 and settled.stdout.startswith("again: stopped in good order"), settled.output
+    verdict = project.run("verdict", str(run_folder.root))
+    assert verdict.returncode == 75 and verdict.stdout.startswith("again: stopped in good order"), verdict.output
     started = [project.start(*command, f"--index={index}", "--launch=second") for index in (1, 0)]
     done = [finish(process) for process in started]
     assert [each.returncode for each in done] == [0, 0], done[0].output + done[1].output
-    assert project.run("settle", str(run_folder.root)).stdout == "done\n"
+    assert project.run("verdict", str(run_folder.root)).stdout == "done\n"
     assert [record["step"] for record in metrics(run_folder.root, "train")] == [1, 2]
     assert list(run_folder.launch.glob("meeting_*")) == []

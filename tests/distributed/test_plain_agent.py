@@ -26,5 +26,5 @@ def test_a_killed_rank_is_started_again_and_a_stopped_run_is_saved(project: Proj
 
 
 def test_several_machines_need_our_agent(project: Project) -> None:
-    run = project.run(*TINY, "cluster=torchrun", "cluster.agent=torch")
-    assert run.returncode == 2 and "cluster.agent: is torch, and cluster.launcher=torchrun starts agents of ours" in run.stderr
+    run = project.run(*TINY, "cluster=machines", "cluster.agent=torch")
+    assert run.returncode == 2 and "cluster.agent: is torch, and cluster.launcher=machines starts agents of ours" in run.stderr

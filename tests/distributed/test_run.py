@@ -122,7 +122,7 @@ def test_two_runs_of_one_name_never_share_a_folder(project: Project) -> None:
 
 @pytest.mark.long
 def test_two_machines_by_hand_that_start_seconds_apart_share_one_run(project: Project, free_port: int) -> None:
-    command = [*TINY, "trainer.max_steps=3", "cluster=torchrun", "cluster.device=cpu", "cluster.nodes=2", "cluster.processes_per_node=1"]
+    command = [*TINY, "trainer.max_steps=3", "cluster=machines", "cluster.device=cpu", "cluster.nodes=2", "cluster.processes_per_node=1"]
     command += [f"cluster.rendezvous_endpoint=127.0.0.1:{free_port}"]
     first = project.start(*command, "cluster.node_rank=0")
     time.sleep(4)

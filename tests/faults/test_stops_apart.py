@@ -179,7 +179,7 @@ def test_ranks_that_run_ahead_of_each_other_save_by_time(project: Project) -> No
 
 def test_ranks_that_run_ahead_of_each_other_stop_for_a_machine_that_comes(project: Project, free_port: int) -> None:
     run = prepare(project)
-    elastic = ["cluster=torchrun", "cluster.device=cpu", "cluster.processes_per_node=2", "cluster.nodes=1:2", "cluster.max_restarts=99"]
+    elastic = ["cluster=machines", "cluster.device=cpu", "cluster.processes_per_node=2", "cluster.nodes=1:2", "cluster.max_restarts=99"]
     batch = ["trainer.global_batch_size=64", "loader.micro_batch_size=32"]
     command = [*RUN, *elastic, *batch, "checkpoint.every_steps=50", ENDLESS, f"cluster.rendezvous_endpoint=127.0.0.1:{free_port}"]
     host = project.start(*command, "cluster.node_rank=0", env=SLEEPS)

@@ -24,7 +24,7 @@ _COMMAND_FIRST = {
     "logs": "the command first",
     "profile": "the command first, and nothing but a run folder",
     "cancel": "the command first",
-    "settle": "the command first, and nothing but a run folder",
+    "verdict": "the command first, and nothing but a run folder",
     "doctor": "the command first, then what the run would be given",
     "help": "the command first, and one key, group or group=option",
     "node": "the command first, and nothing but a spec.json",

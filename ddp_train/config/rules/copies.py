@@ -11,7 +11,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.system.slurm_step import slurm_step
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
-_OURS = "ddp-train cluster=torchrun"
+_OURS = "ddp-train cluster=machines"
 _BY_HAND = f"{_OURS} cluster.nodes=MACHINES cluster.rendezvous_endpoint=FIRST_MACHINE:29400"
 
 # The number of copies | what a copy has beside it, where a number alone proves nothing | what they say | what was meant
@@ -31,7 +31,7 @@ def check_copies(cluster: ClusterConfig, environment: Mapping[str, str]) -> Iter
         return
     step, is_alone = slurm_step(environment), False
     with suppress(ConfigError):  # told where it is looked for
-        is_alone = cluster.launcher == "local" or (cluster.launcher == "torchrun" and meeting(cluster, environment).is_alone)
+        is_alone = cluster.launcher == "local" or (cluster.launcher == "machines" and meeting(cluster, environment).is_alone)
     for variable, beside, says, meant in _SIGNS if is_alone else ():
         is_task = step is not None and not step.is_typed_in  # no batch script, and no shell in which one command is typed
         if (beside and beside not in environment) or (beside == "SLURM_PROCID" and not is_task):

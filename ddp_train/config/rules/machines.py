@@ -34,7 +34,7 @@ def check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
         yield from _check_other_machines(cluster)
     if cluster.hosts is not None or cluster.launcher == "ssh":
         yield from _check_hosts(cluster)
-    if cluster.launcher == "torchrun" and not is_torchrun_worker():
+    if cluster.launcher == "machines" and not is_torchrun_worker():
         try:
             found, restarts = meeting(cluster, os.environ), max_restarts(cluster, os.environ)
         except ConfigError as error:

@@ -363,7 +363,7 @@ def _check_checkpoints(checkpoint: CheckpointConfig, evaluation: EvaluationConfi
 
 def _check_device(cluster: ClusterConfig, amp: Any, strategy: Any) -> Iterator[ConfigError]:
     device = devices.resolve_device(cluster.device)
-    is_here = cluster.launcher in ("local", "torchrun")
+    is_here = cluster.launcher in ("local", "machines")
     if device == "cuda" and is_here and not is_torchrun_worker() and most_nodes(cluster) == 1:
         gpus, wanted = len(devices.gpus()), devices.processes_per_node(cluster.processes_per_node, "cuda")
         if gpus < (min(wanted, 1) if os.environ.get(handover.ONE_GPU) == "shared" else wanted):

@@ -19,7 +19,7 @@ from ddp_train.launch.engine.engine import QUEUES, Stage, Submission, engine_of
 from ddp_train.launch.spec import Code
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import WORD_WITHIN_S, Verdict, begin_anew, end_of, mark_cancelled
+from ddp_train.run_folder.verdict import WORD_WITHIN_S, Outcome, begin_anew, end_of, mark_cancelled
 
 _ASK_EVERY_S = 10.0  # whether a job has ended; SLURM is shared by many who ask
 _ASK_SOON_S = 1.0  # when the run's folder says that it has
@@ -106,8 +106,8 @@ class EngineSlot:
         """Return the exit code of a run that the engine has no more; None while its last word may still be on its way."""
         now = time.monotonic()
         self._ended_at = self._ended_at or now
-        settled, code = end_of(run_folder, within_s=0.0)
-        if settled.verdict is Verdict.AGAIN and not run_folder.result.exists() and now < self._ended_at + WORD_WITHIN_S:
+        verdict, code = end_of(run_folder, within_s=0.0)
+        if verdict.outcome is Outcome.AGAIN and not run_folder.result.exists() and now < self._ended_at + WORD_WITHIN_S:
             self._ask_at = now + _ASK_SOON_S
             return None
         return code

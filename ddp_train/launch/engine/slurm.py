@@ -95,8 +95,8 @@ class Slurm:
                 times, told_at = times + 1, -_SIGNAL_EVERY_S
                 if times == 1:
                     print(f"\njob {id} goes on without this command; Ctrl-C again lets it save and end", file=sys.stderr)
-        settled, code = end_of(run_folder)
-        print(settled, file=sys.stderr)
+        verdict, code = end_of(run_folder)
+        print(verdict, file=sys.stderr)
         return code
 
     def _look(self, id: str) -> tuple[State | None, str]:

@@ -66,8 +66,8 @@ def run(spec: Spec, job: str) -> int:
     with stop_signals(stop, kill):
         srun.wait()
     note_refusal(run_folder, srun.returncode, logs="the lines above", is_elastic=spec.min_nodes < spec.max_nodes)
-    settled, code = end_of(run_folder)
-    print(settled, file=sys.stderr)
+    verdict, code = end_of(run_folder)
+    print(verdict, file=sys.stderr)
     return code
 
 

@@ -166,7 +166,7 @@ def allocation() -> str | None:
             key="cluster.launcher",
             happened=f"is slurm, and this is a task of srun (step {step.id})",
             expected="cluster=slurm on the login node, in salloc or in a batch script: it calls srun itself",
-            fix="without srun; or cluster=torchrun in the task",
+            fix="without srun; or cluster=machines in the task",
         )
     return job
 

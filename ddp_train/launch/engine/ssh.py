@@ -25,7 +25,7 @@ from ddp_train.launch.engine.ssh_remote import MARK
 from ddp_train.launch.signals import stop_signals
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import settle
+from ddp_train.run_folder.verdict import verdict_of
 from ddp_train.system.process import Child, fork, is_alive, start_of
 
 OPTIONS = (
@@ -140,11 +140,11 @@ class Ssh:
         if client is None:  # of another command, which shows its output
             while self.state(id).stage != Stage.ENDED:
                 time.sleep(0.5)
-            return settle(run_folder).exit_code
+            return verdict_of(run_folder).exit_code
         with stop_signals(client.signal, lambda: client.signal(signal.SIGQUIT)):
             code = client.wait()
         if run_folder.cancelled.exists():  # `ddp-train cancel`, in another shell
-            return settle(run_folder).exit_code
+            return verdict_of(run_folder).exit_code
         return code
 
 

@@ -144,7 +144,7 @@ def leaves(name: str) -> list[codec.Leaf]:
 
 
 def _config(size: int) -> RunConfig:
-    where = ["cluster=torchrun", f"cluster.nodes={size // 8}", "cluster.processes_per_node=8", "cluster.rendezvous_endpoint=node0"]
+    where = ["cluster=machines", f"cluster.nodes={size // 8}", "cluster.processes_per_node=8", "cluster.rendezvous_endpoint=node0"]
     return checked(
         *where, "trainer.global_batch_size=null", "trainer.grad_accum_steps=1", "loader.micro_batch_size=1", "data.num_samples=65536"
     )

@@ -19,7 +19,7 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder import verdict
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.verdict import Verdict, settle
+from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.folder_lock import HOLDER
 from tests.unit.cli.runs import a_run, works_in
 
@@ -37,7 +37,7 @@ def test_a_process_of_this_machine_saves_and_ends(tmp_path: Path, capsys: pytest
     with works_in(run_folder) as process:
         assert cancel([str(tmp_path)], LAUNCHER) == 0
         assert process.wait() == 75
-    assert settle(run_folder).verdict is Verdict.NEVER
+    assert verdict_of(run_folder).outcome is Outcome.NEVER
     assert "ddp-train resume" in capsys.readouterr().out
 
 
@@ -71,7 +71,7 @@ def test_on_a_full_disk_the_marker_is_empty_or_the_job_is_ended_at_once(
     monkeypatch.setattr(slurm_client, "cancel", lambda id: asked.append("scancel"))
     monkeypatch.setattr(verdict, "write_json", full)
     assert cancel([str(tmp_path)], LAUNCHER) == 0
-    assert asked == ["USR1"] and settle(run_folder).verdict is Verdict.NEVER  # an empty file marks as well
+    assert asked == ["USR1"] and verdict_of(run_folder).outcome is Outcome.NEVER  # an empty file marks as well
     run_folder.cancelled.unlink()
     asked.clear()
     monkeypatch.setattr(Path, "touch", full)
@@ -98,7 +98,7 @@ def test_who_does_not_end_is_told_of_a_harder_way(
 def test_a_run_that_has_ended_is_marked_and_one_that_is_done_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_folder = a_run(tmp_path)
     Result(status=Status.PREEMPTED, step=7).write(run_folder.result)
-    assert cancel([str(tmp_path)], LAUNCHER) == 0 and settle(run_folder).exit_code == 130
+    assert cancel([str(tmp_path)], LAUNCHER) == 0 and verdict_of(run_folder).exit_code == 130
     run_folder.cancelled.unlink()
     Result(status=Status.COMPLETED).write(run_folder.result)
     assert cancel([str(tmp_path)], LAUNCHER) == 0 and not run_folder.cancelled.exists()
@@ -148,4 +148,4 @@ def test_a_user_without_a_name_cancels_too(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("getpass.getuser", nameless)
     assert cancel([str(a_run(tmp_path).root)], LAUNCHER) == 0
-    assert f"cancelled by {os.getuid()} on " in settle(RunFolder(tmp_path)).reason
+    assert f"cancelled by {os.getuid()} on " in verdict_of(RunFolder(tmp_path)).reason

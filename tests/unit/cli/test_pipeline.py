@@ -42,9 +42,9 @@ def test_one_run_or_several_are_waited_for_wherever_one_stands_then(run: Path) -
     check_pipeline(checked(*SLURM, "after=a"))
 
 
-@pytest.mark.parametrize("preset", ["local", "cpu", "torchrun", "ssh"])
+@pytest.mark.parametrize("preset", ["local", "cpu", "machines", "ssh"])
 def test_outside_slurm_the_shell_waits_and_after_is_refused(run: Path, preset: str) -> None:
-    words = {"torchrun": ["cluster.nodes=2", "cluster.rendezvous_endpoint=a:1"], "ssh": ["cluster.hosts=[a,b]", "cluster.device=cpu"]}
+    words = {"machines": ["cluster.nodes=2", "cluster.rendezvous_endpoint=a:1"], "ssh": ["cluster.hosts=[a,b]", "cluster.device=cpu"]}
     config = checked(f"cluster={preset}", *words.get(preset, []), "after=a")
     with pytest.raises(ConfigError, match=r"after: .* waits for no other run(.|\n)*`ddp-train \.\.\. && ddp-train \.\.\.`"):
         check_pipeline(config)

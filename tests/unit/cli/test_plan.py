@@ -89,7 +89,7 @@ def test_it_says_what_runs_how_large_it_is_and_how_it_starts(plan: Plan) -> None
 
 
 def test_sixteen_machines_get_a_line_each_that_differs_by_its_number(plan: Plan) -> None:
-    words = ["cluster=torchrun", "cluster.nodes=16", "cluster.processes_per_node=8", "cluster.rendezvous_endpoint=node0:29400"]
+    words = ["cluster=machines", "cluster.nodes=16", "cluster.processes_per_node=8", "cluster.rendezvous_endpoint=node0:29400"]
     shown = plan(*words, "cluster.device=cpu", "cluster.node_rank=3", "+extra.note='a b'")
     first, others = fact(shown, "type")
     command = ["ddp-train", *TINY, *words, "cluster.device=cpu", "+extra.note='a b'"]
@@ -102,8 +102,8 @@ def test_sixteen_machines_get_a_line_each_that_differs_by_its_number(plan: Plan)
 def test_a_machine_that_knows_its_number_by_its_environment_types_the_same(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node0"}.items():
         monkeypatch.setenv(name, value)
-    (line,) = fact(plan("cluster=torchrun"), "type")
-    assert line.endswith("cluster=torchrun   on each machine; its number comes from the environment, and is 1 here")
+    (line,) = fact(plan("cluster=machines"), "type")
+    assert line.endswith("cluster=machines   on each machine; its number comes from the environment, and is 1 here")
 
 
 def test_mistakes_are_those_of_the_run(plan: Plan) -> None:

@@ -85,7 +85,7 @@ def test_an_operators_restarts_and_processes_are_taken_where_the_config_has_none
 
 def test_the_batch_is_reckoned_with_the_processes_that_the_environment_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPROC_PER_NODE", "3")
-    assert processes_of_nodes(replace(SILENT, launcher="torchrun", nodes=2)) == (3, 3)
+    assert processes_of_nodes(replace(SILENT, launcher="machines", nodes=2)) == (3, 3)
     assert processes_of_nodes(replace(SILENT, launcher="local", processes_per_node=1)) == (1,)
 
 

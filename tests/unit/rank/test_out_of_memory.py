@@ -122,7 +122,7 @@ def test_settings_are_those_that_the_run_has_not_taken() -> None:
     assert advice(checked("loader.on_device=true", base=[]), "the build of model and data").startswith("loader.on_device=false")
     assert "~callbacks.ema" in advice(checked("callbacks=ema", base=[]), "the optimizer's step")
     gpu = checked(
-        "amp=off", "cluster.device=cuda", "cluster.nodes=2", "cluster.launcher=torchrun", "cluster.rendezvous_endpoint=a:1", base=[]
+        "amp=off", "cluster.device=cuda", "cluster.nodes=2", "cluster.launcher=machines", "cluster.rendezvous_endpoint=a:1", base=[]
     )
     assert advice(gpu, "forward").startswith("amp=bf16; ")
     for part in ("forward", "backward", "the optimizer's step", "the evaluation", ""):

@@ -11,7 +11,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import begin, count_failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.verdict import LIVES, Verdict, begin_anew, begin_life, end_of, mark_cancelled, note_refusal, settle
+from ddp_train.run_folder.verdict import LIVES, Outcome, begin_anew, begin_life, end_of, mark_cancelled, note_refusal, verdict_of
 
 
 @pytest.fixture
@@ -37,20 +37,20 @@ def test_completed_is_done_whatever_else_lies_there(run_folder: RunFolder) -> No
     failed(run_folder, DataError(happened="of an attempt before"))
     mark_cancelled(run_folder)
     ended(run_folder, Status.COMPLETED)
-    assert settle(run_folder) == (Verdict.DONE, "", 0)
-    assert str(settle(run_folder)) == "done"
+    assert verdict_of(run_folder) == (Outcome.DONE, "", 0)
+    assert str(verdict_of(run_folder)) == "done"
 
 
 def test_stopped_in_good_order_is_started_again_from_what_was_saved(run_folder: RunFolder) -> None:
     ended(run_folder, Status.PREEMPTED)
-    assert str(settle(run_folder)) == "again: stopped in good order; it continues from the start"
+    assert str(verdict_of(run_folder)) == "again: stopped in good order; it continues from the start"
     save(run_folder, 7)
-    assert settle(run_folder).reason.endswith("continues from step 7") and settle(run_folder).exit_code == 75
+    assert verdict_of(run_folder).reason.endswith("continues from step 7") and verdict_of(run_folder).exit_code == 75
 
 
 def test_ctrl_c_is_a_person_s_word(run_folder: RunFolder) -> None:
     ended(run_folder, Status.INTERRUPTED, step=7)
-    assert (settle(run_folder).verdict, settle(run_folder).exit_code) == (Verdict.NEVER, 130)
+    assert (verdict_of(run_folder).outcome, verdict_of(run_folder).exit_code) == (Outcome.NEVER, 130)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_ctrl_c_is_a_person_s_word(run_folder: RunFolder) -> None:
 )
 def test_what_a_person_has_to_mend_is_never_started_again(run_folder: RunFolder, error: Exception, code: int) -> None:
     failed(run_folder, error)
-    settled = settle(run_folder)
-    assert (settled.verdict, settled.exit_code) == (Verdict.NEVER, code)
-    assert str(error) in settled.reason and "rank 1 on" in settled.reason
+    verdict = verdict_of(run_folder)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.NEVER, code)
+    assert str(error) in verdict.reason and "rank 1 on" in verdict.reason
 
 
 def test_a_failure_is_tried_again_until_it_gets_nowhere(run_folder: RunFolder) -> None:
@@ -76,20 +76,20 @@ def test_a_failure_is_tried_again_until_it_gets_nowhere(run_folder: RunFolder) -
         begin(run_folder).close()
         failed(run_folder, ValueError("too large"))
         count_failure(run_folder, has_failed=True)
-        verdicts.append(settle(run_folder))
+        verdicts.append(verdict_of(run_folder))
     assert [each.exit_code for each in verdicts] == [75, 75, 75, 93]
     assert all("ValueError: too large" in each.reason for each in verdicts)
 
 
 def test_a_run_that_leaves_no_word_is_started_so_often_and_no_oftener(run_folder: RunFolder) -> None:
     for _ in range(LIVES):
-        assert settle(run_folder).verdict == Verdict.AGAIN
+        assert verdict_of(run_folder).outcome == Outcome.AGAIN
         begin_life(run_folder)
-    settled = settle(run_folder)
-    assert (settled.verdict, settled.exit_code) == (Verdict.NEVER, 93)
-    assert f"started {LIVES} times" in settled.reason
+    verdict = verdict_of(run_folder)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.NEVER, 93)
+    assert f"started {LIVES} times" in verdict.reason
     begin_anew(run_folder)
-    assert settle(run_folder).verdict == Verdict.AGAIN
+    assert verdict_of(run_folder).outcome == Outcome.AGAIN
 
 
 def test_a_new_checkpoint_begins_the_row_of_lives_anew(run_folder: RunFolder) -> None:
@@ -97,62 +97,62 @@ def test_a_new_checkpoint_begins_the_row_of_lives_anew(run_folder: RunFolder) ->
         begin_life(run_folder)
         if life % (LIVES - 1) == 0:
             save(run_folder, life + 1)
-        assert settle(run_folder).verdict == Verdict.AGAIN, life
+        assert verdict_of(run_folder).outcome == Outcome.AGAIN, life
 
 
 def test_cancelled_is_never_until_somebody_asks_for_it_again(run_folder: RunFolder) -> None:
     ended(run_folder, Status.PREEMPTED, step=7)
     mark_cancelled(run_folder)
-    settled = settle(run_folder)
-    assert (settled.verdict, settled.exit_code) == (Verdict.NEVER, 130) and "cancelled by " in settled.reason
+    verdict = verdict_of(run_folder)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.NEVER, 130) and "cancelled by " in verdict.reason
     run_folder.cancelled.write_text("{")  # a disk that was full
-    assert settle(run_folder).verdict == Verdict.NEVER
+    assert verdict_of(run_folder).outcome == Outcome.NEVER
     begin_anew(run_folder)
-    assert settle(run_folder).verdict == Verdict.AGAIN
+    assert verdict_of(run_folder).outcome == Outcome.AGAIN
 
 
 def test_damaged_files_are_no_word(run_folder: RunFolder) -> None:
     for path in (run_folder.result, run_folder.failure, run_folder.lives):
         path.parent.mkdir(exist_ok=True)
         path.write_text("{")
-    assert settle(run_folder).verdict == Verdict.AGAIN
+    assert verdict_of(run_folder).outcome == Outcome.AGAIN
 
 
-@pytest.mark.parametrize(("code", "verdict"), [(2, 2), (78, 78), (93, 93), (126, 78), (127, 78), (1, 75), (137, 75), (143, 75)])
-def test_a_machine_that_could_leave_nothing_has_said_it_with_its_exit_code(run_folder: RunFolder, code: int, verdict: int) -> None:
+@pytest.mark.parametrize(("code", "expected"), [(2, 2), (78, 78), (93, 93), (126, 78), (127, 78), (1, 75), (137, 75), (143, 75)])
+def test_a_machine_that_could_leave_nothing_has_said_it_with_its_exit_code(run_folder: RunFolder, code: int, expected: int) -> None:
     begin_life(run_folder)
     ended(run_folder, Status.PREEMPTED)  # by the others, which were stopped for it
     note_refusal(run_folder, code, logs="the logs x", is_elastic=False)
-    settled = settle(run_folder)
-    assert settled.exit_code == verdict
-    assert settled.verdict == Verdict.AGAIN or f"a machine refused (exit code {verdict}); the logs x say why" in settled.reason
+    verdict = verdict_of(run_folder)
+    assert verdict.exit_code == expected
+    assert verdict.outcome == Outcome.AGAIN or f"a machine refused (exit code {expected}); the logs x say why" in verdict.reason
 
 
 def test_the_word_of_those_that_went_on_without_it_counts_in_an_elastic_run(run_folder: RunFolder) -> None:
     ended(run_folder, Status.PREEMPTED, step=5)
     begin_life(run_folder)
     note_refusal(run_folder, 78, logs="x", is_elastic=True)
-    assert settle(run_folder).exit_code == 78  # what lay there was of the life before
+    assert verdict_of(run_folder).exit_code == 78  # what lay there was of the life before
     run_folder.forget_failure()
     begin_life(run_folder)
     ended(run_folder, Status.PREEMPTED, step=7)
     note_refusal(run_folder, 78, logs="x", is_elastic=True)
-    assert settle(run_folder).verdict == Verdict.AGAIN
+    assert verdict_of(run_folder).outcome == Outcome.AGAIN
 
 
 def test_what_is_completed_or_cancelled_stays_so(run_folder: RunFolder) -> None:
     mark_cancelled(run_folder)
     note_refusal(run_folder, 78, logs="x", is_elastic=False)
-    assert settle(run_folder).exit_code == 130
+    assert verdict_of(run_folder).exit_code == 130
     ended(run_folder, Status.COMPLETED)
     note_refusal(run_folder, 78, logs="x", is_elastic=False)
-    assert settle(run_folder).verdict == Verdict.DONE
+    assert verdict_of(run_folder).outcome == Outcome.DONE
 
 
 def test_who_has_followed_a_run_ends_as_it_did(run_folder: RunFolder) -> None:
     assert end_of(run_folder, within_s=0.0)[1] == 1  # it has left no word
     failed(run_folder, ValueError("too large"))
-    assert end_of(run_folder)[1] == 1 and settle(run_folder).verdict == Verdict.AGAIN
+    assert end_of(run_folder)[1] == 1 and verdict_of(run_folder).outcome == Outcome.AGAIN
     run_folder.forget_failure()
     ended(run_folder, Status.PREEMPTED)
     assert end_of(run_folder)[1] == 143

@@ -33,25 +33,25 @@ def problems(environment: dict[str, str], **cluster: object) -> list[str]:
         (
             TASK,
             "SLURM_STEP_NUM_TASKS=2 says that srun has started 2 of this command",
-            "srun --ntasks-per-node=1 ddp-train cluster=torchrun",
+            "srun --ntasks-per-node=1 ddp-train cluster=machines",
         ),
         (
             {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"},
             "mpirun has started 4",
             "mpirun --map-by ppr:1:node ddp-train cluster=",
         ),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE=2 says that mpiexec has started 2", "mpiexec -ppn 1 ddp-train cluster=torchrun"),
-        (POD, "WORLD_SIZE=4 says", "cluster=torchrun cluster.nodes=$WORLD_SIZE cluster.node_rank=$RANK"),
-        ({"NNODES": "2"}, "NNODES=2 says that the run has 2 machines", "ddp-train cluster=torchrun ..."),
-        ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 says that the run has 4 machines", "ddp-train cluster=torchrun ..."),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE=2 says that mpiexec has started 2", "mpiexec -ppn 1 ddp-train cluster=machines"),
+        (POD, "WORLD_SIZE=4 says", "cluster=machines cluster.nodes=$WORLD_SIZE cluster.node_rank=$RANK"),
+        ({"NNODES": "2"}, "NNODES=2 says that the run has 2 machines", "ddp-train cluster=machines ..."),
+        ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4 says that the run has 4 machines", "ddp-train cluster=machines ..."),
     ],
 )
 def test_what_proves_several_copies_is_refused_with_the_command_that_was_meant(environment: dict[str, str], said: str, meant: str) -> None:
     [problem] = problems(environment)
     variable = said.partition("=")[0] if "=" in said else "OMPI_COMM_WORLD_SIZE"
     assert said in problem and meant in problem and f"env -u {variable} ddp-train" in problem
-    assert problems(environment, launcher="torchrun") == [problem]  # of one machine alone: each copy would be one
-    for launcher, nodes in (("torchrun", 2), ("slurm", 2), ("ssh", 2)):
+    assert problems(environment, launcher="machines") == [problem]  # of one machine alone: each copy would be one
+    for launcher, nodes in (("machines", 2), ("slurm", 2), ("ssh", 2)):
         assert problems(environment, launcher=launcher, nodes=nodes) == []
     ours = {"TORCHELASTIC_RUN_ID": "run", "LOCAL_RANK": "0"}  # a rank, whoever has started its agent
     assert problems({**environment, **ours}) == []
@@ -80,10 +80,10 @@ def test_what_proves_nothing_is_no_obstacle(environment: dict[str, str]) -> None
 
 def test_several_tasks_on_a_node_are_refused_over_several_machines_too() -> None:
     double = {**TASK, "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NUM_TASKS": "4"}
-    [problem] = problems(double, launcher="torchrun", nodes=None)
+    [problem] = problems(double, launcher="machines", nodes=None)
     assert "srun starts 2 tasks on a node" in problem
-    assert problems(TASK, launcher="torchrun", nodes=None) == []  # two machines, as the step says
-    assert problems({**double, "TORCHELASTIC_RUN_ID": "run", "LOCAL_RANK": "0"}, launcher="torchrun", nodes=None) == []
+    assert problems(TASK, launcher="machines", nodes=None) == []  # two machines, as the step says
+    assert problems({**double, "TORCHELASTIC_RUN_ID": "run", "LOCAL_RANK": "0"}, launcher="machines", nodes=None) == []
 
 
 def test_a_sweep_is_refused_before_it_has_a_folder(project: Project) -> None:

@@ -159,10 +159,10 @@ def test_a_path_is_the_same_in_both_scripts_whatever_it_is_called(folder: str, t
     (run / "launch/task.sh").write_text(task_script(one))
     lines = batch_script([one]).splitlines()
     script = [line for line in lines if line.startswith(("run=", "logs="))]
-    script += ['bash "$run/launch/task.sh" settle "$run"', 'echo "$logs"']
+    script += ['bash "$run/launch/task.sh" verdict "$run"', 'echo "$logs"']
     ran = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True, check=True, cwd="/")
     pattern = str(run).replace("%", "%%")
-    assert ran.stdout.splitlines() == [str(run), "-m", "ddp_train", "settle", str(run), pattern]
+    assert ran.stdout.splitlines() == [str(run), "-m", "ddp_train", "verdict", str(run), pattern]
 
 
 def test_a_time_limit_that_is_all_warning_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Several machines by hand: the same `ddp-train cluster=torchrun ...` on each of them.
+"""Several machines by hand: the same `ddp-train cluster=machines ...` on each of them.
 
 Every machine composes and checks. The first one claims the folder, and its job is what all run (`node/`); the others claim nothing.
 """

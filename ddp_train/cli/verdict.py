@@ -1,4 +1,4 @@
-"""`ddp-train settle`: whether a run is done, is started again, or never again by itself."""
+"""`ddp-train verdict`: whether a run is done, is started again, or never again by itself."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Settled, Verdict, begin_life, note_refusal, settle
+from ddp_train.run_folder.verdict import Outcome, Verdict, begin_life, note_refusal, verdict_of
 
-USAGE = """ddp-train settle RUN [--begins] [--job=ID] [--ended=CODE]
+USAGE = """ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]
 
   RUN            a run folder: says `done`, `again: why` or `never: why`, for batch scripts and people
   --begins       the run is just about to be started: count it, so that it is not started for ever
@@ -23,12 +23,12 @@ Exit code: 0 done; 75 again; never has the code of its failure (1, 2, 78, 93), o
 """
 
 
-def settle_run(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train settle RUN [--begins] [--job=ID] [--ended=CODE]`: print the verdict on a run, and return it. Starts nothing."""
+def show_verdict(arguments: list[str], launcher: Launcher) -> int:
+    """`ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]`: print the verdict on a run, and return it. Starts nothing."""
     folders = [text for text in arguments if text != "--begins" and not text.startswith(("--job=", "--ended="))]
     job, ended = _given("--job=", arguments), _given("--ended=", arguments) or "0"
     if len(folders) != 1 or folders[0].startswith("-") or not ended.isdigit():
-        expected = "ddp-train settle RUN [--begins] [--job=ID] [--ended=CODE]"
+        expected = "ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]"
         raise ConfigError(happened="which run?", expected=expected, fix="give a run folder")
     run_folder = RunFolder(run_of(Path(folders[0])))
     if job and (other := _other_job(run_folder, job)):
@@ -36,17 +36,17 @@ def settle_run(arguments: list[str], launcher: Launcher) -> int:
         return DONE
     if int(ended) != DONE:
         note_refusal(run_folder, int(ended), logs=f"the logs {run_folder.shown()}/logs/slurm-*.out", is_elastic=_is_elastic(run_folder))
-    settled = settle(run_folder)
+    verdict = verdict_of(run_folder)
     is_silent = not run_folder.failure.exists() and run_folder.read_result() is None  # no report could be written: a full disk
-    if int(ended) in FINAL and settled.verdict == Verdict.AGAIN and is_silent:
-        settled = Settled(Verdict.NEVER, f"its machines ended with {ended}; mend what its log says", int(ended))
-    if "--begins" in arguments and settled.verdict == Verdict.AGAIN:
+    if int(ended) in FINAL and verdict.outcome == Outcome.AGAIN and is_silent:
+        verdict = Verdict(Outcome.NEVER, f"its machines ended with {ended}; mend what its log says", int(ended))
+    if "--begins" in arguments and verdict.outcome == Outcome.AGAIN:
         try:
             begin_life(run_folder)
         except OSError as error:
-            settled = Settled(Verdict.NEVER, f"{run_folder.shown()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
-    print(settled)
-    return settled.exit_code
+            verdict = Verdict(Outcome.NEVER, f"{run_folder.shown()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
+    print(verdict)
+    return verdict.exit_code
 
 
 def _given(option: str, arguments: list[str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.cli.settle import settle_run
+from ddp_train.cli.verdict import show_verdict
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
@@ -28,21 +28,21 @@ def run_folder(tmp_path: Path) -> RunFolder:
 
 
 def test_it_prints_one_line_and_says_the_same_with_its_code(run_folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert settle_run([str(run_folder.root)], LAUNCHER) == 75
+    assert show_verdict([str(run_folder.root)], LAUNCHER) == 75
     Result(status=Status.COMPLETED).write(run_folder.result)
-    assert settle_run([str(run_folder.root)], LAUNCHER) == 0
+    assert show_verdict([str(run_folder.root)], LAUNCHER) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("again: ") and second == "done"
 
 
 def test_a_life_is_counted_where_one_begins(run_folder: RunFolder) -> None:
-    settle_run([str(run_folder.root)], LAUNCHER)
+    show_verdict([str(run_folder.root)], LAUNCHER)
     assert not run_folder.lives.exists()
     for _ in range(2):
-        settle_run([str(run_folder.root), "--begins"], LAUNCHER)
+        show_verdict([str(run_folder.root), "--begins"], LAUNCHER)
     assert json.loads(run_folder.lives.read_text())["saved"] == [0, 0]
     Result(status=Status.COMPLETED).write(run_folder.result)
-    settle_run(["--begins", str(run_folder.root)], LAUNCHER)
+    show_verdict(["--begins", str(run_folder.root)], LAUNCHER)
     assert json.loads(run_folder.lives.read_text())["saved"] == [0, 0]
 
 
@@ -54,8 +54,8 @@ def test_a_run_that_cannot_be_written_is_never_started_again_and_the_disk_is_nam
 
     monkeypatch.setattr(verdict, "write_json", full)
     monkeypatch.setattr(failure, "create_json", full)
-    assert settle_run([str(run_folder.root), "--begins"], LAUNCHER) == 78
-    assert settle_run([str(run_folder.root), "--ended=78"], LAUNCHER) == 78
+    assert show_verdict([str(run_folder.root), "--begins"], LAUNCHER) == 78
+    assert show_verdict([str(run_folder.root), "--ended=78"], LAUNCHER) == 78
     first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("never"))
     assert first.endswith("cannot be written: No space left on device") and "its machines ended with 78" in second
 
@@ -63,7 +63,7 @@ def test_a_run_that_cannot_be_written_is_never_started_again_and_the_disk_is_nam
 @pytest.mark.parametrize("arguments", [[], ["--begins"], ["--other", "x"], ["a", "b"]])
 def test_it_asks_for_the_run(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="which run"):
-        settle_run(arguments, LAUNCHER)
+        show_verdict(arguments, LAUNCHER)
 
 
 def test_one_job_at_a_time_has_a_run(run_folder: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_one_job_at_a_time_has_a_run(run_folder: RunFolder, capsys: pytest.Captu
     spec(run_folder.root).write()
 
     def asks(job: str) -> str:
-        settle_run([str(run_folder.root), "--begins", f"--job={job}"], LAUNCHER)
+        show_verdict([str(run_folder.root), "--begins", f"--job={job}"], LAUNCHER)
         return capsys.readouterr().out.partition(":")[0]
 
     def noted() -> str | None:
@@ -85,13 +85,13 @@ def test_one_job_at_a_time_has_a_run(run_folder: RunFolder, capsys: pytest.Captu
     assert len(json.loads(run_folder.lives.read_text())["saved"]) == 2
     stages["8"] = Stage.ENDED
     assert (asks("7"), noted()) == ("again", "7")  # submitted by hand, when the first one was over
-    assert settle_run([str(run_folder.root), "--begins", "--job=8"], LAUNCHER) == 0
+    assert show_verdict([str(run_folder.root), "--begins", "--job=8"], LAUNCHER) == 0
 
 
 def test_the_exit_code_of_the_machines_counts_where_they_leave_no_word(run_folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     spec(run_folder.root).write()
-    settle_run([str(run_folder.root), "--begins"], LAUNCHER)
-    assert settle_run([str(run_folder.root), "--ended=1"], LAUNCHER) == 75
-    assert settle_run([str(run_folder.root), "--ended=127"], LAUNCHER) == 78
+    show_verdict([str(run_folder.root), "--begins"], LAUNCHER)
+    assert show_verdict([str(run_folder.root), "--ended=1"], LAUNCHER) == 75
+    assert show_verdict([str(run_folder.root), "--ended=127"], LAUNCHER) == 78
     assert "never: a machine: MachineRefused: a machine refused (exit code 78)" in capsys.readouterr().out
-    assert settle_run([str(run_folder.root)], LAUNCHER) == 78  # whoever asks later
+    assert show_verdict([str(run_folder.root)], LAUNCHER) == 78  # whoever asks later
