@@ -90,7 +90,7 @@ SHOWN_BY = {
     "training/record/logged.py": "tests/unit/training/loop/test_callbacks.py",
     "training/inference/predict.py": "tests/unit/cli/test_evaluate.py",
     "training/profile/marks.py": "tests/unit/training/profile/test_profiler.py",
-    "training/profile/window.py": "tests/unit/training/profile/test_profiler.py; on GPUs: tests/gpu/test_acceptance.py",
+    "training/profile/recording.py": "tests/unit/training/profile/test_profiler.py; on GPUs: tests/gpu/test_acceptance.py",
     "training/state/restore.py": "tests/distributed/test_exactness.py, tests/distributed/test_restart.py",
     "training/seeding.py": "tests/unit/rank/test_isolation.py, tests/unit/loader/test_dataset_adapter.py",
     "training/state/weights.py": "tests/unit/training/inference/test_finished_run.py, tests/unit/training/inference/test_export.py",

@@ -40,8 +40,6 @@ from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Stream
 from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer.groups import freeze
-from ddp_train.training.loop import callbacks
-from ddp_train.training.state import initial_weights
 from ddp_train.training.build.activation_checkpointing import checkpoint_activations
 from ddp_train.training.build.data import (
     make_eval_loaders,
@@ -52,20 +50,22 @@ from ddp_train.training.build.data import (
     place_data,
     require_same_facts,
 )
-from ddp_train.training.check.micro_batch import largest_micro_batch
-from ddp_train.training.parts.compiled import compile_model, note
-from ddp_train.training.parts.components import Components, Evaluated, with_loss
-from ddp_train.training.state.data_identity import adopt, identity_of, meaning_of, require_meaning
-from ddp_train.training.loop.early_step import EarlyStep
-from ddp_train.training.instantiate import instantiate
-from ddp_train.training.parts.metric import build_metrics, goals_of
 from ddp_train.training.build.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.build.plain_names import use_plain_names
 from ddp_train.training.build.precision import in_memory_format, shared_dtype, use_precision
+from ddp_train.training.check.micro_batch import largest_micro_batch
+from ddp_train.training.instantiate import instantiate
+from ddp_train.training.loop import callbacks
+from ddp_train.training.loop.early_step import EarlyStep
+from ddp_train.training.parts.compiled import compile_model, note
+from ddp_train.training.parts.components import Components, Evaluated, with_loss
+from ddp_train.training.parts.metric import build_metrics, goals_of
+from ddp_train.training.parts.turn import make_turns, takes_turns
 from ddp_train.training.record.device_peak import peak_of, products
 from ddp_train.training.record.throughput import measure
 from ddp_train.training.seeding import seed_all
-from ddp_train.training.parts.turn import make_turns, takes_turns
+from ddp_train.training.state import initial_weights
+from ddp_train.training.state.data_identity import adopt, identity_of, meaning_of, require_meaning
 
 _NOTHING: Mapping[str, Any] = {}
 

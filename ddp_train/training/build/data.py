@@ -24,8 +24,8 @@ from ddp_train.loader.mixture_source import MixtureSource, mixture_source
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import labels_of, sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
-from ddp_train.training.state.data_identity import adopt, meaning_of
 from ddp_train.training.instantiate import instantiate
+from ddp_train.training.state.data_identity import adopt, meaning_of
 
 
 def make_data(config: RunConfig, *, key: str) -> Any:

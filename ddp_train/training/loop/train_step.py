@@ -19,7 +19,8 @@ from ddp_train.interfaces import Objective, Reducing, as_pair, batch_size, note_
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.check.sanity_check import NamedBatch, explain
-from ddp_train.training.loop.gradient import backward, clip, total_norm
+from ddp_train.training.loop import gradient
+from ddp_train.training.loop.gradient import clip, total_norm
 from ddp_train.training.loop.skip_nonfinite import StepGuard
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.turn import Turn
@@ -159,7 +160,7 @@ class TrainStep:
         scale = ranks / divisor  # DDP takes the mean over the ranks; the sum is wanted
         # Backward begins with the scale: the gradients are those of a loss times the scale, without that product and its own backward.
         seed = scale.to(loss_sum.dtype) if isinstance(scale, Tensor) else torch.full_like(loss_sum, scale)
-        backward(loss_sum, components.scaler.scale(self.guard.mark(seed, loss_sum)))
+        gradient.backward(loss_sum, components.scaler.scale(self.guard.mark(seed, loss_sum)))
         self.window.add(loss_sum, turn=None if turn is None else turn.name)
 
 

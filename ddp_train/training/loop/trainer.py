@@ -310,7 +310,7 @@ class Trainer:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
         components, window = self.components, self.window
         memory = components.throughput.memory()
-        reading = window.read(self.world, grad_norm, self.logged, beside=[self.profiler.asked(), *memory])
+        reading = window.read(self.world, grad_norm, self.logged, beside=[self.profiler.is_requested(), *memory])
         num_asked, *memory = reading.beside
         assert reading.grad_norm is not None
         loss = self._judge(reading)
@@ -334,7 +334,7 @@ class Trainer:
             values["skipped_steps"] = window.skipped_steps
         self._write("train", values | window.turn_means(reading) | self.logged.settle(reading.logged, self.world))
         if num_asked:
-            self.profiler.take(self.state.step)
+            self.profiler.start_window(self.state.step)
         window.begin_again()
 
     def _judge(self, reading: Reading) -> float:

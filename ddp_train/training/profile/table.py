@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ddp_train.training.profile.marks import PARTS
@@ -12,121 +12,71 @@ _ROWS = 12
 _WIDTH = 56  # of a name
 _STEP = "ProfilerStep"
 _COLLECTIVES = ("gloo:", "nccl:")  # torch's own marks of them on the host
-_NO_OPERATORS = ("user_annotation", "python_function")
 _KERNELS = "nccl"  # their kernels on a GPU, whatever follows
 
-Interval = tuple[float, float]
-"""Microseconds, from and to."""
+
+def table(events: Sequence[Any]) -> str:
+    """Return the table of a window of torch's events (`profile.events()`)."""
+    on_host = [event for event in events if event.device_type.name == "CPU"]
+    steps = [event for event in on_host if event.name.startswith(_STEP)]
+    num_steps = len(steps) or 1
+    lines = [f"{num_steps} steps, {_total_ms(steps) / num_steps:.3f} ms each, ms a step:"]
+    parts = {part: _total_ms(event for event in on_host if event.name == part) for part in PARTS}
+    lines.append("  " + "  ".join(f"{part} {ms / num_steps:.3f}" for part, ms in parts.items() if ms))
+    return "\n".join([*lines, "", *_operators(on_host, num_steps), "", _communication(events, num_steps)])
 
 
-@dataclass
-class _Operator:
-    calls: int = 0
-    host_us: float = 0.0
-    device_us: float = 0.0
-
-
-def table(events: Sequence[Any], *, steps: int, memory: Sequence[str] = ()) -> str:
-    """Return the table of a window.
-
-    Args:
-        events: torch's (`profile.events()`).
-        steps: how many of them were recorded.
-        memory: lines that come below.
-    """
-    whole_us = sum(_length(event) for event in events if event.name.startswith(_STEP) and _is_host(event)) or 1.0
-    lines = [f"{steps} steps, {whole_us / steps / 1e3:.3f} ms each, ms a step:"]
-    parts = {part: sum(_length(event) for event in events if event.name == part and _is_host(event)) for part in PARTS}
-    lines.append("  " + "  ".join(f"{part} {us / steps / 1e3:.3f}" for part, us in parts.items() if us))
-    lines += ["", *_operators(events, steps=steps), "", _communication(events, steps=steps)]
-    return "\n".join([*lines, *memory])
-
-
-def _operators(events: Iterable[Any], *, steps: int) -> list[str]:
+def _operators(events: Iterable[Any], num_steps: int) -> list[str]:
     """Return the lines of the operators that take longest themselves: without those that they call."""
-    found: dict[str, _Operator] = {}
+    totals: dict[str, list[float]] = {}  # by name: calls, ms on the host, ms on the device
     for event in events:
-        if _is_operator(event):
-            operator = found.setdefault(event.name, _Operator())
-            operator.calls += 1
-            operator.host_us += event.self_cpu_time_total
-            operator.device_us += event.self_device_time_total
-    on_device = any(operator.device_us for operator in found.values())
-
-    def key(operator: _Operator) -> float:
-        return operator.device_us if on_device else operator.host_us
-
-    whole_us = sum(map(key, found.values())) or 1.0
-    title = f"{'operator':<{_WIDTH}}  {'calls':>7}  {'host ms':>9}" + (f"  {'GPU ms':>9}" if on_device else "") + f"  {'share':>6}"
-    lines = [f"operators by their own {'GPU' if on_device else 'host'} time, without what they call, a step:", title]
-    for name, operator in sorted(found.items(), key=lambda item: -key(item[1]))[:_ROWS]:
+        if not (event.is_async or event.name == "[memory]" or getattr(event, "is_user_annotation", False)):
+            total = totals.setdefault(event.name, [0.0, 0.0, 0.0])
+            for place, value in enumerate((1.0, event.self_cpu_time_total / 1e3, event.self_device_time_total / 1e3)):
+                total[place] += value / num_steps
+    on_device = any(device for _, _, device in totals.values())
+    by = 2 if on_device else 1
+    whole = sum(total[by] for total in totals.values()) or 1.0
+    heads = ["calls", "host ms", *(["GPU ms"] if on_device else []), "share"]
+    widths = [7, 9, *([9] if on_device else []), 6]
+    lines = [
+        f"operators by their own {'GPU' if on_device else 'host'} time, without what they call, a step:",
+        f"{'operator':<{_WIDTH}}" + "".join(f"  {head:>{width}}" for head, width in zip(heads, widths, strict=True)),
+    ]
+    for name, total in sorted(totals.items(), key=lambda item: -item[1][by])[:_ROWS]:
         shown = name if len(name) <= _WIDTH else f"{name[: _WIDTH - 3]}..."
-        times = [operator.host_us, operator.device_us] if on_device else [operator.host_us]
-        columns = "".join(f"  {us / steps / 1e3:>9.3f}" for us in times)
-        lines.append(f"{shown:<{_WIDTH}}  {operator.calls / steps:>7g}{columns}  {key(operator) / whole_us:>6.1%}")
+        times = "".join(f"  {ms:>9.3f}" for ms in total[1 : by + 1])
+        lines.append(f"{shown:<{_WIDTH}}  {total[0]:>7g}{times}  {total[by] / whole:>6.1%}")
     return lines
 
 
-def _communication(events: Iterable[Any], *, steps: int) -> str:
+def _communication(events: Iterable[Any], num_steps: int) -> str:
     """Say how long collectives took, and on a GPU how much of that time other kernels ran."""
-    kernels = [(event.name, _interval(event)) for event in events if event.device_type.name == "CUDA" and not _is_mark(event)]
-    if kernels:
-        sent = union(interval for name, interval in kernels if name.startswith(_KERNELS))
-        computed = union(interval for name, interval in kernels if not name.startswith(_KERNELS))
-        if not sent:
-            return "communication: none"
-        overlapped = common(sent, computed)
-        share = overlapped / _total(sent)
-        return f"communication: {_total(sent) / steps / 1e3:.3f} ms a step, {share:.0%} of it beside computing"
-    sent = union(_interval(event) for event in events if event.name.startswith(_COLLECTIVES))
-    return f"communication: {_total(sent) / steps / 1e3:.3f} ms a step" if sent else "communication: none"
+    kernels = [event for event in events if event.device_type.name == "CUDA" and not _is_mark(event)]
+    sent = [event for event in kernels if event.name.startswith(_KERNELS)]
+    if not kernels:
+        sent = [event for event in events if event.name.startswith(_COLLECTIVES)]
+    if not sent:
+        return "communication: none"
+    text = f"communication: {covered_ms(sent) / num_steps:.3f} ms a step"
+    if not kernels:
+        return text
+    computed = [event for event in kernels if not event.name.startswith(_KERNELS)]
+    both = covered_ms(sent) + covered_ms(computed) - covered_ms(kernels)
+    return f"{text}, {both / covered_ms(sent):.0%} of it beside computing"
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the same times as intervals that do not touch, in order."""
-    found: list[Interval] = []
-    for start, stop in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
-        else:
-            found.append((start, stop))
-    return found
+def covered_ms(events: Iterable[Any]) -> float:
+    """Return for how long at least one of the events was under way."""
+    total, end = 0.0, -math.inf
+    for start, stop in sorted((event.time_range.start, event.time_range.end) for event in events):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total / 1e3
 
 
-def common(some: Sequence[Interval], others: Sequence[Interval]) -> float:
-    """Return for how long two unions are both at work."""
-    total, place = 0.0, 0
-    for start, stop in some:
-        while place < len(others) and others[place][1] <= start:
-            place += 1
-        at = place
-        while at < len(others) and others[at][0] < stop:
-            total += min(stop, others[at][1]) - max(start, others[at][0])
-            at += 1
-    return total
-
-
-def _total(intervals: Iterable[Interval]) -> float:
-    return sum(stop - start for start, stop in intervals)
-
-
-def _interval(event: Any) -> Interval:
-    return float(event.time_range.start), float(event.time_range.end)
-
-
-def _length(event: Any) -> float:
-    start, stop = _interval(event)
-    return stop - start
-
-
-def _is_operator(event: Any) -> bool:
-    """Tell whether an event is an operator on the host: no name of a part, no function of Python (with stacks), no collective under way."""
-    others = event.is_async or event.name == "[memory]" or any(getattr(event, f"is_{kind}", False) for kind in _NO_OPERATORS)
-    return _is_host(event) and not others
-
-
-def _is_host(event: Any) -> bool:
-    return bool(event.device_type.name == "CPU")
+def _total_ms(events: Iterable[Any]) -> float:
+    return float(sum(event.time_range.end - event.time_range.start for event in events)) / 1e3
 
 
 def _is_mark(event: Any) -> bool:

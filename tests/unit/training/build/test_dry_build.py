@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
-from ddp_train.training.check.state_size import estimate, kept_on_a_rank
 from ddp_train.training.build.dry_build import Sizes, measure
+from ddp_train.training.check.state_size import estimate, kept_on_a_rank
 from tests.unit.parts import checked, components
 
 

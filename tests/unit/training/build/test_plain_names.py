@@ -11,8 +11,8 @@ from torch import nn
 
 from ddp_train.distributed.world import alone
 from ddp_train.interfaces import Joint
-from ddp_train.training.state import initial_weights
 from ddp_train.training.build.plain_names import use_plain_names
+from ddp_train.training.state import initial_weights
 
 
 class Wrapped(nn.Module):

@@ -18,7 +18,7 @@ from ddp_train.phase import PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.training.loop.trainer import Trainer
-from ddp_train.training.profile import window as profile_window
+from ddp_train.training.profile import recording
 from ddp_train.training.profile.profiler import Profiler, RunProfiler
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState
@@ -121,14 +121,14 @@ def test_the_next_job_of_the_same_process_records_nothing(tmp_path: Path) -> Non
 
 
 def test_writing_is_no_steps_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    end, clock, late_s = profile_window._Trace.end, time.perf_counter, list[float]()
+    end, clock, late_s = recording._Trace.end, time.perf_counter, list[float]()
 
-    def slow(self: profile_window._Trace) -> str:
+    def slow(self: recording._Trace) -> str:
         late_s.append(1e6)
         return end(self)
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + sum(late_s))
-    monkeypatch.setattr(profile_window._Trace, "end", slow)
+    monkeypatch.setattr(recording._Trace, "end", slow)
     _, records = run(tmp_path, *WINDOW)
     train = [record for record in records if record["split"] == "train"]
     assert late_s and max(max(record["step_ms"], record["data_wait_ms"]) for record in train) < 1e5
@@ -191,7 +191,8 @@ def test_a_window_that_fails_ends_no_run(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(
-        "ddp_train.training.profile.profiler.record" if breaks == "start" else "ddp_train.training.profile.window._whole", fail
+        "ddp_train.training.profile.profiler.start_recording" if breaks == "start" else "ddp_train.training.profile.recording._write_whole",
+        fail,
     )
     one_run, _ = run(tmp_path, *WINDOW)
     assert one_run.state.step == 12
@@ -199,17 +200,11 @@ def test_a_window_that_fails_ends_no_run(
     assert "loss" not in vars(one_run.components)
 
 
-def test_memory_by_kind_is_a_time_line(tmp_path: Path) -> None:
-    one_run, _ = run(tmp_path, *WINDOW, "profile=memory")
-    name = "rank_00000_step_000003"
-    assert files(tmp_path) == [f"{name}.pt.trace.json.gz", f"{name}.txt", f"{name}_memory.json.gz"]
-    with gzip.open(tmp_path / f"profile/{name}_memory.json.gz", "rt") as stream:
-        counters = json.load(stream)["traceEvents"]
-    assert all(event["ph"] == "C" for event in counters)
-    weights = sum(parameter.nbytes for parameter in one_run.components.model.parameters())
-    assert weights <= max(event["args"]["parameters"] for event in counters) < 2 * weights
-    assert max(event["args"]["gradients"] for event in counters) > 0
-    assert "memory at most: " in (tmp_path / f"profile/{name}.txt").read_text()
+def test_memory_on_a_cpu_is_told_by_operator(tmp_path: Path) -> None:
+    run(tmp_path, *WINDOW, "profile=memory")
+    assert files(tmp_path) == ["rank_00000_step_000003.pt.trace.json.gz", "rank_00000_step_000003.txt"]
+    assert any(event["name"] == "[memory]" for event in trace(tmp_path, "rank_00000_step_000003"))
+    assert "Self CPU Mem" in (tmp_path / "profile/rank_00000_step_000003.txt").read_text()
 
 
 def test_every_micro_batch_is_marked(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from ddp_train.training.profile.table import common, table, union
+from ddp_train.training.profile.table import covered_ms, table
 
 
 @dataclass
@@ -15,7 +15,6 @@ class Event:
     stop: float
     device: str = "CPU"
     is_user_annotation: bool = False
-    is_python_function: bool = False
     is_async: bool = False
     self_cpu_time_total: float = 0.0
     self_device_time_total: float = 0.0
@@ -42,8 +41,7 @@ OPERATORS = [
 
 
 def test_parts_and_operators_are_told_a_step() -> None:
-    python = Event("threading.py(331): wait", 0, 0, is_python_function=True, self_cpu_time_total=9e9, self_device_time_total=9e9)
-    lines = table([*STEPS, *OPERATORS, python, Event("[memory]", 0, 0, self_cpu_time_total=9e9)], steps=2).splitlines()
+    lines = table([*STEPS, *OPERATORS, Event("[memory]", 0, 0, self_cpu_time_total=9e9)]).splitlines()
     assert lines[:2] == ["2 steps, 5.000 ms each, ms a step:", "  forward 1.000  backward 1.500"]
     first, second = (line.split() for line in lines[5:7])
     assert first == ["aten::mm", "1", "0.200", "3.000", "75.0%"]  # by the GPU's time where there is some
@@ -52,14 +50,14 @@ def test_parts_and_operators_are_told_a_step() -> None:
 
 def test_without_a_gpu_the_hosts_time_counts() -> None:
     events = [Event(each.name, 0, 10, self_cpu_time_total=each.self_cpu_time_total) for each in OPERATORS]
-    names = [line.split()[0] for line in table([*STEPS, *events], steps=2).splitlines() if line.startswith("aten")]
+    names = [line.split()[0] for line in table([*STEPS, *events]).splitlines() if line.startswith("aten")]
     assert names == ["aten::add", "aten::mm"]
 
 
 def test_communication_on_the_host_is_added_up_once() -> None:
     gloo = [mark("gloo:all_reduce", 0, 2000, is_async=True), mark("gloo:all_reduce", 1000, 4000, is_async=True)]
-    assert table([*STEPS, *gloo], steps=2).endswith("communication: 2.000 ms a step")
-    assert table(STEPS, steps=2).endswith("communication: none")
+    assert table([*STEPS, *gloo]).endswith("communication: 2.000 ms a step")
+    assert table(STEPS).endswith("communication: none")
 
 
 def test_on_a_gpu_what_runs_beside_computing_is_told() -> None:
@@ -69,9 +67,8 @@ def test_on_a_gpu_what_runs_beside_computing_is_told() -> None:
         Event("elementwise", 2000, 2500, "CUDA"),
         mark("backward", 0, 9000, device="CUDA"),  # the shadow of the host's name
     ]
-    assert table([*STEPS, *kernels], steps=2).endswith("communication: 1.000 ms a step, 50% of it beside computing")
+    assert table([*STEPS, *kernels]).endswith("communication: 1.000 ms a step, 50% of it beside computing")
 
 
-def test_intervals() -> None:
-    assert union([(5, 6), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 6)]
-    assert common([(0, 4), (5, 6)], [(1, 2), (3, 5.5)]) == 1 + 1 + 0.5
+def test_times_that_overlap_count_once() -> None:
+    assert covered_ms([Event("", *times) for times in ((5000, 6000), (0, 2000), (1000, 3000), (3000, 4000), (500, 600))]) == 5
