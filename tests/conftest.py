@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import secrets
@@ -215,7 +216,12 @@ def leaves_nothing_behind() -> Iterator[None]:
     before, after = ({name: value for name, value in each.items() if name not in not_ours} for each in (environment, os.environ))
     assert after == before
     assert not dist.is_initialized()
-    assert not [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
+    left = [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
+    if left:
+        gc.collect()  # a pool that nobody refers to any more ends its threads, in a moment
+        for thread in left:
+            thread.join(timeout=2)
+    assert not [thread for thread in left if thread.is_alive()]
 
 
 @pytest.fixture
