@@ -1,6 +1,7 @@
 """The seams on one screen: what users' code and ours import from here.
 
-component  what data, objective, strategy, scheduler and mixed precision must offer
+component  what data, objective, scheduler and mixed precision must offer
+strategy   how the ranks hold a model together
 run        metric writers, callbacks, and the run as callbacks see it
 batch      a look into batches
 pixels     images on their way to a device
@@ -18,7 +19,6 @@ from ddp_train.interfaces.component import (
     Amp,
     Augmenting,
     Borrowing,
-    Casting,
     ChoosingTurns,
     Comparing,
     Counting,
@@ -33,22 +33,18 @@ from ddp_train.interfaces.component import (
     Measured,
     Meeting,
     Objective,
-    Place,
     Predicting,
     Recognisable,
-    Reducing,
     Resident,
     Sampler,
     Scheduler,
-    Shards,
-    Strategy,
-    Synchronising,
     TakingTurns,
-    place_of,
+    adapted,
 )
 from ddp_train.interfaces.pixels import Mix, Pixels, as_pair, finished, own_weights
 from ddp_train.interfaces.run import Averaging, Callback, ImageWriter, MetricWriter, Run, TextWriter
 from ddp_train.interfaces.shard import as_cut, cut, is_cut, num_replicas, num_shards, own_range, own_rows, range_of
+from ddp_train.interfaces.strategy import Place, Shards, Strategy, place_of
 from ddp_train.interfaces.trained import Joint, matching, named_parameters, plain_name, whole_loss
 
 __all__ = [
@@ -59,7 +55,6 @@ __all__ = [
     "Batch",
     "Borrowing",
     "Callback",
-    "Casting",
     "ChoosingTurns",
     "Comparing",
     "Counted",
@@ -83,16 +78,15 @@ __all__ = [
     "Place",
     "Predicting",
     "Recognisable",
-    "Reducing",
     "Resident",
     "Run",
     "Sampler",
     "Scheduler",
     "Shards",
     "Strategy",
-    "Synchronising",
     "TakingTurns",
     "TextWriter",
+    "adapted",
     "as_cut",
     "as_pair",
     "batch_size",

@@ -9,16 +9,15 @@ Shapes: B samples, C channels, H height, W width, T tokens, V vocabulary, K clas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ddp_train.interfaces.batch import Batch
 
@@ -27,6 +26,7 @@ Indices = NDArray[np.int64]
 
 
 Goal = Literal["min", "max"]
+Made = TypeVar("Made")
 
 
 @runtime_checkable
@@ -256,146 +256,6 @@ class ChoosingTurns(Protocol):
         """Return the turns of the step that comes after `step` steps, one at least, in their order. The same on every rank."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shards:
-    """Among how many ranks each part of a run is cut; 1: every rank has all of it."""
-
-    parameters: int = 1
-    gradients: int = 1
-    optimizer: int = 1
-    on_host: bool = False  # all three lie in the host's memory, whatever the device is
-
-
-@runtime_checkable
-class Strategy(Protocol):
-    """How the ranks hold the model together: who keeps which weights, gradients and optimizer state, and when they exchange them.
-
-    What a strategy cuts among the ranks is a DTensor of which each has some rows (`is_cut`), wherever one meets it: a parameter, its
-    gradient, a tensor of the optimizer. All else is alike on all ranks after a step, unless it is `Synchronising`. The gradients of a step
-    are the mean over the ranks of what backward gave each: the loop multiplies its loss by their number.
-    """
-
-    has_buckets: bool
-    """Whether the first backwards decide in which order the values of the ranks are added, as DDP's buckets do: a run that resumes takes
-    two before its checkpoint is loaded."""
-
-    computes_together: bool
-    """Whether every forward of the model is a collective: all ranks must take as many, also in evaluation and in callbacks."""
-
-    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        """Return the module to train, on `device`, with rank 0's weights. Collective.
-
-        Called again with the same model when other parameters of it are to be trained than before (`requires_grad`).
-
-        Args:
-            model: what computes the loss: the model and the objective in one module (`Joint`), whose forward takes a batch and returns the
-                loss. For `ddp-train evaluate` the model alone.
-        """
-
-    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Return a context for forward and backward of all micro-batches of a step but the last: gradients need not be exchanged there."""
-
-    def keeps_gradients(self, module: nn.Module) -> bool:
-        """Tell whether gradients are better zeroed where they are than given back, where a step has several micro-batches."""
-
-    def share(self, optimizer: Optimizer) -> None:
-        """Let the optimizer step as the ranks share its work: by its hooks. Called once, before its first step; not for one rank alone.
-
-        Raises:
-            ConfigError: the strategy cannot do it with this optimizer.
-        """
-
-    def state_like(self, parameter: nn.Parameter) -> Tensor:
-        """Return a tensor that is cut among the ranks as what the optimizer keeps for a parameter: itself, or a shard of it."""
-
-    def rest(self, module: nn.Module) -> None:
-        """Let nothing be left of forwards that no backward follows: after an evaluation, say."""
-
-    def shards(self, world_size: int) -> Shards:
-        """Return among how many of so many ranks the parts of a run will be cut. Asked before anything is: `ddp-train plan` does."""
-
-
-@runtime_checkable
-class Casting(Protocol):
-    """A strategy that may let weights travel and compute in another type than that in which they are kept."""
-
-    def computes_in(self, world_size: int) -> torch.dtype | None:
-        """Return that type on so many ranks; None: their own."""
-
-
-@runtime_checkable
-class Synchronising(Protocol):
-    """A strategy whose ranks take steps of their own, with weights of their own, and synchronise now and then.
-
-    Each rank's gradients are its share of what the gradient of the global batch is the mean of. Nothing else of a step tells ranks apart:
-    all take as many, of the same global batches. What each rank has of its own is saved as its own; what is evaluated, and what others read
-    of a checkpoint, is the mean (`joined`).
-    """
-
-    are_alike: bool
-    """Whether all ranks have the same weights and buffers. Set when a checkpoint is loaded."""
-
-    steps_alone: bool
-    """Whether there are steps in which ranks exchange nothing, and so do not know what the others have."""
-
-    def begin(self, trained: nn.Module) -> None:
-        """Say that training begins, or goes on, from the weights as they are now, and from the state that was loaded last, if any."""
-
-    def after_step(self, step: int) -> None:
-        """Say that the run's step of that number was taken. Collective where the ranks synchronise after it."""
-
-    def joined(self, trained: nn.Module, averages: Iterable[Tensor]) -> AbstractContextManager[Mapping[Place, Tensor]]:
-        """Let weights and buffers, and averages of them, be the mean over the ranks; then each rank's own again, to the bit. Collective.
-
-        It may be entered twice.
-
-        Yields:
-            This rank's own values of all that was changed, by where they lie (`place_of`).
-        """
-
-    def num_copies(self, world_size: int) -> int:
-        """Return how many copies of the weights, in float32 at least, each of so many ranks keeps for it: what `state_dict` has."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what else a synchronisation needs, the same on all ranks."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take the state of a checkpoint; {}: it has none."""
-
-
-@runtime_checkable
-class Reducing(Protocol):
-    """A strategy that exchanges the gradients of a step itself, after its last backward, and keeps something of each rank for the next.
-
-    What it keeps is saved as the rank's own. Another number of ranks goes on without it.
-    """
-
-    def reduce(self, trained: nn.Module, step: int) -> None:
-        """Put what stands for the mean over the ranks into the place of each gradient. Collective.
-
-        Args:
-            step: how many the run has taken.
-        """
-
-    def num_bytes_kept(self, trained: nn.Module, world_size: int) -> int:
-        """Return how many bytes each of so many ranks keeps for it."""
-
-    def own_state(self) -> dict[str, Any]:
-        """Return what this rank keeps."""
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take the state of a checkpoint; {}: it has none."""
-
-
-Place = tuple[int, torch.Size]
-"""Where a tensor lies: of its memory the address, and its shape."""
-
-
-def place_of(tensor: Tensor) -> Place:
-    """Return where a tensor lies. Views of the whole of it, as `state_dict` gives them, lie at the same place."""
-    return tensor.data_ptr(), tensor.shape
-
-
 class Scheduler(Protocol):
     """What sets the learning rates: torch's `LRScheduler`, or ours around one that moves at other times (ddp_train/scheduler)."""
 
@@ -421,3 +281,30 @@ class Amp(Protocol):
 
         The loop multiplies the loss by the world size besides: the product of both is to be the same for any number of ranks.
         """
+
+
+def adapted(base: type[Made], made: Any, *, required: Sequence[str]) -> Made:
+    """Return what a component of another class made as one of a base class of ours: what it lacks is what the base has. Called by build.
+
+    Raises:
+        TypeError: it lacks what has no default.
+    """
+    known = {name: inspect.getattr_static(base, name) for name in dir(base) if name == "__len__" or not name.startswith("_")}
+    own = [name for name, default in known.items() if inspect.getattr_static(made, name, default) is not default]
+    if missing := [name for name in required if name not in own]:
+        raise TypeError(f"{type(made).__name__} lacks {', '.join(missing)} (ddp_train.interfaces.{base.__name__})")
+    if isinstance(made, base):
+        return made
+
+    def forwarded(name: str) -> property:
+        return property(lambda self: getattr(made, name), lambda self, value: setattr(made, name, value))
+
+    members: dict[str, Any] = {name: forwarded(name) for name in own}
+    members |= {"__getattr__": lambda self, name: getattr(made, name), "__reduce__": lambda self: (_again, (base, made, required))}
+    kind: type[Made] = type(type(made).__name__, (base,), members)
+    return kind()
+
+
+def _again(base: type[Made], made: Any, required: Sequence[str]) -> Made:
+    """Adapt a component anew in another process."""
+    return adapted(base, made, required=required)

@@ -17,7 +17,7 @@ from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.saved import answers_before, record_answers
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, RunError, UserError
-from ddp_train.interfaces import MetricWriter, Synchronising
+from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.loader.order import epochs
@@ -289,7 +289,7 @@ def _trainer(
             every_steps=every,
             optimizer=components.optimizer,
             others=lambda: hashes(components, state),
-            synchronising=components.strategy if isinstance(components.strategy, Synchronising) else None,
+            strategy=components.strategy,
         )
         if every
         else ReplicaCheck(),

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Shards, named_parameters
+from ddp_train.interfaces import Strategy, named_parameters
 from ddp_train.system import handover
 
 
-class DDP:
+class DDP(Strategy):
     """Average gradients over the ranks while backward still runs. One rank alone trains the plain model.
 
     Args:
@@ -34,7 +33,6 @@ class DDP:
     """
 
     has_buckets = True
-    computes_together = False
 
     def __init__(
         self,
@@ -99,20 +97,6 @@ class DDP:
         """
         is_wrapped = isinstance(module, DistributedDataParallel)
         return is_wrapped and bool(module.gradient_as_bucket_view) and not module.find_unused_parameters
-
-    def share(self, optimizer: Optimizer) -> None:
-        """Share nothing: every rank takes the whole step, all the same one."""
-
-    def state_like(self, parameter: nn.Parameter) -> Tensor:
-        """Return the parameter: every rank has all of its state."""
-        return parameter
-
-    def rest(self, module: nn.Module) -> None:
-        """Nothing is left."""
-
-    def shards(self, world_size: int) -> Shards:
-        """Every rank has all."""
-        return Shards()
 
     def _hook(self) -> Callable[[Any, Any], Future[Tensor]] | None:
         """Return what exchanges a bucket of gradients; None: torch's own way."""

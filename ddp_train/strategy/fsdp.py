@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint, Shards
+from ddp_train.interfaces import Joint, Shards, Strategy
 from ddp_train.strategy.rows import require_rows
 from ddp_train.system import handover
 
@@ -25,7 +25,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 _SHOWN = 6  # names
 
 
-class FSDP:
+class FSDP(Strategy):
     """Keep a share of every weight, gradient and optimizer state on each rank; a block's weights are put together while it computes.
 
     Every forward is a collective. One rank alone trains the plain model.
@@ -46,8 +46,9 @@ class FSDP:
     Source: Zhao et al. 2023, arXiv:2304.11277; per-parameter shards as in torch's `fully_shard`.
     """
 
-    has_buckets = False
     computes_together = True
+    steps_rows = True
+    reduces_in_backward = True
 
     def __init__(
         self,
@@ -119,17 +120,9 @@ class FSDP:
         """
         return self._accumulating(module) if _is_cut(module) else nullcontext()
 
-    def keeps_gradients(self, module: nn.Module) -> bool:
-        """Tell that shards of gradients are given back."""
-        return False
-
     def share(self, optimizer: Optimizer) -> None:
         """Each rank steps its own rows: the optimizer has been given them."""
         require_rows(optimizer, strategy="fsdp")
-
-    def state_like(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return the parameter, as which its state is cut."""
-        return parameter
 
     def rest(self, module: nn.Module) -> None:
         """Give all weights back that a forward without a backward has brought together."""

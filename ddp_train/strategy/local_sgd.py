@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Place, Shards, place_of, plain_name
+from ddp_train.interfaces import Place, Strategy, place_of, plain_name
 from ddp_train.strategy.means import means, wide
 
 
-class LocalSGD:
+class LocalSGD(Strategy):
     """Let each rank step its own copy of the model by its share of each global batch, and put the copies together now and then.
 
     A synchronisation takes the mean of the ways that the ranks' weights have come since the last one. The weights go it from where they all
@@ -32,8 +32,7 @@ class LocalSGD:
     Source: Stich 2018, arXiv:1805.09767; with an outer optimizer Douillard et al. 2023, arXiv:2311.08105.
     """
 
-    has_buckets = False
-    computes_together = False
+    has_local_weights = True
 
     def __init__(self, *, every_steps: int = 20, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
         self._every_steps, self._lr, self._momentum = every_steps, outer_lr, outer_momentum
@@ -101,14 +100,6 @@ class LocalSGD:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._last, self._velocity = dict(state.get("last", {})), dict(state.get("velocity", {}))
 
-    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Return a context that does nothing: no backward exchanges anything."""
-        return nullcontext()
-
-    def keeps_gradients(self, module: nn.Module) -> bool:
-        """Tell that gradients are given back."""
-        return False
-
     def share(self, optimizer: Optimizer) -> None:
         """Share nothing: each rank takes steps of its own.
 
@@ -122,17 +113,6 @@ class LocalSGD:
                 expected="an optimizer that trains the weights that are evaluated, with strategy=local_sgd",
                 fix="optimizer=adamw, or strategy=ddp",
             )
-
-    def state_like(self, parameter: nn.Parameter) -> Tensor:
-        """Return the parameter: every rank has all of its own state."""
-        return parameter
-
-    def rest(self, module: nn.Module) -> None:
-        """Nothing is left."""
-
-    def shards(self, world_size: int) -> Shards:
-        """Every rank has all."""
-        return Shards()
 
     def num_copies(self, world_size: int) -> int:
         """The weights of the last synchronisation, and the outer momentum."""

@@ -34,6 +34,8 @@ class PowerSGD(DDP):
     Source: Vogels, Karimireddy & Jaggi 2019, arXiv:1905.13727 (algorithms 1 and 2; warm start).
     """
 
+    has_error_feedback = True
+
     def __init__(self, *, rank: int = 4, from_step: int = 1000, sync_batchnorm: bool = False) -> None:
         super().__init__(sync_batchnorm=sync_batchnorm)
         self._rank, self._from_step = rank, from_step

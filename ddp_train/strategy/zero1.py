@@ -45,6 +45,8 @@ class Zero1(DDP):
     Source: Rajbhandari et al. 2019, arXiv:1910.02054 (stage 1).
     """
 
+    steps_rows = True
+
     _shards: Mapping[Tensor, _Shard] = MappingProxyType({})  # of one rank alone
 
     def share(self, optimizer: Optimizer) -> None:

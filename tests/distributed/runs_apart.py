@@ -83,7 +83,6 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         size = sum(file.stat().st_size for file in (to / f"step_{state.step:08d}").glob("*.safetensors"))
         assert size <= estimate(parts, num_ranks=world.size) + (1 << 17)  # the names of a tiny model take more than its numbers
 
-    synchronising: Any = parts.strategy if run.strategy["_target_"].endswith("LocalSGD") else None
     others = lambda: hashes(parts, state)  # noqa: E731
     trainer = Trainer(
         components=parts,
@@ -101,7 +100,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
             every_steps=1 if logs_every == 1 else 100,
             optimizer=parts.optimizer,
             others=others,
-            synchronising=synchronising,
+            strategy=parts.strategy,
         ),
     )
 

@@ -46,7 +46,7 @@ SHOWN_BY = {
     "data/images/encoded_images.py": "tests/unit/data/test_image_folder.py, tests/unit/data/test_tar_shards.py",
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare_tokens.py",
     "data/tokens/tokenizer.py": "tests/unit/cli/test_prepare_tokens.py",
-    "interfaces/component.py": "protocols: every test of a component",
+    "interfaces/strategy.py": "what strategies override: tests/unit/strategy",
     "interfaces/run.py": "protocols: tests/unit/training/loop/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
     "launch/agent/failures.py": "tests/unit/launch/agent/test_main.py, tests/distributed/test_failure.py",

@@ -26,13 +26,13 @@ from ddp_train.interfaces import (
     Amp,
     Averaging,
     Borrowing,
-    Casting,
     DataSource,
     Joint,
     Meeting,
     Objective,
     Predicting,
     Strategy,
+    adapted,
 )
 from ddp_train.loader.loader import Loader
 from ddp_train.loader.one_batch import OneBatch
@@ -104,8 +104,8 @@ def build(config: RunConfig, world: World) -> Components:
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_sources.values())
     amp: Amp = instantiate(config.amp, key="amp", answers=answers)
-    strategy: Strategy = instantiate(config.strategy, key="strategy")
-    cast = strategy.computes_in(world.size) if isinstance(strategy, Casting) else None
+    strategy = _strategy(config)
+    cast = strategy.computes_in(world.size)
     throughput = measure(world, objective, trained, source=train_source, peak=peak_of(world.device, amp, trained, cast=cast))
     notes = [
         _travels_wide(strategy, trained, amp, world),
@@ -159,9 +159,13 @@ def build(config: RunConfig, world: World) -> Components:
     return components
 
 
+def _strategy(config: RunConfig) -> Strategy:
+    return adapted(Strategy, instantiate(config.strategy, key="strategy"), required=["prepare"])
+
+
 def _travels_wide(strategy: Strategy, model: nn.Module, amp: Amp, world: World) -> str:
     """Say that weights travel in float32 which then compute in bfloat16; "" where they do not."""
-    if world.size == 1 or not isinstance(strategy, Casting) or strategy.computes_in(world.size) is not None:
+    if strategy.shards(world.size).parameters == 1 or strategy.computes_in(world.size) is not None:
         return ""
     if products(amp, model, world.device) != "bfloat16" or all(each.dtype == torch.bfloat16 for each in model.parameters()):
         return ""
@@ -202,7 +206,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
     model, objective, trained = _model_and_objective(config, world, added)
     if config.evaluation.save_predictions:
         _require_predictions(objective, sources.values())
-    strategy: Strategy = instantiate(config.strategy, key="strategy")
+    strategy = _strategy(config)
     is_cut = strategy.computes_together and world.has_group
     return Evaluated(
         model=model,

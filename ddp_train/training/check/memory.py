@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Reducing, Synchronising, tensors_of
+from ddp_train.interfaces import Strategy, tensors_of
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.parts.components import Components
 
@@ -57,16 +57,20 @@ def parts_of(components: Components) -> dict[str, int]:
     trainable = [parameter for parameter in trained.parameters() if parameter.requires_grad and components.early_step is None]
     state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
     strategy = components.strategy
-    kept = list(tensors_of(strategy.state_dict())) if isinstance(strategy, Synchronising) else []
-    kept += tensors_of(strategy.own_state()) if isinstance(strategy, Reducing) else []
+    kept = [*tensors_of(strategy.state_dict()), *tensors_of(strategy.own_state())]
     return {
         "parameters": _bytes([*trained.parameters(), *trained.buffers()]),
         "gradients": _bytes(
             trainable
         ),  # as large as what they are of; between two steps there may be none, and where the optimizer steps in backward some at a time
         "optimizer": _bytes(state),
-        **({"synchronisation": _bytes(kept)} if kept else {}),
+        **({kept_for(strategy): _bytes(kept)} if kept else {}),
     }
+
+
+def kept_for(strategy: Strategy) -> str:
+    """Return what a rank's memory is called that a strategy keeps from one exchange to the next."""
+    return "error feedback" if strategy.has_error_feedback else "synchronisation"
 
 
 def _bytes(tensors: Iterable[Any]) -> int:

@@ -13,7 +13,8 @@ from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Averaging, Reducing, Synchronising, is_cut, own_rows, range_of
+from ddp_train.interfaces import Averaging, is_cut, own_rows, range_of
+from ddp_train.training.check.memory import kept_for
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluation_mode import has_modes
 
@@ -59,21 +60,18 @@ def estimate(components: Components, *, num_ranks: int) -> int:
 
 def _of_replicas(components: Components, weights: int, optimizer: int, *, num_ranks: int) -> int:
     """Return what ranks save besides as their own; of steps of their own at most each its weights, all but rank 0 its optimizer."""
-    if not isinstance(components.strategy, Synchronising):
-        return num_ranks * _for_synchronisation(components, num_ranks)
+    if not components.strategy.has_local_weights:
+        return num_ranks * _for_next_exchange(components, num_ranks)
     own = num_ranks * weights + (num_ranks - 1) * optimizer if num_ranks > 1 else 0
-    return own + _for_synchronisation(components, num_ranks)
+    return own + _for_next_exchange(components, num_ranks)
 
 
-def _for_synchronisation(components: Components, num_ranks: int) -> int:
+def _for_next_exchange(components: Components, num_ranks: int) -> int:
     """Return what a rank keeps for its strategy's next synchronisation, or exchange of gradients."""
     strategy = components.strategy
-    if isinstance(strategy, Reducing):
-        return strategy.num_bytes_kept(components.trained, num_ranks)
-    if not isinstance(strategy, Synchronising):
-        return 0
     held = [*components.trained.parameters(), *components.trained.buffers()]
-    return strategy.num_copies(num_ranks) * sum(max(4, tensor.itemsize) * tensor.numel() for tensor in held)
+    copies = strategy.num_copies(num_ranks) * sum(max(4, tensor.itemsize) * tensor.numel() for tensor in held)
+    return copies + strategy.num_bytes_kept(components.trained, num_ranks)
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -97,7 +95,7 @@ def still_to_come(components: Components, *, num_ranks: int = 1) -> int:
     )
     begun = [callback for callback in components.callbacks.values() if isinstance(callback, Averaging)]
     averages = sum(max(4, each.element_size()) * own_rows(each).numel() for each in components.model.parameters()) if begun else 0
-    return int(state) + averages + _for_synchronisation(components, num_ranks)
+    return int(state) + averages + _for_next_exchange(components, num_ranks)
 
 
 def _bytes_per_number(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> float:
@@ -118,7 +116,7 @@ def kept_on_a_rank(components: Components, *, num_ranks: int) -> dict[str, int]:
         "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
         "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad and components.early_step is None),
         "optimizer": sum(_rows(value, shards.optimizer) for state in states for value in state.values()),
-        **({"synchronisation": copies} if (copies := _for_synchronisation(components, num_ranks)) else {}),
+        **({kept_for(components.strategy): copies} if (copies := _for_next_exchange(components, num_ranks)) else {}),
         "callbacks": sum(
             _rows(value, shards.parameters if name.split(".")[1] in averaging else 1) for name, value in _carried(components).items()
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Averaging, Place, Synchronising, cut, describe, is_cut, own_rows, plain_name
+from ddp_train.interfaces import Averaging, Place, cut, describe, is_cut, own_rows, plain_name
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.metrics import model_log
@@ -78,10 +78,9 @@ def joined(components: Components) -> AbstractContextManager[Mapping[Place, Tens
     """Let the weights be the same on all ranks, and what callbacks have of them, to be evaluated or saved; then as they were. Collective.
 
     Yields:
-        This rank's own values of what was changed: where ranks take steps of their own (`interfaces.Synchronising`).
+        This rank's own values of what was changed: where ranks take steps of their own (`Strategy.has_local_weights`).
     """
-    strategy = components.strategy
-    return strategy.joined(components.trained, averages(components).values()) if isinstance(strategy, Synchronising) else nullcontext({})
+    return components.strategy.joined(components.trained, averages(components).values())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.interfaces import Synchronising, is_cut, num_replicas, num_shards, own_rows
+from ddp_train.interfaces import Strategy, is_cut, num_replicas, num_shards, own_rows
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SHOWN = 4  # tensors of each rank
@@ -60,7 +60,7 @@ class FingerprintCheck(ReplicaCheck):
     every_steps: int  # between two comparisons; each save has one before it besides, because every rank may write a part of it
     optimizer: Optimizer
     others: Callable[[], Mapping[str, str]]  # return a hash of each other thing that must be the same, by name
-    synchronising: Synchronising | None = None  # the strategy, where ranks take steps of their own
+    strategy: Strategy = field(default_factory=Strategy)
 
     def __post_init__(self) -> None:
         self._checked = -1  # the step after which it was done last
@@ -85,7 +85,7 @@ class FingerprintCheck(ReplicaCheck):
 
     def _are_alike(self) -> bool:
         """Tell whether the ranks should be."""
-        return self.synchronising is None or self.synchronising.are_alike
+        return self.strategy.are_alike
 
     def _check(self, step: int) -> None:
         """Compare.
@@ -167,8 +167,8 @@ class FingerprintCheck(ReplicaCheck):
 
     def _kept(self) -> dict[str, Tensor]:
         """Return the tensors that the optimizer keeps, or what a synchronisation needs, by what they are of."""
-        if self.synchronising is not None:
-            state = self.synchronising.state_dict()
+        if self.strategy.has_local_weights:
+            state = self.strategy.state_dict()
             return {f"{kind} of {name}": each for kind, tensors in state.items() for name, each in tensors.items()}
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         return {

@@ -7,7 +7,7 @@ the objective's weights depend on the batch's content, and one for the norm of g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Objective, Reducing, as_pair, batch_size, note_size
+from ddp_train.interfaces import Objective, as_pair, batch_size, note_size
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.check.sanity_check import NamedBatch, explain
@@ -44,11 +44,6 @@ class TrainStep:
     guard: StepGuard
     steps_alone: bool
     window: LogWindow
-    _reducing: Reducing | None = field(init=False)  # the strategy, if the gradients are exchanged after backward
-
-    def __post_init__(self) -> None:
-        strategy = self.components.strategy
-        self._reducing = strategy if isinstance(strategy, Reducing) else None
 
     def __call__(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
         """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
@@ -126,8 +121,7 @@ class TrainStep:
                 explain(error, components, NamedBatch(micro_batch, ids, "this rank's micro-batch"))
                 raise
 
-        if self._reducing is not None:
-            self._reducing.reduce(components.trained, self.state.step)
+        components.strategy.reduce(components.trained, self.state.step)
         grad_norm = None
         if early is not None:  # the optimizer has taken its step
             grad_norm = early.end(self.world)

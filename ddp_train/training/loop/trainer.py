@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Synchronising, finished, note_size
+from ddp_train.interfaces import finished, note_size
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
@@ -185,8 +185,8 @@ class Trainer:
         queue = device_queue(self.world.device, tracker)
         # Who does nothing after a step is not told of it: with steps of a millisecond each call shows.
         told = [each.after_step for each, idle in ((queue, DeviceQueue), (self.replicas, ReplicaCheck)) if type(each) is not idle]
-        if isinstance(components.strategy, Synchronising):
-            components.strategy.begin(components.trained)
+        components.strategy.begin(components.trained)
+        if components.strategy.has_local_weights:
             told.insert(0, components.strategy.after_step)
         self.logged.go_on_from(state.window)
         was_stopped = state.stopped is not None
@@ -240,15 +240,14 @@ class Trainer:
     def _begin_window(self) -> None:
         """Take steps from here on into a window that goes on from the state's."""
         components, state, world, strategy = self.components, self.state, self.world, self.components.strategy
-        steps_alone = isinstance(strategy, Synchronising) and strategy.steps_alone
         self.train_step = TrainStep(
             components=components,
             state=state,
             world=world,
             clip_grad_norm=self.clip_grad_norm,
             guard=self.guard,
-            steps_alone=steps_alone,
-            window=LogWindow(world.device, state.window, turns=components.turns, own_weights=steps_alone),
+            steps_alone=strategy.steps_alone,
+            window=LogWindow(world.device, state.window, turns=components.turns, own_weights=strategy.steps_alone),
         )
 
     @property

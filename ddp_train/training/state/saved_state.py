@@ -19,7 +19,7 @@ from ddp_train.checkpoint.save import Content
 from ddp_train.checkpoint.snapshot import OF_RANK_0
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Place, Reducing, Synchronising, map_tensors, place_of, tensors_of
+from ddp_train.interfaces import Place, map_tensors, place_of, tensors_of
 from ddp_train.training.loop import callbacks
 from ddp_train.training.loop.evaluation import averages
 from ddp_train.training.parts.components import Components
@@ -96,15 +96,16 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         "averages": dict(averages(components)),
         data_identity.PART: components.identity,
     }
-    is_replica = isinstance(components.strategy, Synchronising) and world.size > 1
-    if isinstance(components.strategy, Synchronising):
-        shared |= {"strategy": components.strategy.state_dict(), OF_RANK_0: ["optimizer"] if is_replica else []}
+    strategy = components.strategy
+    is_replica = strategy.has_local_weights and world.size > 1
+    if strategy.has_local_weights:
+        shared |= {"strategy": strategy.state_dict(), OF_RANK_0: ["optimizer"] if is_replica else []}
     own = {
         "random": random_state(world.device),
         "window": asdict(window),
         "data": components.train_loader.state_dict(state.samples),
         **({"replica": _replica(shared, aside.kept, world)} if is_replica else {}),
-        **({"strategy": components.strategy.own_state()} if isinstance(components.strategy, Reducing) else {}),
+        **({"strategy": kept} if (kept := strategy.own_state()) else {}),
     }
     buffers = {f"{part}.{name}" for part, module in found for name, _ in module.named_buffers(remove_duplicate=False)}  # may hold a mask
     return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)
@@ -136,18 +137,16 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
     saved_size = size_of(checkpoint, world)
     shared = read_shared(checkpoint, world, lay_out=cut_like(components), moves=moves)
     own = read_own(checkpoint, world.rank) if saved_size == world.size else {}
-    strategy, replica = components.strategy, dict[str, Any]()
-    if isinstance(strategy, Synchronising):
-        replica = own.get("replica", {})
-    if shared.get(OF_RANK_0) and not (own and isinstance(strategy, Synchronising)) and world.is_main:
+    strategy = components.strategy
+    replica = own.get("replica", {}) if strategy.has_local_weights else {}
+    if shared.get(OF_RANK_0) and not (own and strategy.has_local_weights) and world.is_main:
         print("the ranks of the checkpoint had weights and optimizers of their own: all go on with the mean and rank 0's", flush=True)
     _restore(checkpoint, shared | replica, components, state, world)
-    if isinstance(strategy, Synchronising):
+    if strategy.has_local_weights:
         strategy.are_alike = replica.keys().isdisjoint(components.modules)
         strategy.load_state_dict(shared.get("strategy", {}))
         strategy.begin(components.trained)
-    if isinstance(strategy, Reducing):
-        strategy.load_own_state(own.get("strategy", {}))
+    strategy.load_own_state(own.get("strategy", {}))
     if saved_size == world.size:
         state.window = WindowSums(**own["window"])
         components.train_loader.load_state_dict(own["data"])

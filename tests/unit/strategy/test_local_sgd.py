@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Strategy, Synchronising, place_of
+from ddp_train.interfaces import place_of
 from ddp_train.strategy.local_sgd import LocalSGD
 from tests.unit.strategy.conftest import SIZE
 
@@ -40,11 +40,6 @@ def make(**settings: Any) -> tuple[Net, LocalSGD]:
     strategy.prepare(net, torch.device("cpu"), SIZE)
     strategy.begin(net)
     return net, strategy
-
-
-def test_it_is_a_strategy_that_synchronises() -> None:
-    assert isinstance(LocalSGD(), Strategy)
-    assert isinstance(LocalSGD(), Synchronising)
 
 
 def test_the_weights_are_put_together_after_every_so_many_steps_and_nothing_travels_between(ranks: Any) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_train.interfaces import Reducing, Strategy
 from ddp_train.strategy.power_sgd import PowerSGD
 from tests.unit.strategy.conftest import SIZE
 
@@ -54,11 +53,6 @@ def reduced(strategy: PowerSGD, rank: int, steps: int, first: int = 0) -> list[d
 
 def mean(step: int, name: str) -> Tensor:
     return torch.stack([gradients(step, rank)[name] for rank in range(SIZE)]).mean(0)
-
-
-def test_it_is_a_strategy_that_reduces() -> None:
-    assert isinstance(PowerSGD(), Strategy)
-    assert isinstance(PowerSGD(), Reducing)
 
 
 def test_all_ranks_get_the_same_and_what_is_left_out_comes_later(ranks: Ranks) -> None:

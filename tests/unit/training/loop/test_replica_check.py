@@ -177,7 +177,7 @@ def test_averages_that_each_rank_has_of_its_own_are_left_out() -> None:
 
 def test_ranks_that_step_apart_are_compared_when_they_have_met_with_what_that_needs() -> None:
     class Apart:
-        are_alike = False
+        are_alike, has_local_weights = False, True
 
         def __init__(self, value: float) -> None:
             self.value = value
@@ -188,7 +188,7 @@ def test_ranks_that_step_apart_are_compared_when_they_have_met_with_what_that_ne
     ranks = fleet(3, every_steps=4)
     strategies = [Apart(1.0), Apart(1.0), Apart(2.0)]
     for check, strategy in zip(ranks.checks, strategies, strict=True):
-        check.synchronising = strategy  # type: ignore[assignment]
+        check.strategy = strategy  # type: ignore[assignment]
     for step in (1, 4, 5):  # due at the fourth
         ranks.after_step(step)
     ranks.before_save(5)
