@@ -11,8 +11,8 @@ FOLDER = Path(__file__).parent
 
 _FOR_PYTHON = {
     **dict.fromkeys(("run", "RunResult", "RunFailed"), "cli.from_python"),
-    "load": "training.finished_run",
-    "log": "metrics.model_log",
+    "load": "training.inference.finished_run",
+    "log": "model_log",
 }
 """What programs, notebooks and models use, and where it is defined: imported when it is asked for, so that this package costs nothing."""
 

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from ddp_train.data.fingerprint import fingerprint_of, hash_of
-from ddp_train.data.hashing import Keys
 from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import DataError
+from ddp_train.hashing import Keys
 from ddp_train.interfaces import Indices, Pixels
 
 _HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.hashing import Keys, random_bits
 from ddp_train.errors import ConfigError
+from ddp_train.hashing import Keys, random_bits
 from ddp_train.interfaces import Indices
 
 _SPLITS = ("train", "eval")

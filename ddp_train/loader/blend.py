@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_train.data.hashing import Keys, random_bits
 from ddp_train.errors import DataError
+from ddp_train.hashing import Keys, random_bits
 from ddp_train.interfaces import Batch, Mix, Pixels, as_pair, describe, own_weights
 
 _KIND, _SHARE, _TOP, _LEFT = range(1 << 20, (1 << 20) + 4)  # which independent draw of a key decides what; augmentation has the small ones

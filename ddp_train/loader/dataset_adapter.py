@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
-from ddp_train.data.hashing import mix
 from ddp_train.errors import ConfigError
+from ddp_train.hashing import mix
 from ddp_train.interfaces import Batch, DataSource, Indices, Measured
 from ddp_train.loader.collate import Collate, collate
 from ddp_train.loader.global_streams import Stream, Watched

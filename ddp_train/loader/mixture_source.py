@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_train.data.hashing import mix
 from ddp_train.errors import ConfigError, DataError
+from ddp_train.hashing import mix
 from ddp_train.interfaces import (
     Augmenting,
     Batch,

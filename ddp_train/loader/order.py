@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.data.hashing import GOLDEN, mix
+from ddp_train.hashing import GOLDEN, mix
 from ddp_train.interfaces import Indices, Sampler
 from ddp_train.loader.batch_plan import BatchPlan
 

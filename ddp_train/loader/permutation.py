@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_train.data.hashing import GOLDEN, Values, mix
+from ddp_train.hashing import GOLDEN, Values, mix
 from ddp_train.interfaces import Indices
 
 _ROUNDS = 6

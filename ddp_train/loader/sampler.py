@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.hashing import GOLDEN, mix
 from ddp_train.errors import ConfigError, DataError
+from ddp_train.hashing import GOLDEN, mix
 from ddp_train.interfaces import DataSource, Indices, Labelled, Sampler
 from ddp_train.loader.dataset_adapter import DatasetSource, lengths_of
 from ddp_train.loader.global_streams import seeded

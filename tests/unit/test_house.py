@@ -63,7 +63,7 @@ SHOWN_BY = {
     "loader/fork_server.py": "what it sets holds for a process of its own: tests/unit/loader/test_worker_pool.py",
     "metrics/growing_file.py": "tests/unit/metrics/test_jsonl.py, tests/unit/metrics/test_csv.py",
     "metrics/mlflow.py": "tests/thirdparty/test_metrics.py",
-    "metrics/model_log.py": "tests/unit/training/loop/test_callbacks.py",
+    "model_log.py": "tests/unit/training/loop/test_callbacks.py",
     "metrics/tracker_row.py": "tests/unit/metrics/test_tracker.py",
     "metrics/trackio.py": "tests/thirdparty/test_metrics.py",
     "metrics/wandb.py": "tests/thirdparty/test_metrics.py",

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ddp_train.data.hashing import Keys, random_bits
+from ddp_train.hashing import Keys, random_bits
 
 _CROP_TOP, _CROP_LEFT, _FLIP = range(3)  # which independent draw of a key decides what
 

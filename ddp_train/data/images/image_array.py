@@ -13,10 +13,10 @@ import torch
 import xxhash
 from numpy.typing import ArrayLike, NDArray
 
-from ddp_train.data.hashing import Keys
 from ddp_train.data.images.augment import random_crop, random_crop_on_device, random_flip, random_flip_on_device
 from ddp_train.data.images.encoded_images import EncodedImages
 from ddp_train.errors import ConfigError
+from ddp_train.hashing import Keys
 from ddp_train.interfaces import Batch, Indices, Pixels
 
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddp_train import model_log
 from ddp_train.checkpoint import codec
 from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError
 from ddp_train.interfaces import Batch, Callback, Goal, named_parameters
 from ddp_train.loader.device_copy import batch_on
-from ddp_train.metrics import model_log
-from ddp_train.metrics.model_log import Sink
+from ddp_train.model_log import Sink
 from ddp_train.training.check.sanity_check import untouched
 from ddp_train.training.loop.callback_error import named
 from ddp_train.training.loop.evaluation import as_evaluated

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddp_train import model_log
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Averaging, Place, cut, describe, is_cut, own_rows, plain_name
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader, Evaluation
-from ddp_train.metrics import model_log
 from ddp_train.training.check.sanity_check import NamedBatch, explain
 from ddp_train.training.loop.callback_error import named
 from ddp_train.training.loop.lockstep import agreed, in_step

@@ -17,13 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ddp_train import model_log
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
 from ddp_train.interfaces import finished, note_size
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.metrics import model_log
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.scheduler.every_epoch import EveryEpoch
 from ddp_train.scheduler.plateau import Plateau

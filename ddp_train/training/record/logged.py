@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.metrics.model_log import Sink
+from ddp_train.model_log import Sink
 from ddp_train.training.record import throughput
 from ddp_train.training.train_state import Stopped, TrainState, WindowSums
 

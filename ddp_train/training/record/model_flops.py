@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddp_train import model_log
 from ddp_train.interfaces import Batch, Joint, TakingTurns, map_tensors
-from ddp_train.metrics import model_log
 from ddp_train.training.seeding import random_state, set_random_state
 
 

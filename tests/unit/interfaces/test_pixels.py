@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_train.data.hashing import mix
 from ddp_train.data.image_folder import ImageFolder
 from ddp_train.data.images.image_array import ImageArray
+from ddp_train.hashing import mix
 from ddp_train.interfaces import Pixels, as_pair, batch_size, finished, tensors_of
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.device_copy import to_device

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_train.data.hashing import mix
 from ddp_train.errors import ConfigError, DataError
+from ddp_train.hashing import mix
 from ddp_train.loader.blend import Blend, beta
 from tests.unit.parts import components, trainer
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ddp_train
-from ddp_train.metrics import model_log
+from ddp_train import model_log
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.distillation import Distillation
 from ddp_train.training.record.model_flops import ShapeCopy

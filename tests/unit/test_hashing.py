@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ddp_train.data.hashing import random_bits
+from ddp_train.hashing import random_bits
 
 
 def test_bits_follow_splitmix64():
