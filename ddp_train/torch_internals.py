@@ -55,7 +55,6 @@ INTERNALS = {
     "torch.cuda.memory._record_memory_history": "profile=trace: profile=memory is not there",
     "torch.cuda.memory._dump_snapshot": "profile=trace: profile=memory is not there",
     "torch.amp.grad_scaler.GradScaler._found_inf_per_device": "health.on_nonfinite=raise with amp=fp16",
-    "torch.distributed.checkpoint.filesystem._StorageInfo": "checkpoints and exports in our own format, and no init_from of dcp's",
     "torch.nn.modules.batchnorm._NormBase": _NONE,
     "torch.nn.modules.batchnorm._BatchNorm": _NONE,
     "torch.utils.data._utils.collate.default_collate_fn_map": _NONE,

@@ -11,8 +11,8 @@ A rank's file holds its share of what all ranks have and what is its own, as ten
     verify         is it what was written?                      read           what it holds, each rank a part of the files
     folder         which checkpoints are there                  catalog        the same without torch; which is the best
     schedule       after which steps, and which ones stay       disk_space     is there room for one?
-    foreign_files  weights of files that anybody wrote          inert_pickle   the tensors of a pickle, and nothing else of it
-    foreign_form   the same files told by their form, no torch  dcp            weights in folders of torch.distributed.checkpoint
+    foreign_files  weights of files that anybody wrote          foreign_form   the same files told by their form, no torch
+    dcp            weights in folders of torch.distributed.checkpoint
 
 What a run saves is said in `ddp_train/training/state/saved_state.py`.
 """

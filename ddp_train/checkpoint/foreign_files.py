@@ -1,13 +1,21 @@
 """Weights of files that anybody may have written: tensors and nothing else, checked before they are read, and never executed.
 
-A file that is refused is not read in another way: there is no fall-back.
+A file that is refused is not read in another way: there is no fall-back. A `.pt` is read by torch, which refuses all but tensors. A `.ckpt`
+of Lightning's holds callbacks and classes of others beside its weights: its pickle is read by `_Unpickler`, which imports no name and calls
+nothing. What a pickle names is a tensor by its description, a dict, or a `_Husk`; the values come from the archive only after their
+description was found to fit them.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import pickle
 import re
-from collections.abc import Mapping
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +23,15 @@ import torch
 from torch import Tensor
 
 from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint.codec import DTYPES
 from ddp_train.checkpoint.foreign_form import refuse, require_archive, require_regular
-from ddp_train.checkpoint.inert_pickle import InertPickleError, read_dict
 
-_NESTED = ("model", "state_dict", "model_state_dict")  # the last as in torch's tutorial
+_NESTED = ("model", "state_dict", "model_state_dict")  # of a .pt, the last as in torch's tutorial
+_DATA = "data.pkl"
+_MAX_PICKLE_BYTES = 256 << 20  # of the description, without the values
+_TYPES = """Float:float32 Double:float64 Half:float16 BFloat16:bfloat16 Bool:bool Long:int64 Int:int32 Short:int16 Char:int8 Byte:uint8
+ComplexFloat:complex64 ComplexDouble:complex128"""  # of the values, as pickles name them
+_STORAGES = {f"{name}Storage": DTYPES[dtype] for name, _, dtype in (pair.partition(":") for pair in _TYPES.split())}
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -53,16 +66,19 @@ def read_pt(path: Path) -> dict[str, Tensor]:
 
 
 def read_ckpt(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint of Lightning's: the tensors below `state_dict`. What else it names is not imported.
+    """Return the weights of a checkpoint of Lightning's: the tensors below `state_dict`. The optimizer's values are not read.
 
     Raises:
         UserError: as `read_pt`; not for objects of other classes beside the weights.
     """
     require_archive(path)
     try:
-        return _only_tensors(path, read_dict(path, ("state_dict", "model")))
-    except (InertPickleError, OSError) as error:
+        weights = _read_lightning(path)
+    except (_DamagedError, OSError) as error:
         refuse(path, str(error))
+    except Exception as error:  # whatever a file that was made to deceive may lead to
+        refuse(path, f"is damaged: {type(error).__name__}")
+    return _only_tensors(path, weights)
 
 
 def _only_tensors(path: Path, found: Any) -> dict[str, Tensor]:
@@ -77,3 +93,103 @@ def _cause(error: Exception) -> str:
     """Return what torch objects to, without its advice to load the file unsafely."""
     found = re.search(r"(Unsupported[^\n]*?|Can only[^\n]*?|Trying to[^\n]*?)(?: was not | whose |$)", str(error), re.MULTILINE)
     return found[1] if found else type(error).__name__
+
+
+class _DamagedError(Exception):
+    """The file is not what torch.save writes."""
+
+
+def _read_lightning(path: Path) -> Any:
+    with zipfile.ZipFile(path) as archive:
+        folder = next((name[: -len(_DATA)] for name in archive.namelist() if name.endswith(f"/{_DATA}")), None)
+        if folder is None or archive.getinfo(f"{folder}{_DATA}").file_size > _MAX_PICKLE_BYTES:
+            raise _DamagedError(f"has no {_DATA} that can be read")
+        if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder").strip() != b"little":
+            raise _DamagedError("was written on a machine of another byte order")
+        content = _Unpickler(io.BytesIO(archive.read(f"{folder}{_DATA}"))).load()
+        nested = [content.get(name) for name in ("state_dict", "model")] if isinstance(content, dict) else []
+        weights = next((each for each in nested if isinstance(each, dict)), content)
+        if not isinstance(weights, dict):
+            return weights
+        storages: dict[str, Tensor] = {}  # those that share one share their memory
+        return {name: value.read(archive, folder, storages) if isinstance(value, _Described) else None for name, value in weights.items()}
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """Values in the archive, as a pickle refers to them."""
+
+    key: str
+    dtype: torch.dtype | None  # None: bytes, whose type the tensor has
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A tensor as a pickle describes it."""
+
+    storage: _Storage
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def read(self, archive: zipfile.ZipFile, folder: str, storages: dict[str, Tensor]) -> Tensor:
+        """Return the tensor, after checking that it lies within its values."""
+        key = self.storage.key
+        if key not in storages:
+            content = bytearray(archive.read(f"{folder}data/{key}"))
+            storages[key] = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+        values, count = storages[key].view(self.dtype), math.prod(self.shape)
+        last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) if count else -1
+        if min((self.offset, *self.shape, *self.stride), default=0) < 0 or last >= values.numel() or count > values.numel():
+            raise _DamagedError("describes a tensor that does not fit its values")
+        return values.as_strided(self.shape, self.stride, self.offset) if count else values.new_empty(self.shape)
+
+
+class _Husk:
+    """Stands for an object of any class, and for the class: takes whatever is done to it, and keeps nothing."""
+
+    def _ignore(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return _Husk()
+
+    __init__ = __setstate__ = __setitem__ = append = extend = add = _ignore
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for a name; nothing is imported."""
+        if module in ("torch", "torch.storage"):
+            if name in _STORAGES or name == "UntypedStorage":
+                return _Storage("", _STORAGES.get(name))
+            if name in DTYPES:
+                return DTYPES[name]
+        return _KNOWN.get((module, name)) or type("Husk", (_Husk,), {})  # of its own: a pickle may set what belongs to it
+
+    def persistent_load(self, saved_id: Any) -> Any:
+        """Return the storage that a pickle refers to."""
+        kind, storage, key, *_ = saved_id
+        if kind != "storage" or not isinstance(storage, _Storage) or not str(key).isdigit():
+            raise pickle.UnpicklingError("it refers to no storage")
+        return _Storage(str(key), storage.dtype)
+
+
+def _describe(storage: Any, offset: Any, shape: Any, stride: Any, *others: Any) -> _Described:
+    dtype = next((each for each in others if isinstance(each, torch.dtype)), storage.dtype)  # of _rebuild_tensor_v3
+    return _Described(storage, dtype, int(offset), tuple(map(int, shape)), tuple(map(int, stride)))
+
+
+def _first(value: Any, *_: object) -> Any:
+    return value
+
+
+_KNOWN: Mapping[tuple[str, str], Callable[..., Any]] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _describe,
+    ("torch._utils", "_rebuild_tensor_v3"): _describe,
+    ("torch._utils", "_rebuild_parameter"): _first,
+    ("torch._utils", "_rebuild_parameter_with_state"): _first,
+    ("torch._tensor", "_rebuild_from_type_v2"): lambda make, kind, args, state: make(*args) if make is _describe else None,
+    ("collections", "OrderedDict"): OrderedDict,
+}

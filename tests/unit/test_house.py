@@ -18,7 +18,6 @@ ROOT = FOLDER.parent
 TORCHRUN = "|".join((*torchrun_env.VARIABLES, "GROUP_WORLD_SIZE", r"TORCHELASTIC_\w+"))
 
 SHOWN_BY = {
-    "checkpoint/foreign_files.py": "tests/unit/training/state/test_initial_weights.py, tests/faults/test_malicious_checkpoints.py",
     "checkpoint/foreign_form.py": "tests/unit/cli/test_pipeline.py, tests/unit/training/state/test_initial_weights.py",
     "checkpoint/joint_save.py": "tests/unit/checkpoint/test_save.py",
     "checkpoint/mailbox.py": "tests/unit/checkpoint/test_save.py",
