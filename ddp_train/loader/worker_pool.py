@@ -11,14 +11,18 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import torch
@@ -92,7 +96,8 @@ class WorkerPool:
     def __init__(self, reads: Sequence[Callable[[Any], Any]], *, pin_memory: bool = False) -> None:
         start_server()
         self._workers = [_Worker(read) for read in reads]
-        self._pin_memory = pin_memory
+        self._copying = _Copying() if pin_memory else None
+        self._coming: Future[Any] | None = None  # the next result, which is on its way
 
     def results(self, requests: Iterator[Any]) -> Iterator[Any]:
         """Yield the result of each request.
@@ -106,17 +111,61 @@ class WorkerPool:
             worker.ask(request)
             pending.append((request, worker))
             if len(pending) >= AHEAD * len(self._workers):
-                request, worker = pending.popleft()
-                yield worker.answer(request, pin_memory=self._pin_memory)
-        for request, worker in pending:
-            yield worker.answer(request, pin_memory=self._pin_memory)
+                yield self._pop(pending)
+        while pending:
+            yield self._pop(pending)
+
+    def _pop(self, pending: deque[tuple[Any, _Worker]]) -> Any:
+        """Return the result of the oldest request; the one after it is copied to page-locked memory from now on, while this one is used."""
+        request, worker = pending.popleft()
+        if self._copying is None:
+            return worker.answer(request, pin_memory=False)
+        result = self._coming or self._copying.start(request, worker)
+        self._coming = self._copying.start(*pending[0]) if pending else None
+        return result.result()
 
     def close(self) -> None:
         """End the processes."""
         for worker in self._workers:
             worker.hang_up()
+        if self._copying is not None:
+            self._copying.end()
         for worker in self._workers:
             worker.end()
+
+
+class _Copying:
+    """A thread that takes one result after the other into page-locked memory: the training thread launches kernels meanwhile.
+
+    It is no executor's: those are waited for where a process ends, and a worker may answer never.
+    """
+
+    def __init__(self) -> None:
+        self._orders: SimpleQueue[tuple[Any, _Worker, Future[Any]] | None] = SimpleQueue()
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._thread = Thread(target=self._run, args=(device,), name="batches", daemon=True)
+        self._thread.start()
+
+    def start(self, request: Any, worker: _Worker) -> Future[Any]:
+        """Begin to take a worker's oldest result."""
+        future: Future[Any] = Future()
+        self._orders.put((request, worker, future))
+        return future
+
+    def end(self) -> None:
+        self._orders.put(None)
+        self._thread.join()
+
+    def _run(self, device: int | None) -> None:
+        if device is not None:
+            torch.cuda.set_device(device)  # a new thread has the first one, and would open a context there
+        while (order := self._orders.get()) is not None:
+            request, worker, future = order
+            try:
+                future.set_result(worker.answer(request, pin_memory=True))
+            except Exception as error:
+                future.set_exception(error)
+            del order, future  # and with them the batch
 
 
 class _Worker:
@@ -162,11 +211,13 @@ class _Worker:
         return next(self._next_slot).take(answer, pin_memory=pin_memory)
 
     def hang_up(self) -> None:
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as end, suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)  # a thread may wait for an answer, which closing would not end
+
+    def end(self) -> None:
         self._connection.close()
         for slot in self._slots:
             slot.close()
-
-    def end(self) -> None:
         self._process.join(_ENDS_WITHIN_S)
         if self._process.exitcode is None:
             self._process.kill()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 
 from ddp_train.errors import DataError, RunError, UserError
+from ddp_train.interfaces import Indices
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
@@ -30,6 +34,66 @@ def test_a_worker_that_is_killed_from_outside_is_named_with_what_it_read() -> No
     for worker in multiprocessing.active_children():
         os.kill(worker.pid or 0, signal.SIGKILL)
     with pytest.raises(RunError, match=r"was ended by SIGKILL while it read the samples \[.*\]; they can be read"):
+        list(islice(stream, 8))
+
+
+class Slow(Numbers):
+    """Gives its first batch at once, and no other one."""
+
+    def batch(self, indices: Indices) -> torch.Tensor:
+        if vars(self).setdefault("asked", False):
+            time.sleep(60)
+        self.asked = True
+        return super().batch(indices)
+
+
+@pytest.fixture
+def pinning(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let page-locked memory be any memory; return the names of the threads that ask for it."""
+    asked: list[str] = []
+    empty = torch.empty
+
+    def noted(*shape: Any, pin_memory: bool = False, **named: Any) -> torch.Tensor:
+        if pin_memory:
+            asked.append(threading.current_thread().name)
+        return empty(*shape, **named)
+
+    monkeypatch.setattr(torch, "empty", noted)
+    return asked
+
+
+def of_pinned(source: Numbers, *, workers: int) -> TrainLoader:
+    order = SampleOrder(Shuffled(32, seed=0), global_batch_size=8, drop_last=False)
+    return TrainLoader(source, order, rank=0, world_size=1, grad_accum_steps=1, num_workers=workers, pin_memory=True)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_next_batch_is_copied_to_page_locked_memory_by_a_thread_while_one_is_used(pinning: list[str], workers: int) -> None:
+    stream = of_pinned(Numbers(32), workers=workers).micro_batches(0)
+    batches = [next(stream).batch]
+    deadline = time.monotonic() + 20
+    while len(pinning) < 2 and time.monotonic() < deadline:  # nobody asks for the second one
+        time.sleep(0.01)
+    batches += [each.batch for each in islice(stream, 7)]
+    stream.close()  # type: ignore[attr-defined]
+    assert len(pinning) >= 8
+    assert set(pinning) == {"batches"}
+    assert [each.tolist() for each in batches[:4]] == [each.batch.tolist() for each in read(Numbers(32), workers=0)]
+    assert not [each for each in threading.enumerate() if each.name == "batches"]
+
+
+def test_a_thread_that_waits_for_a_worker_does_not_keep_a_run_from_ending(pinning: list[str]) -> None:
+    stream = of_pinned(Slow(32), workers=1).micro_batches(0)
+    next(stream)
+    began = time.monotonic()
+    stream.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 5
+    assert not [each for each in threading.enumerate() if each.name == "batches"]
+
+
+def test_a_worker_that_dies_is_told_by_its_own_request_though_a_thread_has_met_it(pinning: list[str]) -> None:
+    stream = of_pinned(Damaged(32, deadly=[7]), workers=2).micro_batches(0)
+    with pytest.raises(DataError, match=r"sample 7 \(file_7.txt\) ends the process that reads it"):
         list(islice(stream, 8))
 
 
