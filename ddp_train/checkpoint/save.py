@@ -61,6 +61,10 @@ class Saver:
         self._problem = ""
         self._error: Exception | None = None
 
+    def make_room(self, num_bytes: int) -> None:
+        """Begin to make the memory that this rank's part of about so many bytes is copied to, while training begins."""
+        self._buffer.make_room(num_bytes)
+
     def save(self, content: Content, *, facts: Mapping[str, Any] | None = None) -> None:
         """Save a state. What changes after this returns is not in the checkpoint. Waits for the save before it. Collective.
 

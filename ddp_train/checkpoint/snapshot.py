@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import torch
@@ -90,7 +91,17 @@ class Buffer:
     def __init__(self, device: torch.device) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._is_pinned = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._is_pinned else None
+        self._device, self._stream = device, torch.cuda.Stream(device) if self._is_pinned else None
+        self._making: Thread | None = None
+
+    def make_room(self, num_bytes: int) -> None:
+        """Begin to make pinned memory for snapshots of about so many bytes, in a thread: some tenths of a second for each GB.
+
+        Without it the first snapshot makes it, and training waits.
+        """
+        if self._is_pinned:
+            self._making = Thread(target=self._make, args=(num_bytes,), name="checkpoint memory", daemon=True)
+            self._making.start()
 
     @torch.no_grad()
     def take(self, shared: Mapping[str, Any], own: Mapping[str, Any], *, rank: int, size: int, origin: Any = None) -> Snapshot:
@@ -131,13 +142,22 @@ class Buffer:
 
     def _place(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
         total = sum(piece.num_bytes for piece in pieces)
+        if self._making is not None:
+            self._making.join()
+            self._making = None
         if self._memory.numel() < total:
             self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
-            self._memory = _allocate(total + total // _SLACK + _TEXTS, pinned=self._is_pinned)
+            self._make(total)
         position = 0
         for piece in pieces:
             yield piece, self._memory[position : position + piece.num_bytes].view(piece.dtype).view(piece.shape)
             position += piece.num_bytes
+
+    def _make(self, num_bytes: int) -> None:
+        """Make memory for so many bytes and a little more, on whatever thread."""
+        if self._is_pinned:
+            torch.cuda.set_device(self._device)  # a new thread has the first GPU, and would open a context there
+        self._memory = _allocate(num_bytes + num_bytes // _SLACK + _TEXTS, pinned=self._is_pinned)
 
 
 def _part(leaf: Leaf) -> str:
@@ -171,7 +191,10 @@ def _allocate(num_bytes: int, *, pinned: bool) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
     size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)  # far fewer pages to pin
     owner = (ctypes.c_uint8 * size).from_buffer(memory)  # the tensor's; it ends before the pages do, which CUDA must give back first
+    ctypes.memset(owner, 0, size)  # here other threads go on; within the call below they would wait for CUDA's lock
     values = torch.frombuffer(owner, dtype=torch.uint8)
     error = int(torch.cuda.cudart().cudaHostRegister(values.data_ptr(), size, _PORTABLE))
     if error:  # a limit on locked memory, say

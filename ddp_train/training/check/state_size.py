@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.snapshot import SHARED, divide_shared
+from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Averaging, is_cut, own_rows, range_of
 from ddp_train.training.check.memory import kept_for
@@ -56,6 +57,12 @@ def estimate(components: Components, *, num_ranks: int) -> int:
     kept = _bytes(optimizer | carried)
     own = _of_replicas(components, sum(weights.values()) + _bytes(carried), _bytes(optimizer), num_ranks=num_ranks)
     return sum(weights.values()) + twice + kept + own + num_ranks * _BYTES_PER_RANK
+
+
+def share_of(components: Components, world: World) -> int:
+    """Return about how many bytes of a checkpoint this rank writes: an equal part, and rank 0 all that callbacks keep of a whole model."""
+    of_rank_0 = 0 if components.computes_together else _bytes(_carried(components))
+    return (estimate(components, num_ranks=world.size) - of_rank_0) // world.size + (of_rank_0 if world.is_main else 0)
 
 
 def _of_replicas(components: Components, weights: int, optimizer: int, *, num_ranks: int) -> int:

@@ -20,7 +20,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.training.check.state_size import estimate
+from ddp_train.training.check.state_size import estimate, share_of
 from ddp_train.training.loop.evaluation import joined
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluation_mode import evaluation_mode
@@ -62,6 +62,8 @@ class Checkpoints:
             remove_old=lambda saved: remove_old(saved, self.keep),
             moves=self.tracker.move,
         )
+        if self.world.device.type == "cuda":
+            self._saver.make_room(share_of(self.components, self.world))
         self._schedule = CheckpointSchedule(
             every_evaluation=settings.every_evaluation,
             every_steps=settings.every_steps,

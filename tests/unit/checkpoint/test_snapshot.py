@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ class FakeCuda:
 
     def __init__(self, *, error: int = 0) -> None:
         self.error, self.sizes, self.now, self.were_there = error, list[int](), dict[int, int](), list[bool]()
+        self.threads = list[str]()  # which have registered it
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         assert address % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
         self.sizes.append(size)
+        self.threads.append(threading.current_thread().name)
         if not self.error:
             self.now[address] = size
         return self.error
@@ -38,7 +41,7 @@ class FakeCuda:
 
 
 def buffer_on_a_gpu(monkeypatch: pytest.MonkeyPatch, fake: FakeCuda) -> Buffer:
-    for name in ("cudart", "Stream", "current_stream"):
+    for name in ("cudart", "Stream", "current_stream", "set_device"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: fake)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     return Buffer(torch.device("cuda"))
@@ -58,6 +61,19 @@ def test_pinned_memory_is_as_large_as_the_share_and_given_back_before_there_is_m
     del buffer
     assert not fake.now
     assert fake.were_there == [True, True]  # the pages, when CUDA forgot them
+
+
+def test_pinned_memory_is_made_by_a_thread_before_the_first_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+    buffer = buffer_on_a_gpu(monkeypatch, fake)
+    buffer.make_room(4_000_000)
+    for _ in range(2):
+        weights = torch.rand(1_000_000)
+        snapshot = buffer.take({"model": {"weights": weights}}, {"torch": torch.zeros(5000)}, rank=0, size=1)
+        assert next(values for piece, values in snapshot.places if piece.leaf.shape == (1_000_000,)).equal(weights)
+    assert fake.threads == ["checkpoint memory"]
+    buffer.take({"model": {"weights": torch.rand(2_000_000)}}, {}, rank=0, size=1)  # more than was known
+    assert fake.threads == ["checkpoint memory", "MainThread"]
 
 
 def test_memory_that_cannot_be_pinned_serves_as_well(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

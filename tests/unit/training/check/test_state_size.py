@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint.snapshot import Buffer
+from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
-from ddp_train.training.check.state_size import estimate
+from ddp_train.training.check.state_size import estimate, share_of
 from ddp_train.training.parts.components import Components
+from ddp_train.training.state.saved_state import SetAside, content
+from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.parts import components, saved, trainer
 
 
@@ -78,3 +83,18 @@ def test_the_estimate_is_near_what_is_saved(tmp_path: Path, optimizer: str) -> N
     after = sum(path.stat().st_size for path in saved(tmp_path, 1, train(parts)).iterdir())
     assert 0.95 * after < before < 1.2 * after
     assert estimate(parts, num_ranks=1) == pytest.approx(before, rel=0.01)
+
+
+@pytest.mark.parametrize("changes", [[], ["callbacks=ema"], ["optimizer=sgd"]])
+def test_the_share_of_each_rank_is_about_what_it_copies(changes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = components("model.width=256", *changes)
+    ranks = [replace(alone(), rank=rank, size=3) for rank in range(3)]
+    monkeypatch.setattr(World, "gather_to_main", lambda world, value: [value] * 3)
+    before = [share_of(parts, world) for world in ranks]
+    trainer(parts).callbacks.start()  # an average of the weights begins
+    saved = content(train(parts), TrainState(), WindowSums(), alone(), SetAside())
+    for world, share in zip(ranks, before, strict=True):
+        buffer = Buffer(torch.device("cpu"))
+        copied = buffer.take(saved.shared, saved.own, rank=world.rank, size=3).values.numel()
+        assert copied <= share + share // 64 + (1 << 16), "what `make_room` makes"
+        assert share < 1.05 * copied + 3 * (1 << 16)

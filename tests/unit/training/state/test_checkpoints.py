@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.distributed.world import alone
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.training.check.state_size import share_of
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Records
@@ -28,8 +31,8 @@ def checkpoints(run_folder: RunFolder, parts: Components, state: TrainState, **c
     """Return those of a run on one rank, which records its events and no numbers."""
     config = checked()
     settings: dict[str, Any] = {"keep": retention(config.checkpoint, parts), "records": Records(run_folder, alone(), list)}
-    settings |= {"tracker": PhaseTracker(), "agree": lambda is_due: is_due} | changes
-    return Checkpoints(config=config, run_folder=run_folder, components=parts, state=state, world=alone(), **settings)
+    settings |= {"tracker": PhaseTracker(), "agree": lambda is_due: is_due, "world": alone()} | changes
+    return Checkpoints(config=config, run_folder=run_folder, components=parts, state=state, **settings)
 
 
 def test_a_rewind_brings_the_weights_back_while_the_data_goes_on(tmp_path: Path) -> None:
@@ -49,6 +52,17 @@ def test_a_rewind_brings_the_weights_back_while_the_data_goes_on(tmp_path: Path)
     assert [event["kind"] for event in events] == ["nonfinite", "rewound"]
     assert (events[1]["from_step"], events[1]["step"], events[1]["jumped"]) == (5, 2, [64, 160])
     ours.records.close()
+
+
+def test_on_a_gpu_memory_for_the_first_save_is_asked_for_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, parts = list[int](), components("model.width=64")
+    monkeypatch.setattr(Buffer, "__init__", lambda buffer, device: None)
+    monkeypatch.setattr(Buffer, "make_room", lambda buffer, num_bytes: asked.append(num_bytes))
+    checkpoints(RunFolder(tmp_path), parts, TrainState())
+    assert asked == []
+    on_a_gpu = replace(alone(), device=torch.device("cuda", 0))
+    checkpoints(RunFolder(tmp_path), parts, TrainState(), world=on_a_gpu)
+    assert asked == [share_of(parts, on_a_gpu)]
 
 
 def test_going_back_to_the_same_checkpoint_is_given_up_after_three_times(tmp_path: Path) -> None:
