@@ -7,7 +7,8 @@ So it may run beside the training. A stop ends it at once: nothing is lost that 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,21 @@ from torch import Tensor
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.folder import verify_together
-from ddp_train.checkpoint.verify import CheckpointError, verify
+from ddp_train.checkpoint.verify import COMPLETE, CheckpointError, verify
 from ddp_train.config.saved import answers_of
 from ddp_train.distributed.world import World
-from ddp_train.errors import DONE, UserError
+from ddp_train.errors import DONE, UserError, printable
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job, Task
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
-from ddp_train.rank.checkpoint_watch import CheckpointWatch
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import BatchNotes
 from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.verdict import Outcome, progress_of, verdict_of
 from ddp_train.training.build.build import build_evaluated
 from ddp_train.training.inference.finished_run import records
 from ddp_train.training.inference.predict import predict
@@ -41,6 +42,9 @@ from ddp_train.training.record.records import Records
 from ddp_train.training.state.data_identity import known_meaning
 from ddp_train.training.state.weights import put_weights, read_weights
 from ddp_train.training.train_state import TrainState
+
+LOOK_EVERY_S = 2.0
+_SAY_EVERY_S = 300.0
 
 
 def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
@@ -55,8 +59,6 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
     """
     started, task = time.monotonic(), job.task
     assert task is not None
-    if world.size != job.config.batch.world_size:
-        raise UserError(key="cluster", happened=f"{world.size} ranks were started for an evaluation on {job.config.batch.world_size}")
     with environment.recorded(job, world):
         if world.is_main:
             print(summary.opening(job, world), flush=True)
@@ -83,12 +85,9 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
     if world.is_main:
         log.close()
         last = {f"eval/{name}": value for name, value in metrics.items()}
+        seconds = round(time.monotonic() - started, 3)
         result = Result(
-            status=Status.COMPLETED,
-            step=state.step,
-            samples=state.samples,
-            metrics={"last": last, "best": {}},
-            seconds=round(time.monotonic() - started, 3),
+            status=Status.COMPLETED, step=state.step, samples=state.samples, metrics={"last": last, "best": {}}, seconds=seconds
         )
         result.write(job.run_folder.result)
         end(job.run_folder)
@@ -165,13 +164,50 @@ def _checkpoints(task: Task, log: _Log, world: World, tracker: PhaseTracker) -> 
     watch = CheckpointWatch(Path(task.run), seen=log.steps())
     while True:
         tracker.move()
-        found = world.from_main(watch.look() if world.is_main else None)
-        if found is None:
+        checkpoint, is_over = world.from_main(watch.next_checkpoint() if world.is_main else None)
+        if is_over:
             return
-        if isinstance(found, Path):
-            yield found
+        if checkpoint is not None:
+            yield checkpoint
         else:
-            time.sleep(found)
+            time.sleep(LOOK_EVERY_S)
+
+
+class CheckpointWatch:
+    """Finds each checkpoint of a run once, the oldest first; one that its run has saved again, after it went back, once more (rank 0).
+
+    Args:
+        seen: steps of checkpoints that are evaluated already, as they are now.
+    """
+
+    def __init__(self, run: Path, *, seen: Collection[int] = ()) -> None:
+        self._run_folder = RunFolder(run)
+        self._marks = {entry.step: mark for entry in self._saved() if entry.step in seen and (mark := _mark(entry.path))}
+        self._said_at = time.monotonic()
+
+    def next_checkpoint(self) -> tuple[Path | None, bool]:
+        """Return the next checkpoint, if it is there, and whether there will be no more."""
+        verdict = verdict_of(self._run_folder)  # asked first: what is saved then is all that there will be
+        for entry in self._saved():
+            mark = _mark(entry.path)
+            if mark and self._marks.get(entry.step) != mark:
+                self._marks[entry.step] = mark
+                return entry.path, False
+        is_over = verdict.outcome is not Outcome.AGAIN
+        if not is_over and time.monotonic() > self._said_at + _SAY_EVERY_S:
+            print(printable(f"waiting for {self._run_folder.shown()}: {progress_of(self._run_folder, verdict)}"), flush=True)
+            self._said_at = time.monotonic()
+        return None, is_over
+
+    def _saved(self) -> list[catalog.CatalogEntry]:
+        return catalog.saved(self._run_folder.checkpoints)
+
+
+def _mark(checkpoint: Path) -> str:
+    """Return what tells a checkpoint from another one of the same step; "" where it has just been removed."""
+    with suppress(OSError):
+        return (checkpoint / COMPLETE).read_text()
+    return ""
 
 
 def _best(checkpoint: Path, task: Task) -> str:
@@ -211,7 +247,7 @@ class _Log:
             self._records.close()
 
     def _writers(self) -> list[MetricWriter]:
-        config = self._job.config
+        config, step = self._job.config, self._last
         if not self._world.is_main:
             return []
         return build_writers(
@@ -220,8 +256,8 @@ class _Log:
             config=config.tree,
             hyper_parameters=self._job.hyper_parameters(),
             run_name="",
-            step=self._last - 1,  # what was written of this step and later ones is of before
-            total_steps=max(self._last, config.trainer.max_steps or 0),
+            step=step - 1,  # what was written of this step and later ones is of before
+            total_steps=max(step, config.trainer.max_steps or 0),
             tracker=self._tracker,
             epoch=None,
             steps_per_epoch=None,

@@ -12,18 +12,18 @@ import signal
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from torch.distributed import DistError, Store
 
 from ddp_train.config import cluster
 from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
-from ddp_train.errors import FINAL
+from ddp_train.errors import FINAL, UserError
 from ddp_train.job import Job
 from ddp_train.launch import time_limit
 from ddp_train.loader.worker_pool import start_server
-from ddp_train.phase import PhaseTracker
+from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import restart_report, summary
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.rank.log import rank_log
@@ -75,7 +75,9 @@ class Rank:
     def __init__(self, store: Store, rank: int, size: int, *, remark: str = "") -> None:
         self._store, self._rank, self._size, self._remark = store, rank, size, remark
         self._world: World | None = None
-        self._stop: Stop | None = None  # of the job at hand
+        self._stop: Stop | None = None  # of the job at hand, as the next two
+        self._peers: Peers | None = None
+        self._notes: Notes | None = None  # on rank 0
         self._num_jobs = 0
         self._watch = WatchdogClient(size)  # has its heartbeats in memory before anybody knows this process
         self._watch.pids = _pids_of_node(store, rank)
@@ -87,68 +89,86 @@ class Rank:
         with rank_log(job.run_folder, self._rank, shows=not job.in_sweep) as terminal:
             if self._remark:
                 logger.warning("%s", self._remark)
-            state = TrainState()
-            started = time.monotonic()
-            peers: Peers | None = None
-            notes: Notes | None = None
+            self._peers = self._notes = None
+            state, tracker, started = TrainState(), PhaseTracker(), time.monotonic()
             try:
-                config, tracker = job.config, PhaseTracker()
-                device = resolve_device(config.cluster.device)
-                self._watch.begin(tracker, _watch_request(job, uses_device=device == "cuda"), terminal=terminal)
-                # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
-                os.environ.update(cluster.environment_of(config.cluster.env, deterministic=config.deterministic, given=os.environ))
-                if config.deterministic:
-                    be_deterministic()
-                if device == "cuda":
-                    self._recorder = self._recorder or FlightRecorder(self._rank)
-                    self._recorder.follow(job.run_folder)
-                    os.environ.update(self._recorder.environment)
-                if device == "cpu":
-                    os.environ.update(without_records(os.environ))
-                    malloc.keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
-                if config.loader.num_workers:
-                    start_server()
-                if self._world is None:
-                    self._world = open_world(
-                        self._store,
-                        self._rank,
-                        self._size,
-                        device=device,
-                        timeout=patience(config.cluster.start_timeout_s, config.cluster.step_timeout_s),
-                    )
-                    if self._recorder is not None:
-                        self._recorder.hide_pipe(is_expected=self._world.has_group)
-                self._world.use_device()
-                peers = Peers(self._world, name=f"{self._num_jobs}")
-                is_users_agent = handover.JOB not in os.environ and not job.in_sweep
-                self._stop = stop = Stop(
-                    self._world,
-                    peers,
-                    leave=lambda number: _leave_untrained(job.run_folder, number),
-                    report=(lambda rank, pid, doing: _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal))
-                    if is_users_agent
-                    else None,
-                    at=None if job.in_sweep else time_limit.stops_at(config.cluster),  # a sweep stops as a whole
-                    at_by_now=partial(time_limit.stops_at, config.cluster, asks_slurm=True),
-                    ends_agent=is_users_agent,
-                )
-                if self._world.is_main:
-                    notes = begin(job.run_folder)
-                    tracker.listen(notes)
-                work = run_job if job.task is None else evaluate_job
-                code = work(job, self._world, state, stop, tracker)
+                self._watch.begin(tracker, _watch_request(job), terminal=terminal)
+                world = self._open_world(job)
+                self._stop = stop = self._watch_for_stop(job, world, terminal)
+                code = self._work(job, world, state, stop, tracker)
+                if stop.is_paused:  # `debug.resume_after_steps`: everything is built anew, and goes on from the checkpoint
+                    stop.is_paused = False
+                    vars(state).update(vars(TrainState()))
+                    tracker.enter(Phase.START, 0)
+                    code = self._work(replace(job, checkpoint=None), world, state, stop, tracker)
                 self._watch.end()
                 stop.close()
                 return code
             except BaseException as error:  # sys.exit in a component is no way to leave either
-                if notes is not None:
-                    notes.close()
-                found = _describe(error, job, state, peers, rank=self._rank)
-                if not job.in_sweep and (file := torchrun_env.error_file()):
-                    found.tell_torchrun(file, is_a_peers=_comes_from_a_peer(error))
-                _show(found, job, terminal, seconds=time.monotonic() - started, is_a_peers=_comes_from_a_peer(error))
-                first = failure.load(job.run_folder.failure) or found  # on another machine there is an agent that knows no other reason
-                os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
+                self._fail(error, job, state, terminal, seconds=time.monotonic() - started)
+
+    def _open_world(self, job: Job) -> World:
+        """Prepare this process for a job, and return the ranks, whose process group is opened once. Collective."""
+        config, device = job.config, resolve_device(job.config.cluster.device)
+        # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
+        os.environ.update(cluster.environment_of(config.cluster.env, deterministic=config.deterministic, given=os.environ))
+        if config.deterministic:
+            be_deterministic()
+        if device == "cuda":
+            self._recorder = self._recorder or FlightRecorder(self._rank)
+            self._recorder.follow(job.run_folder)
+            os.environ.update(self._recorder.environment)
+        else:
+            os.environ.update(without_records(os.environ))
+            malloc.keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
+        if config.loader.num_workers:
+            start_server()
+        if self._world is None:
+            timeout = patience(config.cluster.start_timeout_s, config.cluster.step_timeout_s)
+            self._world = open_world(self._store, self._rank, self._size, device=device, timeout=timeout)
+            if self._recorder is not None:
+                self._recorder.hide_pipe(is_expected=self._world.has_group)
+        self._world.use_device()
+        return self._world
+
+    def _watch_for_stop(self, job: Job, world: World, terminal: TextIO) -> Stop:
+        """Return what stops the ranks of a job together, from now on. Collective."""
+
+        def report(rank: int, pid: int, doing: dict[int, str]) -> None:
+            _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal)
+
+        self._peers = Peers(world, name=f"{self._num_jobs}")
+        is_users_agent = handover.JOB not in os.environ and not job.in_sweep
+        return Stop(
+            world,
+            self._peers,
+            leave=lambda number: _leave_untrained(job.run_folder, number),
+            report=report if is_users_agent else None,
+            at=None if job.in_sweep else time_limit.stops_at(job.config.cluster),  # a sweep stops as a whole
+            at_by_now=partial(time_limit.stops_at, job.config.cluster, asks_slurm=True),
+            ends_agent=is_users_agent,
+        )
+
+    def _work(self, job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
+        """Do what a job is for. Collective."""
+        if world.size != job.config.batch.world_size:
+            raise UserError(key="cluster", happened=f"{world.size} ranks were started for a job of {job.config.batch.world_size}")
+        if world.is_main:
+            self._notes = begin(job.run_folder)
+            tracker.listen(self._notes)
+        return (run_job if job.task is None else evaluate_job)(job, world, state, stop, tracker)
+
+    def _fail(self, error: BaseException, job: Job, state: TrainState, terminal: TextIO, *, seconds: float) -> NoReturn:
+        """Record an error and show it, once, and end this rank."""
+        if self._notes is not None:
+            self._notes.close()
+        is_a_peers = _comes_from_a_peer(error)
+        found = _describe(error, job, state, self._peers, rank=self._rank)
+        if not job.in_sweep and (file := torchrun_env.error_file()):
+            found.tell_torchrun(file, is_a_peers=is_a_peers)
+        _show(found, job, terminal, seconds=seconds, is_a_peers=is_a_peers)
+        first = failure.load(job.run_folder.failure) or found  # on another machine there is an agent that knows no other reason
+        os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
 
     def end_agent(self) -> None:
         """End a user's torchrun after a stop (`Stop.end_agent`)."""
@@ -167,13 +187,13 @@ def _pids_of_node(store: Store, rank: int) -> dict[int, int]:
     return {each: int(wait_for(store, f"watch/{each}", within_s=deadline - time.monotonic())) for each in ranks}
 
 
-def _watch_request(job: Job, *, uses_device: bool) -> WatchRequest:
+def _watch_request(job: Job) -> WatchRequest:
     cluster = job.config.cluster
     return WatchRequest(
         run_folder=str(job.run_folder.root),
         start_timeout_s=cluster.start_timeout_s,
         step_timeout_s=cluster.step_timeout_s,
-        uses_device=uses_device,
+        uses_device=resolve_device(cluster.device) == "cuda",
         shows=not job.in_sweep,
     )
 

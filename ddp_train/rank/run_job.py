@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.saved import answers_before, record_answers
 from ddp_train.distributed.world import World
-from ddp_train.errors import DONE, RunError, UserError
+from ddp_train.errors import DONE, RunError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
@@ -53,8 +53,6 @@ from ddp_train.training.train_state import TrainState
 def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
     """Run one job to its end or to a stop; result.json has what came of it. Collective.
 
-    With `debug.resume_after_steps` in two parts: the second begins as after a stop, with everything built anew.
-
     Args:
         state: advanced in place, so that a caller can say how far a failed run got.
         tracker: is told what this rank is at.
@@ -62,8 +60,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     Returns:
         The exit code of `ddp-train`.
     """
-    started = time.monotonic()
-    run_folder = job.run_folder
+    started, run_folder = time.monotonic(), job.run_folder
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
     changed = _resume(job, components, state, world, tracker)
@@ -80,7 +77,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         predictions.forget_after(run_folder.predictions, state.step)
     records = Records(run_folder, world, partial(_writers, job, components, state, world, tracker))
     if changed:
-        records.tell({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": changed}, "")
+        records.log_event({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": changed}, "")
     checkpoints = Checkpoints(
         config=job.config,
         run_folder=run_folder,
@@ -92,72 +89,31 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         tracker=tracker,
         agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
     )
-    after = job.config.debug.resume_after_steps
-    halfway = _Halfway(after, stop, state)
-    stops_after = stop.comes_after if after is None else halfway.stops_after  # the first costs less, and is asked after each step
-    trainer = _trainer(job, components, state, world, stop, checkpoints, stops_after=stops_after)
+    trainer = _trainer(job, components, state, world, stop, checkpoints)
     inject(job.config.debug.faults, tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
     is_done = trainer.train()
     unsaved = checkpoints.finish()
     trainer.profiler.close()  # what it writes may take a while, and a stop leaves little time to save
-    if unsaved and (is_done or halfway.is_reached):
+    if unsaved and (is_done or stop.is_paused):
         raise RunError(
             key="checkpoint",
             happened=f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}",
             expected="the state of the last step on disk",
             fix="make room, or raise `ulimit -f` where it is named; then `ddp-train resume` continues from the checkpoint before",
         )
-    if halfway.is_reached and not is_done:
-        trainer.callbacks.end(Status.PREEMPTED)
-        records.close()
-        tracker.enter(Phase.START, state.step)
-        del components, keep, checkpoints, trainer, records  # their memory is wanted for those that are built anew
-        vars(state).update(vars(TrainState()))
-        return run_job(replace(job, checkpoint=None), world, state, stop, tracker)
     tracker.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
     status = Status.COMPLETED if is_done else status_of(stop.cause())
     trainer.callbacks.end(status)
     if world.is_main:
-        result = _result(status, trainer, seconds=time.monotonic() - started)
-        try:
-            records.close()
-            result.write(run_folder.result)
-            end(run_folder, is_saved=not unsaved)
-        except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts
-            happened = f"{run_folder.shown()} cannot be written: {error.strerror}"
-            if is_done:
-                raise RunError(
-                    happened=f"all steps are done, but {happened}",
-                    expected="room for the last lines of metrics.jsonl and for result.json",
-                    fix="make room; then `ddp-train resume` writes them",
-                ) from None
-            print(happened, flush=True)
-        _tell(job, state, result, stop, is_saved=not unsaved)
+        _finish(job, trainer, records, stop, status, seconds=time.monotonic() - started, unsaved=unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return STOPPED.get(status, DONE)
 
 
-class _Halfway:
-    """Lets a run stop by itself after so many steps, once: what is resumed has taken them."""
-
-    def __init__(self, after: int | None, stop: Stop, state: TrainState) -> None:
-        self._after, self._stop, self._state = after, stop, state
-        self.is_reached = False
-
-    def stops_after(self, taken: int) -> bool:
-        """Tell whether this step is the last for now; the same on all ranks."""
-        if self._stop.comes_after(taken):
-            return True
-        self.is_reached = self._state.step == self._after
-        return self.is_reached
-
-
 def _build(job: Job, world: World) -> tuple[Job, Components]:
     """Say what begins, and build what it is made of; the job then has the micro-batch that was found, if that was asked. Collective."""
-    if world.size != job.config.batch.world_size:
-        raise UserError(key="cluster", happened=f"{world.size} ranks were started for a run of {job.config.batch.world_size}")
     if job.config.batch.is_open:
         before = answers_before(job.config, job.run_folder.root) if world.is_main else {}
         job = _with_micro_batch(job, world.from_main(before))
@@ -220,10 +176,7 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
     assert metrics is not None  # a stop before the first step ends the process
     if world.is_main:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        print(
-            f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.shown()}/predictions",
-            flush=True,
-        )
+        print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.shown()}/predictions", flush=True)
 
 
 def _writers(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> list[MetricWriter]:
@@ -245,42 +198,34 @@ def _writers(job: Job, components: Components, state: TrainState, world: World, 
     )
 
 
-def _trainer(
-    job: Job,
-    components: Components,
-    state: TrainState,
-    world: World,
-    stop: Stop,
-    checkpoints: Checkpoints,
-    *,
-    stops_after: Callable[[int], bool],
-) -> Trainer:
+def _trainer(job: Job, components: Components, state: TrainState, world: World, stop: Stop, checkpoints: Checkpoints) -> Trainer:
     """Return what trains the run as its config says."""
     config, run_folder, records = job.config, job.run_folder, checkpoints.records
     log_every, cut_off = config.trainer.log_every_steps, config.debug.max_steps
-    health, every = config.health, config.health.check_replicas_every_steps
+    health, every, halfway = config.health, config.health.check_replicas_every_steps, config.debug.resume_after_steps
     return Trainer(
         components=components,
         state=state,
         world=world,
         log_every_steps=log_every if cut_off is None else min(log_every, -(-cut_off // 20)),
-        evaluate_every_steps=config.debug.resume_after_steps or config.evaluation.every_steps,
+        evaluate_every_steps=halfway or config.evaluation.every_steps,
         clip_grad_norm=config.trainer.clip_grad_norm,
         sanity_check=config.sanity_check,
         predictions_of=run_folder.predictions_of if config.evaluation.save_predictions else None,
         write=records.write,
         save=checkpoints.save,
         saves_after=checkpoints.are_due,
-        stops_after=stops_after,
+        # The first costs less, and is asked after each step.
+        stops_after=stop.comes_after if halfway is None else lambda taken: stop.pauses_after(taken, state.step == halfway),
         is_stopping=stop.is_asked,
         rewind=checkpoints.rewind,
-        after_first_step=partial(memory.tell, components, world),
+        after_first_step=partial(memory.print_memory_use, components, world),
         folder=run_folder.root,
         show=records.show,
         settings=config.callbacks,
         tracker=checkpoints.tracker,
         monitor=LossMonitor(
-            on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, tell=records.tell
+            on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, log_event=records.log_event
         ),
         guard=SkippingGuard(components.trained, components.optimizer) if health.on_nonfinite == "skip" else StepGuard(),
         replicas=FingerprintCheck(
@@ -297,20 +242,10 @@ def _trainer(
     )
 
 
-def _tell(job: Job, state: TrainState, result: Result, stop: Stop, *, is_saved: bool) -> None:
-    """Say how the run ended (rank 0)."""
-    if result.status == Status.COMPLETED:
-        print(summary.closing(job, state, result), flush=True)
-        return
-    if stop.cause() is WALLTIME:
-        print(f"the time is up but for cluster.grace_s={job.config.cluster.grace_s} s", flush=True)
-    print(summary.stopped(job.run_folder, result.step, unsaved="" if is_saved else job.run_folder.continues()), flush=True)
-
-
-def _result(status: Status, trainer: Trainer, *, seconds: float) -> Result:
-    """Return what result.json will hold."""
-    state = trainer.state
-    return Result(
+def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: Status, *, seconds: float, unsaved: str) -> None:
+    """Write result.json, and say how the run ended (rank 0)."""
+    state, run_folder, is_done = trainer.state, job.run_folder, status == Status.COMPLETED
+    result = Result(
         status=status,
         step=state.step,
         epoch=epochs(trainer.components.train_loader.order, state.samples),
@@ -318,5 +253,24 @@ def _result(status: Status, trainer: Trainer, *, seconds: float) -> Result:
         metrics={"last": trainer.last, "best": state.best},
         headline=asdict(ranking_of(trainer.components)),
         seconds=round(seconds, 3),
-        stopped=str(state.stopped) if state.stopped is not None and status == Status.COMPLETED else None,
+        stopped=str(state.stopped) if state.stopped is not None and is_done else None,
     )
+    try:
+        records.close()
+        result.write(run_folder.result)
+        end(run_folder, is_saved=not unsaved)
+    except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts
+        happened = f"{run_folder.shown()} cannot be written: {error.strerror}"
+        if is_done:
+            raise RunError(
+                happened=f"all steps are done, but {happened}",
+                expected="room for the last lines of metrics.jsonl and for result.json",
+                fix="make room; then `ddp-train resume` writes them",
+            ) from None
+        print(happened, flush=True)
+    if is_done:
+        print(summary.closing(job, state, result), flush=True)
+    elif not stop.is_paused:
+        if stop.cause() is WALLTIME:
+            print(f"the time is up but for cluster.grace_s={job.config.cluster.grace_s} s", flush=True)
+        print(summary.stopped(run_folder, result.step, unsaved=run_folder.continues() if unsaved else ""), flush=True)

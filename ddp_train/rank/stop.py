@@ -75,6 +75,7 @@ class Stop:
         self._at = at if world.is_main else None
         self._at_by_now = at_by_now
         self._signal: signal.Signals | None = None  # what asked for the stop
+        self.is_paused = False  # the job was stopped at a step of its own (`pauses_after`), and begins anew from there
         self._is_told = False  # by a signal to this very process, which torchrun passes on from itself
         self._asked = Event()
         self._turn = Lock()  # to begin a step; the reading thread keeps it while a step is being agreed on
@@ -111,7 +112,8 @@ class Stop:
 
     def cause(self) -> signal.Signals:
         """Return the signal, once a stop is certain; the message of it may still be on its way."""
-        self._asked.wait(timeout=60)
+        if not self.is_paused:
+            self._asked.wait(timeout=60)
         return self._signal or signal.SIGTERM
 
     def comes_after(self, step: int) -> bool:
@@ -123,6 +125,12 @@ class Stop:
             if not is_last:
                 self._begun = step + 1
         return is_last
+
+    def pauses_after(self, step: int, is_due: bool) -> bool:
+        """As `comes_after`, of a run that also stops by itself (`debug.resume_after_steps`), after a step that is the same on all ranks."""
+        is_last = self.comes_after(step)
+        self.is_paused = is_due and not is_last
+        return is_last or is_due
 
     def saves_after(self, step: int, is_due: bool) -> bool:
         """Tell whether a checkpoint was agreed on for this step; asked after each step, and after `comes_after`, the same on every rank.

@@ -66,7 +66,6 @@ SHOWN_BY = {
     "metrics/tracker_row.py": "tests/unit/metrics/test_tracker.py",
     "metrics/trackio.py": "tests/thirdparty/test_metrics.py",
     "metrics/wandb.py": "tests/thirdparty/test_metrics.py",
-    "rank/evaluate_job.py": "tests/unit/cli/test_evaluate.py, tests/distributed/test_evaluate.py",
     "rank/machines.py": "tests/cluster/test_torchrun_hosts.py",
     "rank/main.py": "tests/distributed/test_run.py",
     "rank/run_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",

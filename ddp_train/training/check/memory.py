@@ -28,8 +28,8 @@ _MIB = 2.0**20
 _MOST = 0.95  # of a device; what libraries take beside torch's allocator comes on top
 
 
-def tell(components: Components, world: World) -> None:
-    """Say it after the first step that this process takes, rank 0 on the terminal; every rank warns in its log. Asks the host alone."""
+def print_memory_use(components: Components, world: World) -> None:
+    """Called after the first step that this process takes: rank 0 prints, every rank warns in its log. Asks the host alone."""
     parts = parts_of(components)
     spelled = [f"{name} {shown(size)}" for name, size in parts.items()]
     if world.device.type == "cuda":

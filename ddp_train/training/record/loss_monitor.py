@@ -41,7 +41,7 @@ class LossMonitor:
     on_nonfinite: str = "stop"  # or `skip` (the step guard has left the step out; here it is told), or `rewind`
     spike_zscore: float | None = None  # the robust z-score from which on a loss is a spike; None: spikes are not looked for
     on_spike: str = "warn"  # or `rewind`
-    tell: Callable[[Event, str], None] = lambda event, line: None  # takes an event, and the line for people; rank 0 writes them
+    log_event: Callable[[Event, str], None] = lambda event, line: None  # takes an event, and the line for people; rank 0 writes them
 
     def judge(
         self,
@@ -94,7 +94,7 @@ class LossMonitor:
         state.skipped_in_a_row += 1
         values = f"loss {loss:g}, gradient norm {norm:g}"
         if not (is_scaled and math.isfinite(loss)):  # else the loss scaler is finding its scale
-            self.tell(step.event("skipped", loss=loss, grad_norm=norm), f"step {step.number} skipped: {values}; {step.shown()}")
+            self.log_event(step.event("skipped", loss=loss, grad_norm=norm), f"step {step.number} skipped: {values}; {step.shown()}")
         if state.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
             raise NonFiniteLossError(
                 key="health.on_nonfinite",
@@ -110,7 +110,7 @@ class LossMonitor:
         event = step.event("nonfinite", loss=loss, grad_norm=norm)
         if self.on_nonfinite == "rewind":
             raise Rewind(event, happened)
-        self.tell(event, "")
+        self.log_event(event, "")
         raise NonFiniteLossError(
             key="optimizer.lr",
             happened=happened,
@@ -130,7 +130,7 @@ class LossMonitor:
             happened += f" of the {len(before)} steps before{f' of {turns}' if turns else ''}; {step.shown()}"
             if self.on_spike == "rewind":
                 raise Rewind(event, happened)
-            self.tell(event, happened)
+            self.log_event(event, happened)
         state.losses[turns] = [*before, loss][-_HISTORY:]
 
 

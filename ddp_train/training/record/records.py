@@ -62,7 +62,7 @@ class Records:
             self._missing.add(kind)
             print(f"{name} and other {kind} go nowhere: no metric writer takes {kind}; metrics.tensorboard does", flush=True)
 
-    def tell(self, event: Event, line: str) -> None:
+    def log_event(self, event: Event, line: str) -> None:
         """Take one line of events.jsonl, and the line for people; "": there is none."""
         if not self._world.is_main:
             return

@@ -104,7 +104,7 @@ class Checkpoints:
         state = self.state
         self.tracker.enter(Phase.START, state.step)  # reading a checkpoint takes its time
         self._saver.finish()
-        self.records.tell(found.event, found.happened)
+        self.records.log_event(found.event, found.happened)
         chosen = newest_good(self.run_folder.checkpoints, self.world, moves=self.tracker.move)
         if chosen is None:
             raise RewindError(
@@ -130,7 +130,7 @@ class Checkpoints:
         if self.world.is_main:
             set_aside_after(chosen.parent, chosen)
             predictions.forget_after(self.run_folder.predictions, state.step)
-        self.records.tell(
+        self.records.log_event(
             {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
             f"rewound from step {from_step} to {chosen.name}; the data goes on after sample {samples:,}",
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddp_train.distributed.world import World, alone
-from ddp_train.training.check.memory import parts_of, tell
+from ddp_train.training.check.memory import parts_of, print_memory_use
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer
 
@@ -35,7 +35,7 @@ def test_it_is_told_once_after_the_first_step_of_a_run() -> None:
 
 
 def test_on_a_cpu_the_line_has_the_parts_and_the_process(capsys: pytest.CaptureFixture[str]) -> None:
-    tell(components(), alone())
+    print_memory_use(components(), alone())
     said = capsys.readouterr().out
     assert said.startswith("memory   parameters ") and "optimizer 0.0 MiB, the process has " in said
     assert "warning" not in said
@@ -49,7 +49,7 @@ def test_a_device_that_is_nearly_full_is_warned_of(
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: reserved * MIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=100 * MIB))
     parts = components()
-    tell(parts, World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cuda")))
+    print_memory_use(parts, World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cuda")))
     said = capsys.readouterr().out
     rest = (90 * MIB - sum(parts_of(parts).values())) / MIB
     assert f"activations and all else {rest:.1f} MiB, at most 90.0 MiB at a time" in said

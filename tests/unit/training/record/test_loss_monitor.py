@@ -34,7 +34,7 @@ class Told:
     def __init__(self, **settings: Any) -> None:
         self.events: list[Event] = []
         self.lines: list[str] = []
-        self.watch = LossMonitor(**settings, tell=self._tell)
+        self.watch = LossMonitor(**settings, log_event=self._tell)
 
     def _tell(self, event: Event, line: str) -> None:
         self.events.append(event)

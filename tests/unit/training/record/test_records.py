@@ -42,11 +42,11 @@ def test_a_record_is_heard_before_it_is_written_and_new_writers_go_on_after_a_re
 
 def test_an_event_is_a_line_of_a_file_and_of_the_screen_on_rank_0_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_folder = RunFolder(tmp_path)
-    Records(run_folder, replace(alone(), rank=1), list).tell({"kind": "spike"}, "a spike")
+    Records(run_folder, replace(alone(), rank=1), list).log_event({"kind": "spike"}, "a spike")
     assert not run_folder.events.exists()
     records = Records(run_folder, alone(), list)
-    records.tell({"kind": "spike"}, "a spike")
-    records.tell({"kind": "nonfinite"}, "")
+    records.log_event({"kind": "spike"}, "a spike")
+    records.log_event({"kind": "nonfinite"}, "")
     records.close()
     assert [json.loads(line)["kind"] for line in run_folder.events.read_text().splitlines()] == ["spike", "nonfinite"]
     assert capsys.readouterr().out == "a spike\n"
@@ -60,14 +60,14 @@ def test_a_full_disk_keeps_events_waiting_and_ends_nothing(tmp_path: Path, capsy
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # no file grows any more
     try:
         for kind in ("spike", "nonfinite"):
-            records.tell({"kind": kind}, f"a {kind}")
+            records.log_event({"kind": kind}, f"a {kind}")
         records.reopen()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     shown = capsys.readouterr().out
     assert shown.count("events.jsonl cannot be written (File too large); training goes on, its lines wait in memory") == 1
     assert shown.endswith("a spike\na nonfinite\n")
-    records.tell({"kind": "skipped"}, "")
+    records.log_event({"kind": "skipped"}, "")
     assert "events.jsonl is complete again" in capsys.readouterr().out
     records.close()
     kinds = [json.loads(line)["kind"] for line in run_folder.events.read_text().splitlines()]
