@@ -20,12 +20,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli import caller
 from ddp_train.cli.check_there import check_where_torch_is
-from ddp_train.cli.composed_once import composed_once
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config.check import CONF, ConfigErrors, check_folder, options, section
 from ddp_train.config.command import typed_options
-from ddp_train.config.hydra_internals import MAIN
+from ddp_train.config.hydra_internals import MAIN, composing_once
 from ddp_train.config.rules.copies import check_copies
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
@@ -46,13 +45,15 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 if TYPE_CHECKING:
     from ddp_train.sweep.hydra_jobs import Multirun
 
+_checked: list[tuple[Any, RunConfig]] = []  # of a single run: the config that Hydra gives to its callback, and then to its job
+
 _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 
 
 def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
     typed_options.refuse_unknown_options(sys.argv[1:])
-    with _full_hydra_errors(), composed_once(), closing(_Command(launcher)) as command:
+    with _full_hydra_errors(), composing_once(), closing(_Command(launcher)) as command:
         hydra.main(**MAIN, config_path=str(CONF), config_name="config")(command)()
     return command.exit_code()
 
@@ -67,8 +68,8 @@ class _Command:
 
     def __call__(self, composed: DictConfig) -> None:
         hydra_config: Any = HydraConfig.get()
-        checked = _HANDED_ON.take(composed, hydra_config)
-        if checked is None:
+        before, checked = _checked.pop() if _checked else (None, None)
+        if checked is None or before is None or before != _without_hydra(composed):
             checked = check_composed(composed, hydra_config, trains_here=_trains_here(composed))
         resume = Path(checked.resume)
         job = Job(
@@ -96,7 +97,7 @@ class _Command:
 
     def close(self) -> None:
         """End a sweep, however it ends."""
-        _HANDED_ON.clear()
+        _checked.clear()
         if self._multirun is not None:
             self._multirun.close()
 
@@ -112,7 +113,7 @@ class Checked(Callback):
         """Check and claim for a single run."""
         with _exits_of_its_own():
             checked = check_composed(config, config.hydra, trains_here=_trains_here(config))
-            _HANDED_ON.keep(config, checked)
+            _checked[:] = [(_without_hydra(config), checked)]
             if checked.cluster.launcher == "machines" and not is_torchrun_worker():
                 from ddp_train.launch import machines
 
@@ -151,36 +152,11 @@ class Checked(Callback):
                 optuna_sweeper.prepare(config, folder, _goal(config), is_taken_up=is_sweep(folder))
 
 
-class _HandedOn:
-    """The config of a single run, which Hydra gives to its callback and then to its job: it is checked once.
-
-    Between the two only the run's folder becomes known. What a config has of the `hydra` node may change with it, and is checked again.
-    """
-
-    def __init__(self) -> None:
-        self._kept: tuple[Any, Any, RunConfig] | None = None
-
-    def keep(self, config: DictConfig, checked: RunConfig) -> None:
-        """Keep what came of a config with its node `hydra`."""
-        plain: Any = OmegaConf.to_container(config, resolve=False)
-        hydra_node = plain.pop("hydra")
-        if not any("${" in str(value) and "hydra" in str(value) for _, value in leaves(plain)):
-            self._kept = plain, hydra_node["overrides"], checked
-
-    def take(self, composed: DictConfig, hydra_config: DictConfig) -> RunConfig | None:
-        """Return what came of this config without its node `hydra`, once; None where it is not known."""
-        kept, self._kept = self._kept, None
-        if kept is None or kept[:2] != (OmegaConf.to_container(composed, resolve=False), OmegaConf.to_container(hydra_config.overrides)):
-            return None
-        check_pipeline(kept[2], begins=False)  # the runs that it waits for may have gone on meanwhile
-        return kept[2]
-
-    def clear(self) -> None:
-        """Forget it."""
-        self._kept = None
-
-
-_HANDED_ON = _HandedOn()  # Hydra makes the callback, which so knows no other object of ours
+def _without_hydra(config: DictConfig) -> Any:
+    """Return a config as it was composed, without its node `hydra`; None where it refers to that, which changes with the run's folder."""
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    plain.pop("hydra", None)
+    return None if any("${" in str(value) and "hydra" in str(value) for _, value in leaves(plain)) else plain
 
 
 def _trains_here(composed: DictConfig) -> bool:

@@ -7,15 +7,18 @@ what a YAML may cost. Where a version lacks one of these names, importing this m
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import hydra.utils
 import omegaconf.basecontainer
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
     "IS_1_4",
     "MAIN",
     "ConfigLoaderImpl",
+    "composing_once",
     "create_config_search_path",
     "get_args_parser",
     "register_resolver",
@@ -62,6 +66,31 @@ def _delete_in_sweeps() -> None:
 
 if IS_1_4:
     _delete_in_sweeps()
+
+
+@contextmanager
+def composing_once() -> Iterator[None]:
+    """Let Hydra compose a single run once while the block runs: 1.3 composes to learn `hydra.mode`, and again to run; 1.4 does not."""
+    if IS_1_4:
+        yield
+        return
+
+    def get_mode(self: Any, config_name: str | None, overrides: list[str]) -> RunMode | None:
+        if get_args_parser().parse_args().multirun:
+            return None  # Hydra adds hydra.mode=MULTIRUN
+        if any(text.lstrip("+").startswith("hydra.mode=") and text.endswith(RunMode.MULTIRUN.name) for text in overrides):
+            return RunMode.MULTIRUN
+        composed = self.compose_config(config_name, overrides, run_mode=RunMode.RUN, with_log_configuration=True)
+        if composed.hydra.mode != RunMode.MULTIRUN:  # which a YAML may ask for
+            self.compose_config = lambda **asked: composed
+        return composed.hydra.mode or RunMode.RUN
+
+    patched, before = Hydra, Hydra.get_mode
+    patched.get_mode = get_mode  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        patched.get_mode = before  # type: ignore[method-assign]
 
 
 def register_resolver(name: str, resolver: Callable[..., Any]) -> None:

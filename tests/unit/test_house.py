@@ -31,7 +31,6 @@ SHOWN_BY = {
     "cli/resume.py": "tests/config/test_config.py",
     "cli/runs.py": "tests/distributed/test_sweep.py",
     "config/check.py": "tests/config/test_config.py",
-    "config/hydra_internals.py": "tests/config/test_config.py; make hydras",
     "config/limits.py": "tests/config/test_security.py",
     "config/command/mistyped.py": "tests/config/test_advice.py",
     "config/targets/object_names.py": "tests/unit/config/test_resolve.py",
