@@ -19,7 +19,6 @@ from ddp_train.config import auto, limits
 from ddp_train.config.command.command_line import whole
 from ddp_train.config.command.project import is_found
 from ddp_train.config.resolve import resolve
-from ddp_train.config.rules import callbacks, optimization
 from ddp_train.config.rules.sections import check_rules
 from ddp_train.config.rules.unknown_names import targets_in_extra, unknown, unknown_hydra_names, unknown_root_names
 from ddp_train.config.run_config import RunConfig, typed_sections
@@ -104,8 +103,6 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += check_object_names(tree)
     errors += auto.check(tree, MADE)
-    errors += optimization.check(tree)
-    errors += callbacks.check(tree)
     errors += [
         ConfigError(
             key=name,

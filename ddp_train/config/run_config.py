@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,6 @@ from omegaconf._utils import get_omega_conf_dumper
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes
-from ddp_train.config.rules import rate_scale
 from ddp_train.config.schema import (
     NAMED,
     ROOT_KEYS,
@@ -39,6 +39,14 @@ from ddp_train.config.schema import (
 )
 from ddp_train.config.targets.evaluation_split import evaluation_sets
 from ddp_train.config.targets.target import own_keys
+
+LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
+"""How rates follow the global batch (`optimizer.lr_scale`), by its ratio to the one for which `optimizer.lr` was found.
+
+Linear for SGD: a step over k times the samples at k times the rate goes as far as k small ones (Goyal et al. 2017, arXiv:1706.02677).
+Square root for Adam and its kin, which divide by the gradient's own size: it keeps the noise of their steps (Malladi et al. 2022,
+arXiv:2205.10287).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +95,9 @@ class RunConfig(RootConfig):
 
     def rate_factor(self) -> float:
         """Return what all rates of the optimizer are multiplied with (`optimizer.lr_scale`)."""
-        return rate_scale.factor(own_keys(self.optimizer, "optimizer"), self.batch.global_batch_size)
+        ours = own_keys(self.optimizer, "optimizer")
+        scale = ours.get("lr_scale")
+        return 1.0 if scale is None else LR_SCALES[scale](self.batch.global_batch_size / ours["base_batch_size"])
 
     def batch_notes(self) -> list[str]:
         """Return what is said beside the sizes of the batch: what changes them, and which rates follow."""

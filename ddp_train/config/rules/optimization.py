@@ -9,24 +9,24 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.rules import rate_scale
+from ddp_train.config.rules import conflict
+from ddp_train.config.run_config import LR_SCALES
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.targets.evaluation_split import evaluation_sets
 from ddp_train.config.targets.target import accepts, look_up, own_keys, takes
 from ddp_train.errors import ConfigError
 
+_TAKES_GROUPS = "an optimizer that takes parameter groups, as torch's do"
 
-def check(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield what is wrong with our keys in these nodes. What is wrong with the nodes themselves is told elsewhere."""
-    for name, look in {"optimizer": _optimizer, "scheduler": _scheduler}.items():
-        node = tree.get(name)
-        if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
-            continue
+
+def check_optimization(optimizer: dict[str, Any], scheduler: dict[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield what is wrong with our keys in these nodes. What is wrong with the nodes themselves is said elsewhere."""
+    for name, node, rule in (("optimizer", optimizer, _check_optimizer), ("scheduler", scheduler, _check_scheduler)):
         try:
             target = look_up(node["_target_"])
-        except Exception:  # told where targets are checked
+        except Exception:  # there is none, or it cannot be imported
             continue
-        yield from look(target, own_keys(node, name), tree)
+        yield from rule(target, own_keys(node, name), tree)
 
 
 def follows_a_metric(target: Any) -> bool:
@@ -34,21 +34,15 @@ def follows_a_metric(target: Any) -> bool:
     return inspect.isclass(target) and any(base.__name__ == "ReduceLROnPlateau" for base in target.__mro__)
 
 
-def _optimizer(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+def _check_optimizer(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     groups, decay, path = ours.get("groups"), ours.get("layer_decay"), tree["optimizer"]["_target_"]
     sorts_itself = accepts(target, "model")
-    yield from rate_scale.check(ours, tree)
+    yield from _check_rates(ours, tree)
     if decay is not None and (isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1):
-        yield ConfigError(
-            key="optimizer.layer_decay", happened=f"is {decay!r}", expected="a number above 0 and at most 1, or null", fix="0.75 is usual"
-        )
+        yield conflict("optimizer.layer_decay", f"is {decay!r}", "0.75, which is usual", expected="a number above 0 and at most 1, or null")
     if decay is not None and sorts_itself:
-        yield ConfigError(
-            key="optimizer.layer_decay",
-            happened=f"is given, and {path} takes the model and sorts its parameters itself",
-            expected="an optimizer that takes parameter groups, as torch's do",
-            fix="optimizer.layer_decay=null, or optimizer=adamw",
-        )
+        happened, expected = f"is given, and {path} takes the model and sorts its parameters itself", _TAKES_GROUPS
+        yield conflict("optimizer.layer_decay", happened, "null, or optimizer=adamw", expected=expected)
     if not isinstance(groups, Mapping | None):
         yield ConfigError(
             key="optimizer.groups",
@@ -84,9 +78,8 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
             fix=f"remove it: {removal(f'{key}.{options[0]}', group[options[0]])}",
         )
     elif not group.get("freeze") and not options:
-        yield ConfigError(
-            key=key, happened="says nothing but whom it matches", expected="lr, weight_decay or freeze", fix=f"'{key}={example}'"
-        )
+        expected, fix = "lr, weight_decay or freeze", f"'{key}={example}'"
+        yield ConfigError(key=key, happened="says nothing but whom it matches", expected=expected, fix=fix)
     for name in options:
         if name == "params" or not takes(target, name):
             known = [each for each in _arguments(target) if each != "params"]
@@ -101,7 +94,7 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
             yield ConfigError(
                 key=f"{key}.{name}",
                 happened=f"is given, and {path} takes the model and sorts its parameters itself",
-                expected="freeze=true alone, or an optimizer that takes parameter groups, as torch's do",
+                expected=f"freeze=true alone, or {_TAKES_GROUPS}",
                 fix="optimizer=adamw",
             )
 
@@ -114,7 +107,34 @@ def _arguments(target: Any) -> list[str]:
         return []
 
 
-def _scheduler(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+def _check_rates(ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield what is wrong with `lr_scale` and `base_batch_size`, and what would take no notice of them."""
+    scale, base, off = ours.get("lr_scale"), ours.get("base_batch_size"), "null optimizer.base_batch_size=null"
+    if scale not in (None, *LR_SCALES):
+        yield ConfigError(key="optimizer.lr_scale", happened=f"is {scale!r}", expected="linear (SGD), sqrt (Adam and its kin) or null")
+    if base is not None and (isinstance(base, bool) or not isinstance(base, int) or base < 1):
+        yield ConfigError(key="optimizer.base_batch_size", happened=f"is {base!r}", expected="a number of samples, at least 1")
+    if (scale is None) != (base is None):
+        missing, given = ("lr_scale", "base_batch_size") if scale is None else ("base_batch_size", "lr_scale")
+        yield ConfigError(
+            key=f"optimizer.{missing}",
+            happened=f"is not given, and optimizer.{given} is {ours[given]}",
+            expected="both: how rates follow the global batch, and the one for which they were found",
+            fix="optimizer.lr_scale=linear optimizer.base_batch_size=256, or optimizer.lr_scale=sqrt for Adam",
+        )
+    if scale is not None and (tree.get("trainer") or {}).get("batch_size_schedule"):
+        happened = f"is {scale}, and trainer.batch_size_schedule has several sizes: the rate follows one"
+        yield conflict("optimizer.lr_scale", happened, off)
+    if scale is not None and (absolute := sorted({"max_lr", "base_lr"} & (tree.get("scheduler") or {}).keys())):
+        yield ConfigError(
+            key=f"scheduler.{absolute[0]}",
+            happened=f"sets the rate itself, so that optimizer.lr_scale={scale} would change nothing",
+            expected="a scheduler of factors, as ours and most of torch's are",
+            fix=f"scheduler=warmup_cosine, or optimizer.lr_scale={off}",
+        )
+
+
+def _check_scheduler(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     every, metric, follows = ours.get("every"), ours.get("metric"), follows_a_metric(target)
     if every not in (None, "step", "epoch"):
         yield ConfigError(key="scheduler.every", happened=f"is {every!r}", expected="step or epoch")
@@ -126,18 +146,10 @@ def _scheduler(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) ->
             fix=f"remove it: {removal('scheduler.every', every)}",
         )
     if metric is not None and not follows:
-        yield ConfigError(
-            key="scheduler.metric",
-            happened=f"is given, and {tree['scheduler']['_target_']} follows none",
-            expected="null",
-            fix="scheduler.metric=null, or scheduler=plateau",
-        )
+        happened = f"is given, and {tree['scheduler']['_target_']} follows none"
+        yield conflict("scheduler.metric", happened, "null, or scheduler=plateau", expected="null")
     elif not isinstance(metric, str | None):
         yield ConfigError(key="scheduler.metric", happened=f"is {metric!r}", expected="the name of a metric of the evaluation, or null")
     if follows and "data" in tree and not evaluation_sets(tree):
-        yield ConfigError(
-            key="scheduler",
-            happened="follows a metric of the evaluation, and data.eval is null: nothing is evaluated",
-            expected="an evaluation split, or a scheduler of steps",
-            fix="scheduler=warmup_cosine",
-        )
+        happened = "follows a metric of the evaluation, and data.eval is null: nothing is evaluated"
+        yield conflict("scheduler", happened, "warmup_cosine", expected="an evaluation split, or a scheduler of steps")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.batch_sizes import MICRO_BATCH
-from ddp_train.config.schema import ClusterConfig, CompileConfig, TrainerConfig
+from ddp_train.config.batch_sizes import MICRO_BATCH, BatchSizes
+from ddp_train.config.rules import conflict
+from ddp_train.config.schema import ClusterConfig, CompileConfig, HealthConfig, TrainerConfig
 from ddp_train.config.targets.target import class_of, is_a
 from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError
@@ -21,22 +22,16 @@ _LOCAL_SGD = ("ddp_train.strategy.local_sgd.LocalSGD",)
 _POWER_SGD = ("ddp_train.strategy.power_sgd.PowerSGD",)
 
 
-def check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, world_size: int) -> Iterator[ConfigError]:
+def check_strategy(strategy: dict[str, Any], optimizer: dict[str, Any], micro_steps: int, world_size: int) -> Iterator[ConfigError]:
     """Refuse what a strategy cannot do: DDP's static graph with accumulation (pytorch issue 143580), whole matrices where rows are kept."""
-    if world_size == 1 or not isinstance(strategy, dict):
+    if world_size == 1:
         return
-    if grad_accum_steps > 1 and strategy.get("static_graph"):
-        yield ConfigError(
-            key="strategy.static_graph",
-            happened=f"is true, with {grad_accum_steps} micro-batches a step",
-            expected="one of the two",
-            fix="strategy.static_graph=false",
-        )
+    if micro_steps > 1 and strategy.get("static_graph"):
+        yield conflict("strategy.static_graph", f"is true, with {micro_steps} micro-batches a step", "false")
     replicas = strategy.get("replicas", 1)
     if isinstance(replicas, int) and (replicas < 1 or world_size % replicas):
-        yield ConfigError(
-            key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected="a number that divides that of the ranks"
-        )
+        expected = "a number that divides that of the ranks"
+        yield ConfigError(key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected=expected)
     for key in _of_whole_matrices(optimizer) if _is_one_of(strategy, _OF_ROWS) else ():
         name = str(at({"optimizer": optimizer}, key)).rpartition(".")[2]
         yield ConfigError(
@@ -47,24 +42,24 @@ def check_strategy(strategy: Any, optimizer: Any, grad_accum_steps: int, *, worl
         )
 
 
-def check_cuda_graphs(compile: CompileConfig | None, strategy: Any, grad_accum_steps: int, *, world_size: int) -> Iterator[ConfigError]:
+def check_cuda_graphs(compile: CompileConfig, strategy: dict[str, Any], micro_steps: int, world_size: int) -> Iterator[ConfigError]:
     """Refuse CUDA graphs with gradients outside of DDP's buckets, where they are wrong, and under FSDP, where they are slow.
 
     Autograd takes what a graph gives for a parameter's gradient, and the next micro-batch's graph writes over it (pytorch issue 169545).
     FSDP's weights move from step to step, and graphs are recorded anew for some 2,000 steps (pytorch issue 183451).
     """
-    if compile is None or compile.mode not in _WITH_CUDA_GRAPHS or not isinstance(strategy, dict):
+    if compile.mode not in _WITH_CUDA_GRAPHS:
         return
     in_buckets = world_size > 1 and strategy.get("gradient_as_bucket_view") and not strategy.get("find_unused_parameters")
-    if grad_accum_steps > 1 and not in_buckets:
+    if micro_steps > 1 and not in_buckets:
         yield ConfigError(
             key="compile.mode",
-            happened=f"is {compile.mode}, whose CUDA graphs write over gradients, with {grad_accum_steps} micro-batches a step"
+            happened=f"is {compile.mode}, whose CUDA graphs write over gradients, with {micro_steps} micro-batches a step"
             f" on {world_size} rank{'s' * (world_size != 1)}",
             expected="gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step",
             fix="compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1",
         )
-    if world_size > 1 and cuts_weights(strategy):
+    if world_size > 1 and shards_weights(strategy):
         yield ConfigError(
             key="compile.mode",
             happened=f"is {compile.mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp",
@@ -73,66 +68,54 @@ def check_cuda_graphs(compile: CompileConfig | None, strategy: Any, grad_accum_s
         )
 
 
-def _of_whole_matrices(optimizer: Any) -> list[str]:
+def _of_whole_matrices(optimizer: dict[str, Any]) -> list[str]:
     """Return where an optimizer, or a part of it, names a class that needs whole matrices."""
-    found = nodes({"optimizer": optimizer}) if isinstance(optimizer, dict) else ()
-    return [key for key, value in found if key.endswith("._target_") and needs_whole_matrices(class_of(str(value)))]
+    named = ((key, value) for key, value in nodes({"optimizer": optimizer}) if key.endswith("._target_"))
+    return [key for key, value in named if needs_whole_matrices(class_of(str(value)))]
 
 
-def _is_one_of(strategy: Any, names: Collection[str]) -> bool:
-    return isinstance(strategy, dict) and is_a(str(strategy.get("_target_")), names)
+def _is_one_of(strategy: Mapping[str, Any], names: Collection[str]) -> bool:
+    return is_a(str(strategy.get("_target_")), names)
 
 
-def cuts_weights(strategy: Any) -> bool:
+def shards_weights(strategy: Mapping[str, Any]) -> bool:
     """Tell whether a strategy is FSDP, or derived from it."""
     return _is_one_of(strategy, _FSDP)
 
 
-def check_early_step(sections: Mapping[str, Any], tree: Mapping[str, Any], micro_steps: int, *, world_size: int) -> Iterator[ConfigError]:
+def check_early_step(
+    trainer: TrainerConfig,
+    health: HealthConfig,
+    strategy: dict[str, Any],
+    optimizer: dict[str, Any],
+    amp: dict[str, Any],
+    batch: BatchSizes,
+    micro_steps: int,
+) -> Iterator[ConfigError]:
     """Refuse to step in backward with what needs all gradients of a step at a time, or where nothing would be saved."""
-    trainer, health = sections["trainer"], sections.get("health")
-    strategy, optimizer, amp = (each if isinstance(each := tree.get(name), dict) else {} for name in ("strategy", "optimizer", "amp"))
-    target, strategy_name = str(optimizer.get("_target_")), str(strategy.get("_target_"))
-    with_it = "and trainer.optimizer_in_backward is true"
+    if not trainer.optimizer_in_backward:
+        return
+    target, with_it = str(optimizer.get("_target_")), "and trainer.optimizer_in_backward is true"
     if trainer.clip_grad_norm is not None:
-        yield ConfigError(
-            key="trainer.clip_grad_norm",
-            happened=f"is {trainer.clip_grad_norm}, which takes the norm of all gradients before the first step, {with_it}",
-            expected="one of the two",
-            fix="trainer.clip_grad_norm=null",
-        )
-    if micro_steps > 1:
+        happened = f"is {trainer.clip_grad_norm}, which takes the norm of all gradients before the first step, {with_it}"
+        yield conflict("trainer.clip_grad_norm", happened, "null")
+    if micro_steps > 1 or batch.is_open:
         yield ConfigError(
             key="loader.micro_batch_size",
             happened=f"a step has several micro-batches, whose gradients add up, {with_it}",
             expected="one micro-batch a step on each rank",
             fix="a larger loader.micro_batch_size, or a smaller trainer.global_batch_size",
         )
-    if health is not None and health.on_nonfinite == "skip":
-        yield ConfigError(
-            key="health.on_nonfinite",
-            happened=f"is skip, which looks at all gradients before a step is taken, {with_it}",
-            expected="one of the two",
-            fix="health.on_nonfinite=rewind",
-        )
+    if health.on_nonfinite == "skip":
+        yield conflict("health.on_nonfinite", f"is skip, which looks at all gradients before a step is taken, {with_it}", "rewind")
     if amp.get("dtype") == "float16":
-        yield ConfigError(
-            key="amp", happened=f"is fp16, which looks at all gradients before a step is taken, {with_it}", fix="amp=bf16 or amp=off"
-        )
+        yield conflict("amp", f"is fp16, which looks at all gradients before a step is taken, {with_it}", "bf16 or amp=off")
     if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
-        yield ConfigError(
-            key="optimizer",
-            happened=f"is {target}, which may need all parameters in a step, {with_it}",
-            expected="one of torch's, which step each parameter by itself (AdamW, SGD)",
-            fix="optimizer=adamw",
-        )
-    if world_size > 1 and not cuts_weights(strategy):
-        yield ConfigError(
-            key="strategy",
-            happened=f"is {strategy_name.rpartition('.')[2]}, {with_it}",
-            expected="strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back",
-            fix="strategy=fsdp",
-        )
+        expected = "one of torch's, which step each parameter by itself (AdamW, SGD)"
+        yield conflict("optimizer", f"is {target}, which may need all parameters in a step, {with_it}", "adamw", expected=expected)
+    if batch.world_size > 1 and not shards_weights(strategy):
+        expected = "strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back"
+        yield conflict("strategy", f"is {str(strategy.get('_target_')).rpartition('.')[2]}, {with_it}", "fsdp", expected=expected)
     for name in (name for name, value in strategy.items() if "offload" in name and value):
         yield ConfigError(
             key=f"strategy.{name}",
@@ -142,29 +125,21 @@ def check_early_step(sections: Mapping[str, Any], tree: Mapping[str, Any], micro
         )
 
 
-def check_open_micro_batch(tree: Mapping[str, Any], *, world_size: int) -> Iterator[ConfigError]:
+def check_open_micro_batch(batch: BatchSizes, objective: dict[str, Any], strategy: dict[str, Any]) -> Iterator[ConfigError]:
     """Refuse to let the device decide on a micro-batch where results depend on it, or where it may need accumulation that cannot be."""
-    objective, strategy = tree.get("objective"), tree.get("strategy")
-    if isinstance(objective, dict) and str(objective.get("_target_")).endswith(".Contrastive"):
-        yield ConfigError(
-            key=MICRO_BATCH,
-            happened="is auto, and the objective compares the samples of a micro-batch: the gradient would depend on the device",
-            expected="a number",
-            fix=f"{MICRO_BATCH}=32",
-        )
-    if world_size > 1 and isinstance(strategy, dict) and strategy.get("static_graph"):
-        yield ConfigError(
-            key="strategy.static_graph",
-            happened=f"is true, and {MICRO_BATCH} is auto, which may come to several micro-batches a step",
-            expected="one of the two",
-            fix="strategy.static_graph=false",
-        )
+    if batch.is_open and str(objective.get("_target_")).endswith(".Contrastive"):
+        happened = "is auto, and the objective compares the samples of a micro-batch: the gradient would depend on the device"
+        yield conflict(MICRO_BATCH, happened, 32, expected="a number")
+    if batch.is_open and batch.world_size > 1 and strategy.get("static_graph"):
+        happened = f"is true, and {MICRO_BATCH} is auto, which may come to several micro-batches a step"
+        yield conflict("strategy.static_graph", happened, "false")
 
 
-def check_local_sgd(tree: Mapping[str, Any], trainer: TrainerConfig, *, world_size: int) -> Iterator[ConfigError]:
+def check_local_sgd(
+    strategy: dict[str, Any], amp: dict[str, Any], optimizer: dict[str, Any], trainer: TrainerConfig, world_size: int
+) -> Iterator[ConfigError]:
     """Refuse ranks that take steps of their own with a loss scale of their own, and where a step is to be what it is not."""
-    strategy = tree.get("strategy")
-    if not isinstance(strategy, dict) or not _is_one_of(strategy, _LOCAL_SGD):
+    if not _is_one_of(strategy, _LOCAL_SGD):
         return
     every, lr, momentum = strategy.get("every_steps"), strategy.get("outer_lr"), strategy.get("outer_momentum")
     if isinstance(every, int) and every < 1:
@@ -173,18 +148,11 @@ def check_local_sgd(tree: Mapping[str, Any], trainer: TrainerConfig, *, world_si
         yield ConfigError(key="strategy.outer_lr", happened=f"is {lr}", expected="above 0")
     if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
         yield ConfigError(key="strategy.outer_momentum", happened=f"is {momentum}", expected="at least 0 and below 1")
-    if world_size == 1:
-        return
-    amp, optimizer = tree.get("amp"), tree.get("optimizer")
-    if isinstance(amp, dict) and amp.get("dtype") == "float16":
-        yield ConfigError(
-            key="amp.dtype",
-            happened="is float16, and with strategy=local_sgd each rank would skip steps by a loss scale of its own",
-            expected="a type that needs no loss scale",
-            fix="amp=bf16",
-        )
-    name = str(optimizer.get("_target_")).rpartition(".")[2] if isinstance(optimizer, dict) else ""
-    if every == 1 and (name != "SGD" or trainer.clip_grad_norm is not None):
+    if world_size > 1 and amp.get("dtype") == "float16":
+        happened = "is float16, and with strategy=local_sgd each rank would skip steps by a loss scale of its own"
+        yield ConfigError(key="amp.dtype", happened=happened, expected="a type that needs no loss scale", fix="amp=bf16")
+    name = str(optimizer.get("_target_")).rpartition(".")[2]
+    if world_size > 1 and every == 1 and (name != "SGD" or trainer.clip_grad_norm is not None):
         what = f"the optimizer is {name}" if name != "SGD" else "trainer.clip_grad_norm is given"
         yield ConfigError(
             key="strategy.every_steps",
@@ -194,39 +162,26 @@ def check_local_sgd(tree: Mapping[str, Any], trainer: TrainerConfig, *, world_si
         )
 
 
-def check_power_sgd(tree: Mapping[str, Any], *, world_size: int) -> Iterator[ConfigError]:
+def check_power_sgd(strategy: dict[str, Any], amp: dict[str, Any], world_size: int) -> Iterator[ConfigError]:
     """Refuse products of no columns, and a loss scale, by which what was left out would be another number in the next step."""
-    strategy, amp = tree.get("strategy"), tree.get("amp")
-    if not isinstance(strategy, dict) or not _is_one_of(strategy, _POWER_SGD):
+    if not _is_one_of(strategy, _POWER_SGD):
         return
     for key, least in (("rank", 1), ("from_step", 0)):
         value = strategy.get(key)
         if isinstance(value, int) and value < least:
             yield ConfigError(key=f"strategy.{key}", happened=f"is {value}", expected=f"at least {least}")
-    if world_size > 1 and isinstance(amp, dict) and amp.get("dtype") == "float16":
-        yield ConfigError(
-            key="amp.dtype",
-            happened="is float16, and with strategy=power_sgd a step adds what the one before has left out, under another loss scale",
-            expected="a type that needs no loss scale",
-            fix="amp=bf16",
-        )
+    if world_size > 1 and amp.get("dtype") == "float16":
+        happened = "is float16, and with strategy=power_sgd a step adds what the one before has left out, under another loss scale"
+        yield ConfigError(key="amp.dtype", happened=happened, expected="a type that needs no loss scale", fix="amp=bf16")
 
 
-def check_of_gpus(cluster: ClusterConfig, strategy: Any) -> Iterator[ConfigError]:
+def check_on_cpu(cluster: ClusterConfig, strategy: dict[str, Any], world_size: int) -> Iterator[ConfigError]:
     """Refuse on a CPU what torch's DDP does on GPUs alone."""
-    if not isinstance(strategy, dict) or devices.resolve_device(cluster.device) != "cpu":
+    if world_size == 1 or devices.resolve_device(cluster.device) != "cpu":
         return
     if strategy.get("sync_batchnorm") is True:
-        yield ConfigError(
-            key="strategy.sync_batchnorm",
-            happened="is true, and torch's SyncBatchNorm computes on GPUs alone",
-            expected="false on a CPU",
-            fix="strategy.sync_batchnorm=false",
-        )
+        happened = "is true, and torch's SyncBatchNorm computes on GPUs alone"
+        yield conflict("strategy.sync_batchnorm", happened, "false", expected="false on a CPU")
     if strategy.get("reduce_dtype") == "bfloat16" and _is_one_of(strategy, _OF_DDP):
-        yield ConfigError(
-            key="strategy.reduce_dtype",
-            happened="is bfloat16, in which torch's DDP reduces on GPUs alone",
-            expected="null or float16 on a CPU",
-            fix="strategy.reduce_dtype=null",
-        )
+        happened = "is bfloat16, in which torch's DDP reduces on GPUs alone"
+        yield conflict("strategy.reduce_dtype", happened, "null", expected="null or float16 on a CPU")

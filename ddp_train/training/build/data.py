@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ddp_train.config.batch_sizes import accumulation_of
-from ddp_train.config.rules.sections import uneven_length, without_epochs
+from ddp_train.config.rules.training import uneven_length, without_epochs
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig, batch_changes, length_changes
 from ddp_train.config.targets.evaluation_split import evaluation_sets, set_name, split_at

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ddp_train.config.check import ConfigErrors
-from ddp_train.config.rules import callbacks
+from ddp_train.config.rules import sections
 from tests.unit.parts import checked
 
-HERE = "tests.unit.config.rules.test_callbacks"
+HERE = "tests.unit.config.rules.test_sections"
 
 
 class Foreign:
@@ -35,9 +35,9 @@ def test_early_stopping_needs_an_evaluation_and_freeze_its_patterns() -> None:
 
 def test_ours_are_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(callbacks, "locate", asked.append)
+    monkeypatch.setattr(sections, "locate", asked.append)
     nodes = {"ema": {"_target_": "ddp_train.callbacks.ema.EMA"}, "mine": {"_target_": f"{HERE}.Fine"}}
-    assert list(callbacks.check({"callbacks": nodes})) == []
+    assert list(sections._check_callbacks({"callbacks": nodes}, is_evaluated=True)) == []
     assert asked == [f"{HERE}.Fine"]
 
 

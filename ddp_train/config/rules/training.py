@@ -1,0 +1,123 @@
+"""Rules of what is trained and how long: samples, batches, steps, epochs and the loss. Each yields the problems that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddp_train.config.rules import conflict
+from ddp_train.config.schema import DebugConfig, EvaluationConfig, LoaderConfig, TrainerConfig, batch_changes, length_changes
+from ddp_train.config.targets.target import class_of, is_a
+from ddp_train.config.tree import at
+from ddp_train.errors import ConfigError
+from ddp_train.traits import loss_unit
+
+
+def check_epochs(data: dict[str, Any], trainer: TrainerConfig, evaluation: EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
+    """Refuse to count in epochs where the class of the data is a stream of unknown length."""
+    path = str(data.get("_target_"))
+    if is_a(path, ("torch.utils.data.dataset.IterableDataset",)) and not hasattr(class_of(path), "__len__"):
+        yield from without_epochs(path.rpartition(".")[2], trainer, evaluation, is_evaluated)
+
+
+def without_epochs(name: str, trainer: TrainerConfig, evaluation: EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
+    """Refuse to count in epochs where the data has none."""
+    needed = [("trainer.max_steps", trainer.max_steps, 1000)]
+    needed += [("evaluation.every_steps", evaluation.every_steps, 100)] if is_evaluated else []
+    for key, value, example in needed:
+        if value is None:
+            happened = f"is null, and {name} does not say how many samples it has: there are no epochs"
+            yield conflict(key, happened, example, expected="a number of steps")
+
+
+def check_own_loss(tree: Mapping[str, Any], loader: LoaderConfig) -> Iterator[ConfigError]:
+    """Refuse for models that return their own loss what gives no dict with labels, and a class that does not say what its loss is."""
+    dataset, path, objective = (str(at(tree, f"{name}._target_")) for name in ("data", "model", "objective"))
+    if objective != "ddp_train.objective.transformers.Transformers":
+        return
+    is_pair = dataset.startswith("ddp_train.data.") and dataset != "ddp_train.data.mixture.Mixture"
+    if loader.collate is None and (is_pair or loader.fields is not None):
+        yield ConfigError(
+            key="data" if is_pair else "loader.fields",
+            happened=f"{dataset.rpartition('.')[2]} gives pairs" if is_pair else f"is {loader.fields}, which makes tuples of dicts",
+            expected="for objective=transformers a dict of the model's arguments, with `labels`",
+            fix="objective=classification or language_modeling" if is_pair else "loader.fields=null",
+        )
+    kind = class_of(path)
+    if at(tree, "objective.unit") in (None, "auto") and kind.__name__ == path.rpartition(".")[2]:  # a function may give another class
+        try:
+            loss_unit(kind)
+        except ConfigError as error:
+            yield error
+
+
+def check_batch_size_schedule(trainer: TrainerConfig, loader: LoaderConfig, debug: DebugConfig, world_size: int) -> Iterator[ConfigError]:
+    """Refuse batch sizes that change together with what needs one size."""
+    key = "trainer.batch_size_schedule"
+    if not trainer.batch_size_schedule:
+        return
+    if (least := min(size for _, size in batch_changes(trainer.batch_size_schedule))) < world_size:
+        yield ConfigError(key=key, happened=f"has a size of {least} for {world_size} ranks", expected="a sample for each rank at least")
+    if trainer.grad_accum_steps is not None:
+        yield ConfigError(
+            key="trainer.grad_accum_steps",
+            happened=f"is {trainer.grad_accum_steps}, and {key} changes the global batch",
+            expected="null: it follows from the size, loader.micro_batch_size and the number of ranks",
+            fix="trainer.grad_accum_steps=null trainer.global_batch_size=SIZE",
+        )
+    fixed = {"loader.drop_last": (loader.drop_last, "false"), "loader.bucket_batches": (loader.bucket_batches, "null")}
+    for name, (value, without) in {**fixed, "debug.overfit": (debug.overfit, "false")}.items():
+        if value:
+            yield conflict(name, f"is {value}, and {key} is given", without)
+
+
+def check_lengths(trainer: TrainerConfig, data: dict[str, Any]) -> Iterator[ConfigError]:
+    """Refuse pieces into which a window cannot be cut evenly, where the config says how long it is; else a rank checks it."""
+    whole = data.get("context_length")
+    lengths = [length for _, length in length_changes(trainer.length_schedule or {0: 1})]
+    if isinstance(whole, int) and (uneven := [length for length in lengths if whole % length]):
+        yield uneven_length(uneven[0], whole)
+
+
+def uneven_length(length: int, whole: int) -> ConfigError:
+    """Return what is wrong with a length that does not divide that of the windows."""
+    near = max(each for each in range(1, min(length, whole) + 1) if whole % each == 0)
+    happened = f"has a length of {length}, and windows have {whole} tokens (data.context_length)"
+    return ConfigError(key="trainer.length_schedule", happened=happened, expected=f"lengths that divide it, as {near}")
+
+
+def check_loader(loader: LoaderConfig) -> Iterator[ConfigError]:
+    """Refuse workers for data that is on the device; check that there are weights where samples are drawn by weight, and nowhere else."""
+    if loader.on_device and loader.num_workers:
+        happened = f"is {loader.num_workers}, but loader.on_device=true leaves nothing to read"
+        yield conflict("loader.num_workers", happened, 0, expected="no workers")
+    if loader.sampler is not None and loader.sampling != "shuffled":
+        happened = f"is {loader.sampling}, and loader.sampler says which sample comes when"
+        yield conflict("loader.sampling", happened, "shuffled, which leaves it to the sampler")
+    is_weighted = loader.sampling == "weighted"
+    if is_weighted != (loader.sample_weights is not None):
+        yield ConfigError(
+            key="loader.sample_weights",
+            happened="is not given" if is_weighted else f"is given, but loader.sampling is {loader.sampling}",
+            expected="a file of weights with loader.sampling=weighted, and none without",
+            fix="loader.sample_weights=FILE.npy" if is_weighted else "loader.sampling=weighted",
+        )
+
+
+def check_steps(trainer: TrainerConfig, scheduler: dict[str, Any]) -> Iterator[ConfigError]:
+    """Check that the run ends, and that the scheduler's phases fit into it (by epochs, a rank checks when it knows the data)."""
+    if trainer.max_steps is None and trainer.max_epochs is None:
+        yield ConfigError(key="trainer.max_steps", happened="neither max_steps nor max_epochs is given", fix="trainer.max_steps=1000")
+        return
+    phases = {name: scheduler[name] for name in ("warmup_steps", "decay_steps") if isinstance(scheduler.get(name), int)}
+    negative = [name for name, value in phases.items() if value < 0]
+    for name in negative:
+        yield ConfigError(key=f"scheduler.{name}", happened=f"is {phases[name]}", expected="at least 0")
+    if not negative and trainer.max_steps is not None and sum(phases.values()) > trainer.max_steps:
+        shown = " + ".join(f"{name} {value}" for name, value in phases.items())
+        yield ConfigError(
+            key="scheduler.warmup_steps" if "warmup_steps" in phases else "scheduler.decay_steps",
+            happened=f"{shown}: more than the run's {trainer.max_steps} steps",
+            expected="a schedule that fits into trainer.max_steps",
+            fix=f"scheduler.warmup_steps={trainer.max_steps // 10}, or a longer run",
+        )
