@@ -22,8 +22,8 @@ from ddp_train.cli import caller
 from ddp_train.cli.check_there import check_where_torch_is
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
-from ddp_train.config.check import CONF, ConfigErrors, check_folder, options, section
-from ddp_train.config.command import typed_options
+from ddp_train.config.check import CONF, ConfigErrors, check_folder, section
+from ddp_train.config.command.options import options_of, refuse_unknown_options
 from ddp_train.config.hydra_internals import MAIN, composing_once
 from ddp_train.config.rules.copies import check_copies
 from ddp_train.config.run_config import RunConfig
@@ -52,7 +52,7 @@ _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 
 def compose(launcher: Launcher) -> int:
     """Let Hydra compose, and run each job that comes of it."""
-    typed_options.refuse_unknown_options(sys.argv[1:])
+    refuse_unknown_options(sys.argv[1:])
     with _full_hydra_errors(), composing_once(), closing(_Command(launcher)) as command:
         hydra.main(**MAIN, config_path=str(CONF), config_name="config")(command)()
     return command.exit_code()
@@ -77,7 +77,7 @@ class _Command:
             run_folder=RunFolder(Path(hydra_config.runtime.output_dir)),
             command=list(sys.argv),
             overrides=texts(hydra_config.overrides.task),
-            options=options(hydra_config),
+            options=options_of(hydra_config),
             checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
         )
         record(job.run_folder, job.config)

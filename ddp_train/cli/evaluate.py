@@ -19,7 +19,7 @@ from ddp_train.cli.saved_run import TRUST, ask_trust, record, require_place, run
 from ddp_train.config import check as config_check
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.composition import loader_of, parse
-from ddp_train.config.command.project import with_conf
+from ddp_train.config.command.options import with_conf
 from ddp_train.config.resolve import resolve
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config

@@ -25,10 +25,10 @@ from ddp_train import __version__
 from ddp_train.cli import caller
 from ddp_train.cli.compose import Exit, compose
 from ddp_train.config import limits
-from ddp_train.config.check import CONF, ConfigErrors, check_overrides
+from ddp_train.config.check import CONF, ConfigErrors
 from ddp_train.config.command import hydra_errors
-from ddp_train.config.command.project import with_conf
-from ddp_train.config.command.typed_options import options_first
+from ddp_train.config.command.command_line import check_overrides
+from ddp_train.config.command.options import options_first, with_conf
 from ddp_train.errors import (
     DISK_REFUSES,
     DONE,

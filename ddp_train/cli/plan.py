@@ -18,9 +18,9 @@ from ddp_train.cli import plan_commands, plan_text
 from ddp_train.cli.compose import Place, check_composed, fix_sweep_place, place_of, require_our_launcher, require_same, sweep_place
 from ddp_train.cli.measure import measuring
 from ddp_train.cli.past_runs import newest_like
-from ddp_train.config.check import options, section
-from ddp_train.config.command import typed_options
+from ddp_train.config.check import section
 from ddp_train.config.command.composition import Composition, loader_of, parse
+from ddp_train.config.command.options import options_first, options_of, refuse_unknown_options, require_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.tree import texts
@@ -53,12 +53,12 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    sys.argv[1:] = typed_options.options_first(arguments)  # as they would be typed; what explains Hydra's errors reads them, too
-    typed_options.refuse_unknown_options(sys.argv[1:])
+    sys.argv[1:] = options_first(arguments)  # as they would be typed; what explains Hydra's errors reads them, too
+    refuse_unknown_options(sys.argv[1:])
     args = parse(sys.argv[1:])
     version.setbase("1.3")
     loader = loader_of(args)
-    typed_options.require_config(args, loader)
+    require_config(args, loader)
     name = args.config_name or "config"
     if args.multirun:
         base = loader.load_configuration(name, args.overrides, run_mode=RunMode.MULTIRUN)
@@ -124,7 +124,7 @@ def _job(composed: DictConfig, checked: RunConfig, folder: Path) -> Job:
         run_folder=RunFolder(folder),
         command=list(sys.argv),
         overrides=texts(composed.hydra.overrides.task),
-        options=options(composed.hydra),
+        options=options_of(composed.hydra),
         checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
     )
 

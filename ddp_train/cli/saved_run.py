@@ -17,6 +17,7 @@ from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, requir
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.config import check as config_check
 from ddp_train.config.command import saved_overrides
+from ddp_train.config.command.options import options_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config, answers_before, replaced_configs, saved_config
 from ddp_train.config.tree import nodes, texts
@@ -195,7 +196,7 @@ def typed(folder: Path) -> tuple[list[str], list[str]]:
     """Return the overrides and the options that a run began with. They are shown only: a file that was cut off keeps no run back."""
     hydra = folder / ".hydra"
     try:
-        return texts(OmegaConf.load(hydra / "overrides.yaml")), config_check.options(OmegaConf.load(hydra / "hydra.yaml").hydra)
+        return texts(OmegaConf.load(hydra / "overrides.yaml")), options_of(OmegaConf.load(hydra / "hydra.yaml").hydra)
     except Exception:  # OSError, or whatever reading half of a file raises
         return [], []
 

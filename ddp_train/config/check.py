@@ -7,17 +7,14 @@ Every `_target_` is imported and its arguments bound against its signature, so t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import FOLDER, redaction
-from ddp_train.config import auto, limits
-from ddp_train.config.command.command_line import whole
-from ddp_train.config.command.project import is_found
+from ddp_train.config import auto
 from ddp_train.config.resolve import resolve
 from ddp_train.config.rules.sections import check_rules
 from ddp_train.config.rules.unknown_names import targets_in_extra, unknown, unknown_hydra_names, unknown_root_names
@@ -41,7 +38,7 @@ from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.targets.evaluation_split import evaluation_sets, split_at
 from ddp_train.config.targets.own_target import settle
 from ddp_train.config.targets.target import check_object_names, check_target
-from ddp_train.config.tree import at, leaves, nodes, texts
+from ddp_train.config.tree import at, leaves, nodes
 from ddp_train.errors import ConfigError
 
 CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
@@ -89,7 +86,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     tree, left_out = settle({**{name: {} for name in NAMED}, **resolve(config, errors)}, hydra)
     errors += unknown_root_names(tree, hydra)
     errors += targets_in_extra(tree)
-    errors += [_spelled_out(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
+    errors += [plain_secret(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
     sections = {name: _typed(schema, tree[name], name, errors) for name, schema in SECTIONS.items() if name in tree}
     root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(tree["name"]) if "name" in tree else []
@@ -141,18 +138,6 @@ def load(tree: dict[str, Any]) -> RunConfig:
     return check(OmegaConf.create(tree))
 
 
-def options(hydra: DictConfig) -> list[str]:
-    """Return what a command line needs, beside its overrides, to find the same YAML again."""
-    here = Path.cwd()
-    sources = hydra.runtime.config_sources
-    added = [Path(source.path) for source in sources if source.provider == "command-line" and not is_found(Path(source.path))]
-    instead = [source.path for source in sources if source.provider == "main" and Path(source.path) != CONF]
-    found = [f"--config-path={path}" for path in instead]  # whole: Hydra takes a relative one for a module of ours
-    found += [f"--config-dir={folder.relative_to(here) if folder.is_relative_to(here) else folder}" for folder in added]
-    found += [f"--config-name={hydra.job.config_name}"] if hydra.job.config_name not in (None, "config") else []
-    return found + [text for text in texts(hydra.overrides.hydra) if text.lstrip("+").startswith("hydra.searchpath=")]
-
-
 def section(composed: DictConfig, schema: type[_Section]) -> _Section:
     """Resolve and check one of our own sections alone: of a sweep's base config, which may lack what its jobs will have.
 
@@ -171,10 +156,11 @@ OWN = [key for name, schema in SECTIONS.items() for key in keys_of(schema, f"{na
 """The keys of our own sections."""
 
 
-def _spelled_out(key: str, name: str) -> ConfigError:
+def plain_secret(key: str, name: str) -> ConfigError:
+    """Return what is wrong with a value that is a secret."""
     return ConfigError(
         key=key,
-        happened="spells a secret out, and a configuration is written down",
+        happened="contains a secret in plain text; the configuration is saved to disk",
         expected="the name of an environment variable in its place",
         fix=f"export {name}=..., and {key}='{redaction.reference(name)}'",
     )
@@ -185,23 +171,6 @@ def check_folder(folder: str, *, key: str) -> list[ConfigError]:
     if (name := redaction.spelled_out("", folder)) is None:
         return []
     return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder's name that everybody may see")]
-
-
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Refuse overrides that hold a secret, or more than a config may, before anybody parses or shows them.
-
-    Raises:
-        ConfigErrors: with every secret.
-    """
-    limits.check_overrides(overrides)
-    errors = []
-    for text in dict.fromkeys([*overrides, *whole(overrides)[0]]):  # as they came, and as they were meant
-        key, equals, value = text.partition("=")
-        key, value = (key.lstrip("+~-").strip(), value.strip("'\" ")) if equals else ("", text)
-        name = redaction.spelled_out(key, value)
-        errors += [_spelled_out(key, name)] if name else []
-    if errors:
-        raise ConfigErrors(errors)
 
 
 def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any] | None:

@@ -126,7 +126,7 @@ def test_an_experiment_without_its_first_line_says_so(
         (["--multrun"], "is no option", ["--multirun"]),
         (["model", "mlp"], "has no option behind it", ["model=mlp"]),
         (["trainer.max_stepz=3"], "is not a key", ["trainer.max_steps=3"]),
-        (["lr=0.1"], "is not a key", ["optimizer.lr=0.1"]),
+        (["lr=0.1"], "nothing reads it", ["optimizer.lr=0.1"]),
         (["mine=0.1"], "values of your own", ["+extra.mine=0.1"]),
         (["optimizer.amsgrad=true"], "ddp_train.optimizer.adamw.AdamW takes it", ["+optimizer.amsgrad=true"]),
         (["+optimizer.lr=0.1"], "is in the configuration already", ["optimizer.lr=0.1"]),

@@ -1,6 +1,7 @@
-"""Find every mistake of a command line that Hydra refuses, not only the first one that it met.
+"""Explain a command line that Hydra refuses: with every mistake in it, not only the first one that Hydra met.
 
-Runs only after Hydra raised. Each override is looked at alone, then the right ones are composed and checked.
+Runs only after Hydra raised. Words that cannot be read and options that do not exist are named here. All others are composed again, keys
+that do not exist too, and `check` says what is wrong with them, as with those in a YAML.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from ddp_train.config.check import ConfigErrors, check
-from ddp_train.config.command.command_line import is_bare, whole, without_override
+from ddp_train.config.command.command_line import is_bare, unreadable, whole, without_override
 from ddp_train.config.command.composition import loader_of, parse
-from ddp_train.config.command.mistyped import not_there, unreadable
-from ddp_train.config.command.typed_options import require_config
+from ddp_train.config.command.options import require_config
+from ddp_train.config.rules.unknown_names import unknown
 from ddp_train.config.schema import NAMED
 from ddp_train.config.spelling import nearest, removal
-from ddp_train.config.tree import nodes
+from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError
 
 _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra
-
 _MEANT = {("compile", "True"): "default", ("compile", "False"): "off"}  # what a switch would be called
+_IS_THERE = {"happened": "is in the configuration already", "expected": "no + before it"}
 
 
 def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> str:
@@ -44,12 +45,8 @@ def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> s
         found = known.errors
     except Exception:  # then Hydra's own words must do
         found = []
-    if not found:
-        said = [str(error).strip()]
-        if error.__cause__ is not None and str(error.__cause__) not in said[0]:
-            said.append(str(error.__cause__).strip())
-        found = [ConfigError(happened="\n".join(said))]
-    return str(ConfigErrors(found))
+    cause = "" if error.__cause__ is None or str(error.__cause__) in str(error) else f"\n{str(error.__cause__).strip()}"
+    return str(ConfigErrors(found or [ConfigError(happened=str(error).strip() + cause)]))
 
 
 def is_of_composing(error: Exception) -> bool:
@@ -77,39 +74,60 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     loader = loader_of(args, conf)
     require_config(args, loader)
 
-    def compose(overrides: list[str]) -> DictConfig:
-        return loader.load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
+    def compose(overrides: list[str]) -> tuple[DictConfig, DictConfig]:
+        composed = loader.load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
+        with read_write(composed), open_dict(composed):
+            return composed.copy(), composed.pop("hydra")
 
     words, errors = whole(args.overrides)
-    given = _sort(words, loader)
-    replacing = [_one(each) for each in given.choices if not each.is_add()]
-    composed = compose(replacing)
-    chosen, again = _without_second_choice(given.choices, composed.hydra.runtime.choices)
-    composed = composed if chosen == replacing else compose(chosen)
-    base = _plain(composed)
+    typed = _sort(words, loader)
+    replacing = [_first_job(choice) for choice in typed.choices if not choice.is_add()]
+    composed, hydra_node = compose(replacing)
+    chosen, again = _without_second_choice(typed.choices, hydra_node.runtime.choices)
+    base = _plain(composed if chosen == replacing else compose(chosen)[0])
     known = dict(nodes(base))
-    groups = loader.get_group_options("", results_filter=None)
-    offered_by = {group: offered for group in groups if (offered := loader.get_group_options(group))} if any(map(is_bare, words)) else {}
-    values = _look_up(given.values, known)
-    errors += [*given.errors, *again, *without_override(words, known, offered_by), *values.errors]
+    groups = loader.get_group_options("", results_filter=None) if any(map(is_bare, words)) else []
+    offered_by = {group: offered for group in groups if (offered := loader.get_group_options(group))}
+    errors += [*typed.errors, *again, *without_override(words, known, offered_by)]
+    values, absent, wrong = _look_up(typed.values, known)
+    errors += wrong
     found: list[ConfigError] = []
     try:
-        composed = compose([*chosen, *values.good]) if values.good else composed
-        with read_write(composed), open_dict(composed):
-            hydra_node = composed.pop("hydra")
+        composed, hydra_node = compose([*chosen, *values])
         base = _plain(composed)
+        with read_write(composed), open_dict(composed):
+            del composed["hydra"]
         check(composed, hydra=hydra_node)
     except ConfigErrors as error:
         found = error.errors
     except (HydraException, OmegaConfBaseException):
-        if not errors and not values.unknown and not given.lists:
+        if not errors and not absent and not typed.lists:
             raise  # else it is a consequence of what was found above, as a rule
-    errors += [_removed_whole(group, base.get(group) or ()) for group in given.lists]
-    return [*errors, *(not_there(each, base, [*known, *groups]) for each in values.unknown), *found]
+        found = [unknown(key, known, value) for key, value in absent.items()]
+    errors += [_removed_whole(group, base.get(group) or ()) for group in typed.lists]
+    return [*errors, *_to_be_added(absent, base, found), *found]
+
+
+def _to_be_added(absent: Mapping[str, Any], tree: Mapping[str, Any], errors: Sequence[ConfigError]) -> Iterator[ConfigError]:
+    """Yield an error for each key that is read and was typed without a +; for others say that it was typed, and not in a YAML."""
+    for error in errors:
+        if error.key in absent and error.fix.startswith(("remove it: ", "leave it out: ")):
+            error.fix = "leave it out"
+    wrong = {error.key for error in errors}
+    for key, value in absent.items():
+        if not any(f"{key}.".startswith(f"{name}.") for name in wrong):
+            owner = at(tree, key.rpartition(".")[0])
+            reader = owner.get("_target_") if isinstance(owner, Mapping) else None
+            yield ConfigError(
+                key=key,
+                happened=f"is not in the YAML of this option, but {reader or key.partition('.')[0]} takes it",
+                expected="a + before what is added",
+                fix=shlex.quote(f"+{key}={value}"),
+            )
 
 
 @dataclass
-class _Given:
+class _Typed:
     """The words of a command line by what they are for, in their order."""
 
     choices: list[Override] = field(default_factory=list)  # of a group's option
@@ -118,57 +136,66 @@ class _Given:
     errors: list[ConfigError] = field(default_factory=list)
 
 
-def _sort(words: Iterable[str], loader: ConfigLoader) -> _Given:
+def _sort(words: Iterable[str], loader: ConfigLoader) -> _Typed:
     """Tell choices from values, and refuse what cannot be read and options that a group does not have."""
-    parser, given = OverridesParser.create(loader), _Given()
+    parser, typed = OverridesParser.create(loader), _Typed()
     for text in words:
         try:
-            override_ = parser.parse_override(text)
+            override = parser.parse_override(text)
         except HydraException as error:
-            if "=" in text or text.startswith("~"):
-                given.errors.append(unreadable(text, error))
+            typed.errors += [] if is_bare(text) else [unreadable(text, error)]
             continue
-        if override_.is_delete() and override_.key_or_group in NAMED:
-            given.lists.append(override_.key_or_group)
-        elif offered := loader.get_group_options(override_.key_or_group):
-            wrong = [] if override_.is_delete() else [*_wrong_options(override_, offered)]
-            given.errors += wrong
-            given.choices += [] if wrong else [override_]
+        if override.is_delete() and override.key_or_group in NAMED:
+            typed.lists.append(override.key_or_group)
+        elif offered := loader.get_group_options(override.key_or_group):
+            wrong = [] if override.is_delete() else [*_wrong_options(override, offered)]
+            typed.errors += wrong
+            typed.choices += [] if wrong else [override]
         else:
-            given.values.append(override_)
-    chosen = {each.key_or_group for each in given.choices if isinstance(each.value(), str)}
-    given.lists = [group for group in given.lists if group not in chosen]
-    return given
+            typed.values.append(override)
+    chosen = {choice.key_or_group for choice in typed.choices if isinstance(choice.value(), str)}
+    typed.lists = [group for group in typed.lists if group not in chosen]
+    return typed
 
 
-@dataclass
-class _Values:
-    """Overrides of values by what is wrong with them."""
+def _look_up(values: Sequence[Override], known: Mapping[str, Any]) -> tuple[list[str], dict[str, str], list[ConfigError]]:
+    """Look for each key in the configuration, as far as the overrides before have left it.
 
-    good: list[str] = field(default_factory=list)
-    unknown: list[Override] = field(default_factory=list)  # their keys are not in the configuration
-    errors: list[ConfigError] = field(default_factory=list)
+    Returns:
+        Overrides to compose from: keys that are not there are added, so that `check` says what is wrong with them.
+        The keys that are not there, with their values.
+        What is wrong with removing, and with adding what is there.
+    """
+    texts, absent, errors, there = list[str](), dict[str, str](), list[ConfigError](), dict(known)
+    added = [override.key_or_group for override in values if override.is_add()]
+    for override in values:
+        key, text = override.key_or_group, str(override.input_line)
+        is_new = override.is_add() or override.is_force_add() or any(key.startswith(f"{other}.") for other in added)
+        if override.is_delete():
+            below = [name for name in there if name == key or name.startswith(f"{key}.")]
+            if not below:
+                errors.append(_not_removed(key, there))
+            elif there.get(key, 0) is None:
+                expected, fix = "another value first", removal(key, None)
+                errors.append(ConfigError(key=key, happened="is null, and Hydra does not remove that", expected=expected, fix=fix))
+            else:
+                texts.append(text)
+                there = {name: value for name, value in there.items() if name not in below}
+            continue
+        if override.is_add() and there.get(key) is not None and not isinstance(override.value(), (dict, list)):
+            errors.append(ConfigError(key=key, fix=shlex.quote(text.lstrip("+")), **_IS_THERE))
+            continue
+        if not is_new and key not in known:
+            absent[key] = text.partition("=")[2]
+        texts.append(("++" if key in absent else "") + _first_job(override))
+        there[key] = override.value()
+    return texts, absent, errors
 
 
-def _look_up(values: Sequence[Override], known: Mapping[str, Any]) -> _Values:
-    """Look for each key in the configuration, as far as the overrides before have left it."""
-    found, there = _Values(), dict(known)
-    for each in values:
-        key = each.key_or_group
-        below = [name for name in there if name == key or name.startswith(f"{key}.")] if each.is_delete() else []
-        is_known = bool(below) if each.is_delete() else each.is_add() or each.is_force_add() or key in known
-        is_below_added = any(other.is_add() and key.startswith(f"{other.key_or_group}.") for other in values)
-        if not is_known and not is_below_added:
-            found.unknown.append(each)
-        elif problem := _wrong_sign(each, there):
-            found.errors.append(problem)
-        else:
-            found.good.append(_one(each))
-            for name in below:
-                del there[name]
-            if not each.is_delete():
-                there[key] = each.value()
-    return found
+def _not_removed(key: str, known: Iterable[str]) -> ConfigError:
+    close = nearest(key, [name for name in known if name.startswith("hydra") == key.startswith("hydra")])  # ours are below hydra too
+    fix = shlex.quote(f"~{close}") if close and close != key else "leave it out"
+    return ConfigError(key=key, happened="is not a key of this configuration", expected="one that is there to be removed", fix=fix)
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
@@ -191,12 +218,11 @@ def _wrong_options(chosen: Override, options: list[str]) -> Iterator[ConfigError
 def _without_second_choice(choices: Sequence[Override], defaults: Mapping[str, Any]) -> tuple[list[str], list[ConfigError]]:
     """Return the choices of groups as they were meant, and an error for each that adds a group which is among the defaults already."""
     meant, errors = [], []
-    for each in choices:
-        text, key = _one(each), each.key_or_group + (f"@{each.package}" if each.package else "")
-        if each.is_add() and key in defaults:
+    for choice in choices:
+        text, key = _first_job(choice), choice.key_or_group + (f"@{choice.package}" if choice.package else "")
+        if choice.is_add() and key in defaults:
             text = text.lstrip("+")
-            fix = shlex.quote(str(each.input_line).lstrip("+"))
-            errors.append(ConfigError(key=key, happened="is in the configuration already", expected="no + before it", fix=fix))
+            errors.append(ConfigError(key=key, fix=shlex.quote(str(choice.input_line).lstrip("+")), **_IS_THERE))
         meant.append(text)
     return meant, errors
 
@@ -207,23 +233,9 @@ def _removed_whole(group: str, names: Iterable[str]) -> ConfigError:
     return ConfigError(key=group, happened="is not removed as a whole", expected="the names in it, one by one", fix=fix or "leave it out")
 
 
-def _wrong_sign(given: Override, known: Mapping[str, Any]) -> ConfigError | None:
-    """Refuse to add what is there, and to remove what Hydra does not find."""
-    key, text = given.key_or_group, str(given.input_line)
-    if given.is_delete() and key in known and known[key] is None:
-        return ConfigError(
-            key=key, happened="is null, and Hydra does not remove that", expected="another value first", fix=removal(key, None)
-        )
-    if given.is_add() and known.get(key) is not None and not isinstance(given.value(), (dict, list)):
-        return ConfigError(
-            key=key, happened="is in the configuration already", expected="no + before it", fix=shlex.quote(text.lstrip("+"))
-        )
-    return None
-
-
-def _one(given: Override) -> str:
-    """Return the override as text, a sweep as its first value."""
-    if not given.is_sweep_override():
-        return str(given.input_line)
-    first: Any = next(iter(given.sweep_string_iterator()))
-    return f"{given.get_key_element()}={first}"
+def _first_job(override: Override) -> str:
+    """Return an override as text, a sweep as its first value."""
+    if not override.is_sweep_override():
+        return str(override.input_line)
+    first: Any = next(iter(override.sweep_string_iterator()))
+    return f"{override.get_key_element()}={first}"

@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.config.check import CONF, ConfigErrors
-from ddp_train.config.command.command_line import whole, without_override
-from ddp_train.config.command.mistyped import unknown_key, unreadable
+from ddp_train.config.command.command_line import unreadable, whole, without_override
+from ddp_train.config.rules.unknown_names import unknown
 from ddp_train.config.schema import NAMED
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError
@@ -40,7 +40,7 @@ def refuse(overrides: list[str], saved: Mapping[str, Any], replaced: Sequence[Ma
             kept = f"of a run that is resumed, only these can be removed: {', '.join(there)}"
             errors.append(ConfigError(key=key[1:], happened="would be removed", expected=kept, fix="leave it out"))
         elif equals and key not in values:
-            errors.append(unknown_key(key, value, [*values]))
+            errors.append(unknown(key, values, value))
         elif equals and isinstance(values[key], Mapping):
             errors.append(ConfigError(key=key, happened="is a group", expected="single keys: a run that is resumed keeps its components"))
     if errors:
