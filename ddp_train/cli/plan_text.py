@@ -18,8 +18,9 @@ from ddp_train.cli.past_runs import Past
 from ddp_train.cli.pipeline import require_possible
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.command.composition import TYPED, Composition, Value
-from ddp_train.config.schema import CheckpointConfig, SweepConfig, seconds_of
+from ddp_train.config.schema import CheckpointConfig, SweepConfig
 from ddp_train.config.spelling import text_of, without_secrets
+from ddp_train.config.values import seconds_of
 from ddp_train.errors import printable
 from ddp_train.job import Job
 from ddp_train.redaction import redact

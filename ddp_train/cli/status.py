@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_train.cli.saved_run import run_of
 from ddp_train.config.saved import saved_config
-from ddp_train.config.schema import run_folders
+from ddp_train.config.values import run_folders
 from ddp_train.errors import DONE, ConfigError, UserError, printable
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher

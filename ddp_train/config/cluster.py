@@ -12,7 +12,8 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ddp_train.config.schema import ClusterConfig, host_and_processes, node_range
+from ddp_train.config.schema import ClusterConfig
+from ddp_train.config.values import host_and_processes, node_range
 from ddp_train.errors import ConfigError
 from ddp_train.redaction import reveal
 from ddp_train.system import devices, torchrun_env

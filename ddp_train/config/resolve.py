@@ -1,7 +1,7 @@
 """From what Hydra composed to plain values: interpolations are resolved, but for those that stand for what no file may or can hold.
 
 A secret's `${oc.env:NAME}` stays as it is until a rank needs the value (redaction.py), and so does `${object:torch.float32}`: a type, a
-class or a function is named in a configuration, and had where the component is made (object_names.py).
+class or a function is named in a configuration, and had where the component is made (targets/target.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from omegaconf.resolvers import oc
 
 from ddp_train import redaction
 from ddp_train.config.hydra_internals import register_resolver
-from ddp_train.config.targets import object_names
+from ddp_train.config.targets.target import RESOLVER
 from ddp_train.config.tree import changed
 from ddp_train.errors import ConfigError
 
@@ -68,12 +68,12 @@ def _sealed() -> Iterator[None]:
         return f"{_MARK}oc.env:{name}{_MARK}" if name in os.environ and is_secret else oc.env(name, *default)
 
     register_resolver("oc.env", env)
-    register_resolver(object_names.RESOLVER, lambda path: f"{_MARK}{object_names.RESOLVER}:{path}{_MARK}")
+    register_resolver(RESOLVER, lambda path: f"{_MARK}{RESOLVER}:{path}{_MARK}")
     try:
         yield
     finally:
         register_resolver("oc.env", oc.env)
-        OmegaConf.clear_resolver(object_names.RESOLVER)
+        OmegaConf.clear_resolver(RESOLVER)
 
 
 _MARK = "\0"  # around what was inside the braces; what looked like an interpolation would be resolved again

@@ -34,11 +34,11 @@ from ddp_train.config.schema import (
     RootConfig,
     SweepConfig,
     TrainerConfig,
-    run_folders,
     typed,
 )
 from ddp_train.config.targets.evaluation_split import evaluation_sets
 from ddp_train.config.targets.target import own_keys
+from ddp_train.config.values import run_folders
 
 LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
 """How rates follow the global batch (`optimizer.lr_scale`), by its ratio to the one for which `optimizer.lr` was found.

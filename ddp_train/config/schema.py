@@ -6,145 +6,24 @@ Their values stand in the YAML alone (conf/); here is no second one.
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ddp_train.config.values import (
+    attempt_number,
+    batch_changes,
+    block_classes,
+    host_list,
+    length_changes,
+    micro_batch,
+    node_range,
+    regions,
+    run_folders,
+    seconds_of,
+)
+
 _Schema = TypeVar("_Schema")
-
-
-def node_range(nodes: Any) -> tuple[int, int]:
-    """Return the fewest and the most machines that `2` or `1:4` means.
-
-    Raises:
-        ValueError: it is neither; the text says what was expected.
-    """
-    low, colon, high = str(nodes).partition(":")
-    numbers = [int(part) for part in (low, high if colon else low) if part.isdigit()]
-    if isinstance(nodes, bool) or len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
-        raise ValueError("a number of machines, or MIN:MAX such as 1:4 (in quotes in a YAML)")
-    return numbers[0], numbers[1]
-
-
-def host_and_processes(text: Any) -> tuple[str, int | None]:
-    """Return the machine, and the processes on it, that `b:4` or `b` means.
-
-    Raises:
-        ValueError: it is neither; the text says what was expected.
-    """
-    found = re.fullmatch(r"((?:[\w.-]+@)?(?:[\w.][\w.-]*|\[[0-9a-fA-F:]+\]))(?::([1-9]\d*))?", str(text), re.ASCII)
-    if found is None or str(text).startswith("-"):
-        raise ValueError("machines as ssh knows them, each with its number of processes where it has its own: [a,b:4,user@c]")
-    name = found[1].replace("[", "").replace("]", "")  # an address with colons, which ssh takes without brackets
-    return name, int(found[2]) if found[2] else None
-
-
-def host_list(hosts: Any) -> list[str]:
-    """Return the machines of a run over SSH.
-
-    Raises:
-        ValueError: it is no list of them, or one is there twice.
-    """
-    if not isinstance(hosts, Sequence) or isinstance(hosts, str):
-        raise ValueError("a list of machines: [a,b:4,c]")
-    names = [host_and_processes(host)[0] for host in hosts]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"each machine once; {twice[0]} is there more often")
-    return names
-
-
-def seconds_of(walltime: Any) -> int:
-    """Return the seconds that `12:00:00`, `2-00:00:00` or a number of minutes means.
-
-    Raises:
-        ValueError: it is none of these; the text says what was expected.
-    """
-    expected = "HH:MM:SS, D-HH:MM:SS or a number of minutes"
-    if isinstance(walltime, int) and walltime >= 3600:  # YAML reads 12:00:00 as 43200; a longer time in minutes has days
-        raise ValueError(f'{expected}; in a YAML in quotes: "{walltime // 3600}:{walltime // 60 % 60:02}:{walltime % 60:02}"')
-    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d))|(\d+)", str(walltime))
-    if found is None or isinstance(walltime, bool):
-        raise ValueError(expected)
-    days, hours, minutes, seconds, whole_minutes = (int(part or 0) for part in found.groups())
-    return 60 * (60 * (24 * days + hours) + minutes + whole_minutes) + seconds
-
-
-def batch_changes(given: Any) -> list[tuple[int, int]]:
-    """Return from which step on the global batch has which size, ascending.
-
-    Raises:
-        ValueError: it is no such table; the text says what was expected.
-    """
-    expected = "the first step, counted from 0, and the size from there on: {1000: 128, 5000: 256}"
-    if not isinstance(given, Mapping):
-        raise ValueError(expected)
-    changes = [(int(str(step)) if str(step).isdecimal() else 0, size) for step, size in given.items()]
-    if not all(step > 0 and type(size) is int and size > 0 for step, size in changes):
-        raise ValueError(f"{expected}; steps and sizes of at least 1. trainer.global_batch_size is the size before them")
-    return sorted(changes)
-
-
-def length_changes(given: Any) -> list[tuple[int, int]]:
-    """Return from which step on windows are cut into pieces of which length, ascending.
-
-    Raises:
-        ValueError: it is no such table; the text says what was expected.
-    """
-    expected = "the first step, counted from 0, and the tokens of a piece from there on: {0: 256, 2000: 512, 5000: 1024}"
-    if not isinstance(given, Mapping) or not given:
-        raise ValueError(expected)
-    changes = [(int(str(step)) if str(step).isdecimal() else -1, length) for step, length in given.items()]
-    if not all(step >= 0 and type(length) is int and length > 0 for step, length in changes):
-        raise ValueError(f"{expected}; lengths of at least 1")
-    return sorted(changes)
-
-
-def micro_batch(given: Any) -> Any:
-    """Return how many samples a rank takes at a time: a number, or `auto`.
-
-    Raises:
-        ValueError: it is neither; the text says what was expected.
-    """
-    if given != "auto" and (type(given) is not int or given < 1):
-        raise ValueError("at least 1; or auto: as many as fit the device, with trainer.global_batch_size")
-    return given
-
-
-def block_classes(given: Any) -> Any:
-    """Return the blocks of a model that a config means: `auto`, or the names of classes.
-
-    Raises:
-        ValueError: it is neither; the text says what was expected.
-    """
-    is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
-    if given != "auto" and not (is_list and all(isinstance(name, str) and name.isidentifier() for name in given)):
-        raise ValueError("auto, or the classes of the model's blocks: [Block]")
-    return given
-
-
-def regions(given: Any) -> Any:
-    """Return what of a model is compiled piece by piece: `auto`, `whole`, or the names of classes.
-
-    Raises:
-        ValueError: it is none of these; the text says what was expected.
-    """
-    try:
-        return given if given == "whole" else block_classes(given)
-    except ValueError:
-        raise ValueError("auto, whole, or the classes of the model's blocks: [Block]") from None
-
-
-def run_folders(given: Any) -> list[str]:
-    """Return the run folders that a path or a list of paths names.
-
-    Raises:
-        ValueError: it is neither; the text says what was expected.
-    """
-    found = [given] if isinstance(given, str) else list(given) if isinstance(given, Sequence) else []
-    if not found or not all(isinstance(folder, str) and folder for folder in found):
-        raise ValueError("a run folder, or several: '[RUN1,RUN2]'; null for none")
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,19 +212,12 @@ class LoaderConfig:
     collate: dict[str, Any] | None
 
 
-EVERY_ATTEMPT = "every"
 FAULTS = (
     *("exception", "kill", "segfault", "exit", "stop", "gil", "loop", "sleep", "deadlock", "sigterm", "sigusr1", "sigusr2", "sigint"),
     *("worker_kill", "worker_stop", "worker_raise", "no_space", "read_only", "truncate", "bit_flip", "missing_file"),
     *("nan", "spike", "drift", "slow"),
 )
 PHASES = ("start", "data", "step", "evaluation", "save", "end")
-
-
-def _attempt(value: Any) -> None:
-    """Refuse what is neither a number of restarts nor every one."""
-    if value != EVERY_ATTEMPT and not (type(value) is int and value >= 0):
-        raise ValueError(f"how often the ranks have been started again before, from 0, or {EVERY_ATTEMPT}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,7 +228,7 @@ class FaultConfig:
     rank: int = field(default=0, metadata={"min": 0})
     phase: str = field(default="step", metadata={"one_of": PHASES})
     step: int | None = field(default=None, metadata={"min": 0})  # steps taken before it; None: the first time in this phase
-    attempt: Any = field(default=0, metadata={"parse": _attempt})
+    attempt: Any = field(default=0, metadata={"parse": attempt_number})
     seconds: float | None = field(default=None, metadata={"above": 0})
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_train.config.cluster import processes_of_nodes
-from ddp_train.config.schema import node_range
+from ddp_train.config.values import node_range
 from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from ddp_train.config.schema import EVERY_ATTEMPT, FaultConfig
+from ddp_train.config.schema import FaultConfig
+from ddp_train.config.values import EVERY_ATTEMPT
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices, own_rows

@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ddp_train import torch_internals
-from ddp_train.config.schema import batch_changes, length_changes
+from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
 from ddp_train.job import Job

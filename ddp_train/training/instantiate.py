@@ -15,8 +15,7 @@ from torch import nn
 from ddp_train.config import auto
 from ddp_train.config.hydra_internals import IS_1_4
 from ddp_train.config.spelling import removal
-from ddp_train.config.targets import object_names
-from ddp_train.config.targets.target import given_in, locate
+from ddp_train.config.targets.target import given_in, locate, name_in
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MetricWriter
@@ -105,7 +104,7 @@ def _prepared(value: Any, gives: Mapping[str, Any], *, is_inside: bool = False) 
     if isinstance(value, list):
         return [_prepared(item, gives, is_inside=True) for item in value]
     if not isinstance(value, Mapping):
-        name = object_names.name_in(value)
+        name = name_in(value)
         return value if name is None else {"_target_": _GET_OBJECT, "path": name}
     node = {name: _prepared(inner, gives, is_inside=True) for name, inner in value.items()}
     return {**node, "_partial_": True} if gives and is_inside and _waits(value, gives) else node

@@ -32,7 +32,7 @@ SHOWN_BY = {
     "cli/runs.py": "tests/distributed/test_sweep.py",
     "config/check.py": "tests/config/test_config.py",
     "config/limits.py": "tests/config/test_security.py",
-    "config/targets/object_names.py": "tests/unit/config/test_resolve.py",
+    "config/schema.py": "tests/config/test_config.py",
     "config/rules/machines.py": "tests/config/test_config.py",
     "config/rules/training.py": "tests/config/test_config.py",
     "config/rules/strategy.py": "tests/config/test_config.py",

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from ddp_train.config.cluster import meeting
-from ddp_train.config.schema import ClusterConfig, node_range
+from ddp_train.config.schema import ClusterConfig
+from ddp_train.config.values import node_range
 from ddp_train.errors import ConfigError
 from ddp_train.system.slurm_step import slurm_step
 from ddp_train.system.torchrun_env import is_torchrun_worker

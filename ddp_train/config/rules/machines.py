@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from ddp_train.config.cluster import check_environment, max_restarts, meeting
 from ddp_train.config.rules.copies import check_copies
-from ddp_train.config.schema import ClusterConfig, host_and_processes, node_range, seconds_of
+from ddp_train.config.schema import ClusterConfig
+from ddp_train.config.values import host_and_processes, node_range, seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.system.torchrun_env import is_torchrun_worker
 

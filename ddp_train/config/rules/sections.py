@@ -30,11 +30,11 @@ from ddp_train.config.schema import (
     PrecisionConfig,
     ProfileConfig,
     TrainerConfig,
-    batch_changes,
 )
 from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.evaluation_split import evaluation_sets
 from ddp_train.config.targets.target import locate
+from ddp_train.config.values import batch_changes
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices, handover
 from ddp_train.system.torchrun_env import is_torchrun_worker

@@ -9,6 +9,7 @@ import collections.abc
 import difflib
 import importlib
 import inspect
+import re
 import sysconfig
 import traceback
 import types
@@ -20,7 +21,6 @@ from typing import Any
 from ddp_train import FOLDER
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, NODE_KEYS, OWN_KEYS
 from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
-from ddp_train.config.targets import object_names, refused_targets
 from ddp_train.config.targets.from_source import read_class, stand_in
 from ddp_train.config.tree import leaves
 from ddp_train.errors import ConfigError
@@ -50,6 +50,15 @@ GIVEN = {
 
 DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 """What Hydra's instantiate reads itself."""
+
+_TOOLS = ("os", "posix", "subprocess", "shutil", "sys", "socket", "importlib", "runpy")
+_BUILTINS = ("eval", "exec", "compile", "open", "input", "print", "exit", "quit", "__import__")
+
+RESOLVER = "object"
+"""`${object:torch.float32}`: a type, a class or a function as an argument, by its name, and not called.
+
+It stays text in config.yaml, in the hash and between processes: `training/instantiate.py` puts the object in its place.
+"""
 
 
 class NeedsImport(BaseException):
@@ -123,7 +132,7 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
         target = look_up(path)
     except Exception as error:  # a user's module may raise anything while it is imported
         return [ConfigError(key=f"{key}._target_", happened=f"cannot import {path}: {_why(error)}")]
-    if reason := refused_targets.refuse(target):
+    if reason := refuse(target):
         fix = "a function of your own, in a file in your folder"
         return [ConfigError(key=f"{key}._target_", happened=f"{path} {reason}", expected="a component", fix=fix)]
     if not callable(target):
@@ -205,14 +214,33 @@ def given_in(key: str) -> tuple[str, ...]:
     return next((names for section, names in GIVEN.items() if f"{key}.".startswith(f"{section}.")), ())
 
 
+def refuse(target: Any) -> str:
+    """Return why what a `_target_` names is no component: it guards against mistakes, and is no boundary (docs/security.md)."""
+    module, name = str(getattr(target, "__module__", "")), str(getattr(target, "__qualname__", ""))
+    is_tool = module.partition(".")[0] in _TOOLS or (module in ("builtins", "io", "_io") and name in _BUILTINS)
+    return f"is {module}.{name}, a tool of Python's and no component" if is_tool else ""
+
+
+def name_in(value: Any) -> str | None:
+    """Return the dotted name of the object that a value stands for; None: it stands for itself.
+
+    Raises:
+        ValueError: the object is a part of a text.
+    """
+    match = re.search(r"\$\{object:([^{}]*)\}", value) if isinstance(value, str) else None
+    if match and match[0] != value:
+        raise ValueError(f"is {value!r}, and an object is no part of a text")
+    return match[1].strip() if match else None
+
+
 def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     """Yield what is wrong with each `${object:NAME}`: nothing lies there, or it is a tool."""
     for key, value in leaves(tree):
         for place, each in enumerate(value if isinstance(value, list) else [value]):
             at = f"{key}.{place}" if isinstance(value, list) else key
             try:
-                name = object_names.name_in(each)
-                reason = refused_targets.refuse(locate(name)) if name is not None else ""
+                name = name_in(each)
+                reason = refuse(locate(name)) if name is not None else ""
             except ValueError as error:
                 yield ConfigError(key=at, happened=str(error), expected="${object:NAME} alone, as a whole argument")
             except Exception as error:  # a user's module may raise anything while it is imported
@@ -275,7 +303,7 @@ def admits_text(hint: Any) -> bool:
 def fits(value: Any, hint: Any) -> bool:
     """Tell whether a plain YAML value may be passed for a hint; in doubt it may. A node with a `_target_` may become anything."""
     is_made = isinstance(value, Mapping) and "_target_" in value
-    if value == AUTO or is_made or (isinstance(value, str) and value.startswith(f"${{{object_names.RESOLVER}:")):
+    if value == AUTO or is_made or (isinstance(value, str) and value.startswith(f"${{{RESOLVER}:")):
         return True
     return any(_fits_one(value, member) for member in _members(hint))
 

@@ -14,7 +14,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ddp_train.config.schema import ClusterConfig, seconds_of
+from ddp_train.config.schema import ClusterConfig
+from ddp_train.config.values import seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.setup_lines import setup_lines
 from ddp_train.launch.spec import Spec

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import EVENTS, TrainerConfig, batch_changes
+from ddp_train.config.schema import EVENTS, TrainerConfig
 from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import at
+from ddp_train.config.values import batch_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import (

@@ -6,9 +6,16 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ddp_train.config.targets.target import check_target
+import pytest
+
+from ddp_train.config.targets.target import check_target, locate, refuse
 
 HERE = "tests.unit.config.targets.test_target"
+TOOLS = "os.system logging.os.system subprocess.Popen shutil.rmtree sys.exit importlib.import_module builtins.eval builtins.open"
+COMPONENTS = """
+torch.nn.Linear torch.nn.functional.gelu torch.optim.AdamW torch.float32 torch.load numpy.load numpy.linspace numpy.memmap
+ddp_train.model.mlp.MLP collections.OrderedDict builtins.dict pathlib.Path functools.partial itertools.chain math.sqrt logging.getLogger
+"""
 
 
 def test_a_class_without_a_readable_signature_is_left_to_itself() -> None:
@@ -45,3 +52,18 @@ def tripled(src: Iterable[int]) -> Iterable[int]:
 def test_an_object_that_is_called_with_a_part_of_what_its_function_takes_lacks_nothing() -> None:
     assert check_target({"_target_": f"{HERE}.doubled", "factor": 2}, "data._args_.1") == []
     assert [each.key for each in check_target({"_target_": f"{HERE}.tripled"}, "data._args_.1")] == ["data._args_.1.src"]
+
+
+@pytest.mark.parametrize("path", TOOLS.split())
+def test_tools_are_refused(path: str) -> None:
+    assert "a tool of Python's and no component" in refuse(locate(path))
+
+
+@pytest.mark.parametrize("path", COMPONENTS.split())
+def test_components_and_what_they_are_given_are_not(path: str) -> None:
+    assert not refuse(locate(path))
+
+
+def test_a_node_that_names_one_is_told_what_to_do() -> None:
+    (problem,) = check_target({"_target_": "os.system", "command": "ls"}, "data.transform")
+    assert (problem.key, problem.fix) == ("data.transform._target_", "a function of your own, in a file in your folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_train.config.schema import node_range, seconds_of
+from ddp_train.config.values import node_range, seconds_of
 
 
 def test_a_range_of_nodes() -> None:
