@@ -185,18 +185,13 @@ def _evaluated(saved: Mapping[str, Any], part: str, *, is_given: bool, predicts:
     """
     splits = {set_name(key): split_at(saved, key) for key in evaluation_sets(saved)}
     if part and part not in splits:
-        raise ConfigError(
-            key="--set",
-            happened=f"is {part}, which the run does not have",
-            expected=f"one of {', '.join(filter(None, splits))}" if any(splits) else "none: the run has no evaluation.sets",
-        )
+        happened = f"is {part}, which the run does not have"
+        expected = f"one of {', '.join(filter(None, splits))}" if any(splits) else "none: the run has no evaluation.sets"
+        raise ConfigError(key="--set", happened=happened, expected=expected)
     if not is_given and "" not in splits and not part and (predicts or not splits):
-        raise ConfigError(
-            key="data.eval",
-            happened="is null: the run has no evaluation data" + (" without a name" if splits else ""),
-            expected="data to evaluate on",
-            fix=f"--set={next(iter(splits))}" if splits else "data.split=test, or another data=OPTION",
-        )
+        happened = "is null: the run has no evaluation data" + (" without a name" if splits else "")
+        fix = f"--set={next(iter(splits))}" if splits else "data.split=test, or another data=OPTION"
+        raise ConfigError(key="data.eval", happened=happened, expected="data to evaluate on", fix=fix)
     data = splits.pop(part, None)
     own = evaluation_split({**saved["data"], "eval": {}}) if data is None else data
     return {**own, **({"eval": None} if data is None and not is_given else {})}, {} if part or predicts or is_given else splits
@@ -234,12 +229,8 @@ def _section(group: str, option: str, folder: Path) -> Any:
     loader = loader_of(args)
     if option not in (offered := loader.get_group_options(group)):
         close = nearest(option, offered)
-        raise ConfigError(
-            key=group,
-            happened=f"has no option {option!r}",
-            expected=f"one of {', '.join(offered)}",
-            fix=f"{group}={close}" if close else "",
-        )
+        happened = f"has no option {option!r}"
+        raise ConfigError(key=group, happened=happened, expected=f"one of {', '.join(offered)}", fix=f"{group}={close}" if close else "")
     errors: list[ConfigError] = []
     found = loader.load_configuration(args.config_name or "config", [f"{group}={option}"], RunMode.RUN)[group]
     composed = resolve(found, errors, section=group)
@@ -259,12 +250,9 @@ def _refuse_without_effect(overrides: Sequence[str]) -> None:
     for text in overrides:
         key = text.lstrip("+~").partition("=")[0]
         if any(key == name or key.startswith(f"{name}.") for name in _WITHOUT_EFFECT):
-            raise ConfigError(
-                key=key,
-                happened="is of training, and no step is taken here: it would change nothing",
-                expected="keys of data, loader, evaluation, objective, model, amp, metrics and cluster",
-                fix="leave it out",
-            )
+            happened = "is of training, and no step is taken here: it would change nothing"
+            expected = "keys of data, loader, evaluation, objective, model, amp, metrics and cluster"
+            raise ConfigError(key=key, happened=happened, expected=expected, fix="leave it out")
 
 
 def _wait_for_first(run_folder: RunFolder) -> None:
@@ -277,11 +265,8 @@ def _wait_for_first(run_folder: RunFolder) -> None:
     while not candidates(name):
         verdict = verdict_of(run_folder)
         if verdict.outcome is not Outcome.AGAIN and not candidates(name):
-            raise EnvironmentRefuses(
-                key="RUN",
-                happened=f"{run_folder.shown()} has saved nothing, and goes on no more: {verdict}",
-                expected="a run that has saved, or is on its way",
-            )
+            happened = f"{run_folder.shown()} has saved nothing, and goes on no more: {verdict}"
+            raise EnvironmentRefuses(key="RUN", happened=happened, expected="a run that has saved, or is on its way")
         if not is_told:
             print(f"waiting for the first checkpoint of {run_folder.shown()}", flush=True)
             is_told = True

@@ -53,12 +53,8 @@ def export(arguments: list[str], launcher: Launcher) -> int:
         require_candidates(RunFolder(folder).checkpoints / "last", key="RUN")
     to = Path(places[0]) if places else folder / "export" / f"model{_SUFFIXES[format]}"
     if to.exists():
-        raise ConfigError(
-            key="to",
-            happened=f"{to} exists; nothing is written over",
-            expected="a new path",
-            fix=f"rm -r {shlex.quote(str(to))}, or to=PATH",
-        )
+        happened = f"{to} exists; nothing is written over"
+        raise ConfigError(key="to", happened=happened, expected="a new path", fix=f"rm -r {shlex.quote(str(to))}, or to=PATH")
     if places and to.suffix != _SUFFIXES[format] and to.suffix in set(_SUFFIXES.values()) - {""}:
         meant = next(name for name, suffix in _SUFFIXES.items() if suffix == to.suffix)
         raise ConfigError(

@@ -134,8 +134,6 @@ def _shown(file: Path) -> str:
 
 def _unknown(happened: str, name: str, names: Sequence[str] | dict[str, None], prefix: str) -> ConfigError:
     close = nearest(name, names)
-    return ConfigError(
-        happened=happened,
-        expected="" if close else f"one of {', '.join(each for each in names if '.' not in each)}",
-        fix=f"ddp-train help {prefix}{close}" if close else "ddp-train --help",
-    )
+    expected = "" if close else f"one of {', '.join(each for each in names if '.' not in each)}"
+    fix = f"ddp-train help {prefix}{close}" if close else "ddp-train --help"
+    return ConfigError(happened=happened, expected=expected, fix=fix)

@@ -33,12 +33,8 @@ def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     """
     waits_for, launcher = config.runs_before(), "torchrun" if is_torchrun_worker() else config.cluster.launcher
     if waits_for and launcher != "slurm":
-        raise ConfigError(
-            key="after",
-            happened=f"{launcher} starts this run at once and waits for no other run",
-            expected="null, or cluster=slurm: SLURM waits by itself",
-            fix=_BY_THE_SHELL,
-        )
+        happened = f"{launcher} starts this run at once and waits for no other run"
+        raise ConfigError(key="after", happened=happened, expected="null, or cluster=slurm: SLURM waits by itself", fix=_BY_THE_SHELL)
     errors = [error for folder in waits_for if (error := _no_run(folder))]
     if config.init_from is not None and begins:
         errors += filter(None, [_no_weights(Path(config.init_from), waits_for, launcher=launcher)])
@@ -57,11 +53,8 @@ def require_possible(folder: Path) -> Verdict:
     """
     verdict = verdict_of(RunFolder(folder))
     if verdict.outcome == Outcome.NEVER:
-        raise EnvironmentRefuses(
-            key="after",
-            happened=f"{RunFolder(folder).shown()} does not get done: {verdict.reason}",
-            expected="a run that is done, or on its way",
-        )
+        happened = f"{RunFolder(folder).shown()} does not get done: {verdict.reason}"
+        raise EnvironmentRefuses(key="after", happened=happened, expected="a run that is done, or on its way")
     return verdict
 
 
@@ -79,12 +72,9 @@ def _no_labels(config: RunConfig) -> Iterator[ConfigError]:
     """Refuse images without labels for an objective of ours: each needs some. One of somebody's own may do without."""
     is_without = config.data["_target_"] == _IMAGES and config.data.get("labelled") is False
     if is_without and config.objective["_target_"].startswith("ddp_train.objective."):
-        yield ConfigError(
-            key="data.labelled",
-            happened="is false: a batch is images alone, and the objective compares with labels",
-            expected="true; false is for `ddp-train predict`",
-            fix="data.labelled=true",
-        )
+        happened = "is false: a batch is images alone, and the objective compares with labels"
+        expected = "true; false is for `ddp-train predict`"
+        yield ConfigError(key="data.labelled", happened=happened, expected=expected, fix="data.labelled=true")
 
 
 def _no_weights(given: Path, waits_for: list[Path], *, launcher: str) -> ConfigError | None:
@@ -102,9 +92,6 @@ def _no_weights(given: Path, waits_for: list[Path], *, launcher: str) -> ConfigE
             return error
     if not is_run or run.absolute() in waits_for or catalog.saved(run / "checkpoints"):
         return None
-    return ConfigError(
-        key="init_from",
-        happened=f"{run} has no complete checkpoint yet",
-        expected="a run that has saved one" + (", or one that this run waits for" if launcher == "slurm" else ""),
-        fix=f"{override('after', str(run))}, which begins when that run is done" if launcher == "slurm" else _BY_THE_SHELL,
-    )
+    expected = "a run that has saved one" + (", or one that this run waits for" if launcher == "slurm" else "")
+    fix = f"{override('after', str(run))}, which begins when that run is done" if launcher == "slurm" else _BY_THE_SHELL
+    return ConfigError(key="init_from", happened=f"{run} has no complete checkpoint yet", expected=expected, fix=fix)

@@ -64,11 +64,8 @@ def main(arguments: Sequence[str]) -> int:
             prepare_weights.prepare_weights(arguments[1:])
             return DONE
         if arguments[0] != "tokens":
-            raise ConfigError(
-                happened=f"prepare knows no {arguments[0]!r}",
-                expected="tokens or weights",
-                fix="ddp-train prepare tokens FILE... to=FOLDER",
-            )
+            happened = f"prepare knows no {arguments[0]!r}"
+            raise ConfigError(happened=happened, expected="tokens or weights", fix="ddp-train prepare tokens FILE... to=FOLDER")
         _prepare_tokens(_Request.parse(arguments[1:]))
     except UserError as error:
         print(error, file=sys.stderr)
@@ -102,11 +99,9 @@ class _Request:
                 files += _files(Path(argument))
             elif sign:
                 nearest = get_close_matches(name, options, n=1)
-                raise ConfigError(
-                    happened=f"{name} is no option of prepare, and there is no file {argument}",
-                    expected=", ".join(options),
-                    fix=f"did you mean {nearest[0]}={value}?" if nearest else "ddp-train prepare --help",
-                )
+                expected = ", ".join(options)
+                fix = f"did you mean {nearest[0]}={value}?" if nearest else "ddp-train prepare --help"
+                raise ConfigError(happened=f"{name} is no option of prepare, and there is no file {argument}", expected=expected, fix=fix)
             else:
                 raise DataError(happened=f"there is no file {argument}", expected="text or .jsonl files, or folders of them")
         if not files or not options["to"]:
@@ -170,11 +165,8 @@ class _Corpus:
                     yield _Part(split, waiting[:place], False, where)
                 waiting = waiting[place:] + block
                 if len(waiting) > _MOST_BYTES:
-                    raise DataError(
-                        happened=f"{path} has {_MOST_BYTES:,} bytes without the end of a line or of a word",
-                        expected="text, which can be cut somewhere",
-                        fix="tokenizer=byte",
-                    )
+                    happened = f"{path} has {_MOST_BYTES:,} bytes without the end of a line or of a word"
+                    raise DataError(happened=happened, expected="text, which can be cut somewhere", fix="tokenizer=byte")
             yield _Part(split, waiting, True, where)
 
     def _lines(self, path: Path) -> Iterator[_Part]:
@@ -200,12 +192,9 @@ def _prepare_tokens(request: _Request) -> None:
     request.folder.mkdir(parents=True, exist_ok=True)
     hold(request.folder, key="to")
     if (request.folder / INDEX).exists():
-        raise ConfigError(
-            key="to",
-            happened=f"{request.folder} has an {INDEX} already",
-            expected="a folder without one; nothing is written over",
-            fix="another folder, or delete that one",
-        )
+        happened = f"{request.folder} has an {INDEX} already"
+        expected = "a folder without one; nothing is written over"
+        raise ConfigError(key="to", happened=happened, expected=expected, fix="another folder, or delete that one")
     corpus = _Corpus(request, tokenizer)
     if request.val_fraction > 0 and len(request.files) > 1 and not any(_is_jsonl(path) for path in request.files):
         _require_val(request, len(request.files))  # before the work, where it can be known
@@ -282,11 +271,9 @@ def _encode(part: _Part, tokenizer: Tokenizer) -> Tokens:
     try:
         return tokenizer.encode(part.text)
     except UnicodeDecodeError as error:
-        raise DataError(
-            happened=f"{part.where} is not UTF-8: {error.reason}, {part.text[error.start : error.start + 4]!r}",
-            expected=f"UTF-8, which {tokenizer.name} needs",
-            fix=f"iconv -f LATIN1 -t UTF-8 {part.where}, or tokenizer=byte",
-        ) from None
+        happened = f"{part.where} is not UTF-8: {error.reason}, {part.text[error.start : error.start + 4]!r}"
+        expected = f"UTF-8, which {tokenizer.name} needs"
+        raise DataError(happened=happened, expected=expected, fix=f"iconv -f LATIN1 -t UTF-8 {part.where}, or tokenizer=byte") from None
 
 
 def _say(request: _Request, index: TokenIndex, empty: int) -> None:
@@ -337,12 +324,9 @@ def _middle(path: Path, val_fraction: float) -> int:
     if place == 0:
         place = next((place for place, byte in enumerate(following) if byte & 0xC0 != 0x80), 0)  # not inside a character of UTF-8
     if not 0 < wanted + place < size:
-        raise ConfigError(
-            key="val_fraction",
-            happened=f"{val_fraction:g} of the {size} bytes of {path} holds no line of its own",
-            expected="text in both splits",
-            fix="a larger val_fraction, or val_fraction=0 and runs with data.eval=null",
-        )
+        happened = f"{val_fraction:g} of the {size} bytes of {path} holds no line of its own"
+        fix = "a larger val_fraction, or val_fraction=0 and runs with data.eval=null"
+        raise ConfigError(key="val_fraction", happened=happened, expected="text in both splits", fix=fix)
     return wanted + place
 
 

@@ -36,12 +36,9 @@ def prepare_weights(arguments: Sequence[str]) -> None:
     if to.exists():
         raise ConfigError(key="to", happened=f"{to} exists; nothing is written over", expected="a new path")
     if not unpickles:
-        raise ConfigError(
-            key="--unpickle",
-            happened=f"is not given, and {folder / '.metadata'} is a pickle: to read it runs whatever its writer has put there",
-            expected="it, where you trust the writer",
-            fix=f"ddp-train prepare weights {shlex.join(arguments)} --unpickle",
-        )
+        happened = f"is not given, and {folder / '.metadata'} is a pickle: to read it runs whatever its writer has put there"
+        fix = f"ddp-train prepare weights {shlex.join(arguments)} --unpickle"
+        raise ConfigError(key="--unpickle", happened=happened, expected="it, where you trust the writer", fix=fix)
     from ddp_train.training.inference.export import from_dcp  # imports torch
 
     for line in from_dcp(folder, to):

@@ -45,11 +45,9 @@ def profile(arguments: list[str], launcher: Launcher) -> int:
     except ValueError as error:
         raise ConfigError(happened=str(error), expected="as `ddp-train profile --help` says", fix="") from None
     if not request.put(run_folder):
-        raise ConfigError(
-            happened=f"{run_folder.profile_request} is there: the run was asked already, and takes it up at its next training record",
-            expected="one request at a time",
-            fix=f"rm {shlex.quote(str(run_folder.profile_request))} takes it back",
-        )
+        happened = f"{run_folder.profile_request} is there: the run was asked already, and takes it up at its next training record"
+        expected = "one request at a time"
+        raise ConfigError(happened=happened, expected=expected, fix=f"rm {shlex.quote(str(run_folder.profile_request))} takes it back")
     config = saved_config(root)
     every, own = config["trainer"]["log_every_steps"], config["profile"]
     steps, ranks = request.steps or own["steps"], ", ".join(map(str, request.ranks or own["ranks"]))
@@ -97,16 +95,10 @@ def _require_going_on(run_folder: RunFolder) -> None:
         what = "an evaluation, which takes no steps" if run_folder.task.exists() else "no run folder: it has no config.yaml"
         raise ConfigError(happened=f"{shown} is {what}", expected="the folder of a run that trains")
     if run_folder.is_completed():
-        raise ConfigError(
-            happened=f"{shown} is done: no step is left to record",
-            expected="a run that goes on",
-            fix="ddp-train ... profile=trace records in a new run",
-        )
+        happened = f"{shown} is done: no step is left to record"
+        raise ConfigError(happened=happened, expected="a run that goes on", fix="ddp-train ... profile=trace records in a new run")
     state, sweep = submitted_state(run_folder), sweep_of(root)
     goes_on = isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED)
     if not goes_on and not is_at_work(run_folder) and not (sweep is not None and is_held(sweep)):
-        raise ConfigError(
-            happened=f"nobody works on {shown}",
-            expected="a run that goes on",
-            fix=f"ddp-train resume {shlex.quote(shown)} profile.kind=trace",
-        )
+        happened = f"nobody works on {shown}"
+        raise ConfigError(happened=happened, expected="a run that goes on", fix=f"ddp-train resume {shlex.quote(shown)} profile.kind=trace")

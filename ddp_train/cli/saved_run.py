@@ -117,12 +117,10 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     limit = "max_steps" if trainer.max_steps is not None and trainer.max_steps <= steps else "max_epochs"
     more = f"trainer.{limit}={2 * (steps if limit == 'max_steps' else trainer.max_epochs or 1)}"
     kept = [text for text in overrides if not text.startswith(f"trainer.{limit}=")]
-    raise ConfigError(
-        key=idle[0].lstrip("~").partition("=")[0],
-        happened=f"all {steps} steps of {job.run_folder.shown()} are taken: {' '.join(idle)} would change nothing",
-        expected="more steps to train with it, or evaluation.save_predictions=true; a new run, for other results from the start",
-        fix=f"ddp-train {shlex.join(['resume', job.run_folder.shown(), *kept, more])}",
-    )
+    happened = f"all {steps} steps of {job.run_folder.shown()} are taken: {' '.join(idle)} would change nothing"
+    expected = "more steps to train with it, or evaluation.save_predictions=true; a new run, for other results from the start"
+    fix = f"ddp-train {shlex.join(['resume', job.run_folder.shown(), *kept, more])}"
+    raise ConfigError(key=idle[0].lstrip("~").partition("=")[0], happened=happened, expected=expected, fix=fix)
 
 
 def require_more(job: Job) -> None:
@@ -135,12 +133,8 @@ def require_more(job: Job) -> None:
     if result is None or result.status != Status.COMPLETED:
         return
     if result.step is not None and not _goes_on(job, steps=result.step, epochs=result.epoch):
-        raise ConfigError(
-            key="resume",
-            happened=f"all {result.step} steps of {job.run_folder.shown()} are taken",
-            expected="more steps to train",
-            fix=f"trainer.max_steps={2 * result.step}",
-        )
+        happened = f"all {result.step} steps of {job.run_folder.shown()} are taken"
+        raise ConfigError(key="resume", happened=happened, expected="more steps to train", fix=f"trainer.max_steps={2 * result.step}")
     job.run_folder.result.unlink()
 
 
@@ -174,12 +168,9 @@ def require_place(words: Sequence[str], folder: Path, saved: Mapping[str, Any]) 
         is_module = key.endswith("._target_") and _is_only_there(began, value.partition(".")[0])
         is_path = ("/" in value or _PATH.search(key)) and not Path(value).is_absolute() and (began / value).exists()
         if is_module or (is_path and not (here / value).exists()):
-            raise ConfigError(
-                key=key,
-                happened=f"is {value}, in {began}, where the run was started; you stand in {here}",
-                expected="the folder that relative paths and modules of the run mean",
-                fix=f"{shlex.join(['cd', str(began)])} && {program} {shlex.join(words)}",
-            )
+            happened = f"is {value}, in {began}, where the run was started; you stand in {here}"
+            fix = f"{shlex.join(['cd', str(began)])} && {program} {shlex.join(words)}"
+            raise ConfigError(key=key, happened=happened, expected="the folder that relative paths and modules of the run mean", fix=fix)
 
 
 def _is_only_there(began: Path, name: str) -> bool:

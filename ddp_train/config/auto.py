@@ -111,12 +111,9 @@ def refuse_changed(answers: Mapping[str, Any], before: Mapping[str, Any]) -> Non
     """
     for key, value in answers.items():
         if key.startswith(BY_DATA) and key in before and before[key] != value:
-            raise ConfigError(
-                key=key,
-                happened=f"is auto: the data said {_shown(before[key])} when the run began, and says {_shown(value)} now",
-                expected="the data that the run began with",
-                fix=f"{override(key, before[key])}, if the run is to go on with it",
-            )
+            happened = f"is auto: the data said {_shown(before[key])} when the run began, and says {_shown(value)} now"
+            fix = f"{override(key, before[key])}, if the run is to go on with it"
+            raise ConfigError(key=key, happened=happened, expected="the data that the run began with", fix=fix)
 
 
 def require_kind(answers: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -132,11 +129,8 @@ def require_kind(answers: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         name = key.rpartition(".")[2]
         fact = plain(facts.get(_ALSO_CALLED.get(name, name)))
         if key.split(".")[0] in BY_DATA and fact is not None and value is not None and fact != value:
-            raise ConfigError(
-                key="data",
-                happened=f"it has {name} {_shown(fact)}, and the model was made for {_shown(value)} ({key})",
-                expected="data of the kind that the run was trained on",
-            )
+            happened = f"it has {name} {_shown(fact)}, and the model was made for {_shown(value)} ({key})"
+            raise ConfigError(key="data", happened=happened, expected="data of the kind that the run was trained on")
 
 
 def _unanswered(left: Mapping[str, str], facts: Mapping[str, Any]) -> ConfigError:

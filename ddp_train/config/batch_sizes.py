@@ -80,11 +80,9 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
     if is_torchrun_worker():
         world_size, started = torchrun_env.world_size(), torchrun_env.local_world_size()
         if cluster.processes_per_node not in (None, started):
-            raise ConfigError(
-                key="cluster.processes_per_node",
-                happened=f"is {cluster.processes_per_node}, but torchrun started {started} processes on this node",
-                fix=f"--nproc-per-node={cluster.processes_per_node}, or leave the key out",
-            )
+            happened = f"is {cluster.processes_per_node}, but torchrun started {started} processes on this node"
+            fix = f"--nproc-per-node={cluster.processes_per_node}, or leave the key out"
+            raise ConfigError(key="cluster.processes_per_node", happened=happened, fix=fix)
     is_derived = trainer.global_batch_size is None
     micro, total, accumulation = loader.micro_batch_size, trainer.global_batch_size, trainer.grad_accum_steps
     if micro == AUTO:
@@ -128,32 +126,19 @@ def _open(total: int, world_size: int) -> BatchSizes:
 def _refuse_open(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
     """Refuse to look for the largest micro-batch where nothing says how large the batch is, or where no memory can be measured."""
     if trainer.global_batch_size is None:
-        raise ConfigError(
-            key="trainer.global_batch_size",
-            happened=f"is null, and {MICRO_BATCH} is auto: nothing says how many samples a step has",
-            expected="the samples of a step, which micro-batches of any size add up to",
-            fix="trainer.global_batch_size=256",
-        )
+        happened = f"is null, and {MICRO_BATCH} is auto: nothing says how many samples a step has"
+        expected = "the samples of a step, which micro-batches of any size add up to"
+        raise ConfigError(key="trainer.global_batch_size", happened=happened, expected=expected, fix="trainer.global_batch_size=256")
     if trainer.grad_accum_steps is not None:
-        raise ConfigError(
-            key="trainer.grad_accum_steps",
-            happened=f"is {trainer.grad_accum_steps}, and {MICRO_BATCH} is auto",
-            expected="null: it follows from the micro-batch that is found",
-            fix="trainer.grad_accum_steps=null",
-        )
+        happened = f"is {trainer.grad_accum_steps}, and {MICRO_BATCH} is auto"
+        expected = "null: it follows from the micro-batch that is found"
+        raise ConfigError(key="trainer.grad_accum_steps", happened=happened, expected=expected, fix="trainer.grad_accum_steps=null")
     if resolve_device(cluster.device) == "cpu":
-        raise ConfigError(
-            key=MICRO_BATCH,
-            happened="is auto, and the run is on CPU: where its memory ends, processes are killed, and no error says so before",
-            expected="a number; auto is for GPUs",
-            fix=f"{MICRO_BATCH}=32",
-        )
+        happened = "is auto, and the run is on CPU: where its memory ends, processes are killed, and no error says so before"
+        raise ConfigError(key=MICRO_BATCH, happened=happened, expected="a number; auto is for GPUs", fix=f"{MICRO_BATCH}=32")
 
 
 def _too_small(total: int, world_size: int) -> ConfigError:
-    return ConfigError(
-        key="trainer.global_batch_size",
-        happened=f"{total} is smaller than the world size {world_size}",
-        expected="at least one sample per rank",
-        fix=f"trainer.global_batch_size={world_size}, or fewer processes",
-    )
+    happened = f"{total} is smaller than the world size {world_size}"
+    fix = f"trainer.global_batch_size={world_size}, or fewer processes"
+    return ConfigError(key="trainer.global_batch_size", happened=happened, expected="at least one sample per rank", fix=fix)

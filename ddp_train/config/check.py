@@ -158,12 +158,9 @@ OWN = [key for name, schema in SECTIONS.items() for key in keys_of(schema, f"{na
 
 def plain_secret(key: str, name: str) -> ConfigError:
     """Return what is wrong with a value that is a secret."""
-    return ConfigError(
-        key=key,
-        happened="contains a secret in plain text; the configuration is saved to disk",
-        expected="the name of an environment variable in its place",
-        fix=f"export {name}=..., and {key}='{redaction.reference(name)}'",
-    )
+    happened = "contains a secret in plain text; the configuration is saved to disk"
+    expected = "the name of an environment variable in its place"
+    return ConfigError(key=key, happened=happened, expected=expected, fix=f"export {name}=..., and {key}='{redaction.reference(name)}'")
 
 
 def check_folder(folder: str, *, key: str) -> list[ConfigError]:

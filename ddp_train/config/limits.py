@@ -90,9 +90,6 @@ def _size(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
 
 
 def _refuse(key: str, happened: str) -> None:
-    raise ConfigError(
-        key=key,
-        happened=happened,
-        expected=f"at most {MAX_CHARACTERS:,} characters, {MAX_DEPTH} levels and {MAX_NODES:,} values",
-        fix="put large data into a file of its own, and its path into the configuration",
-    )
+    expected = f"at most {MAX_CHARACTERS:,} characters, {MAX_DEPTH} levels and {MAX_NODES:,} values"
+    fix = "put large data into a file of its own, and its path into the configuration"
+    raise ConfigError(key=key, happened=happened, expected=expected, fix=fix)

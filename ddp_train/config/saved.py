@@ -76,11 +76,8 @@ def _read(folder: Path, name: str = "config.yaml") -> tuple[dict[str, Any], list
     if not isinstance(saved, dict) or not saved:
         raise ConfigError(key="resume", happened=f"{folder}/{name} holds no configuration")
     if missing := [section for section in SECTIONS if section not in saved]:
-        raise ConfigError(
-            key="resume",
-            happened=f"{folder}/{name} has no section {', '.join(missing)}: another version of ddp_train wrote it",
-            expected="a run of this version",
-            fix=f"the version that started it (environment.json has its packages); or a new run with its weights: init_from={folder}",
-        )
+        happened = f"{folder}/{name} has no section {', '.join(missing)}: another version of ddp_train wrote it"
+        fix = f"the version that started it (environment.json has its packages); or a new run with its weights: init_from={folder}"
+        raise ConfigError(key="resume", happened=happened, expected="a run of this version", fix=fix)
     answered = saved.pop(ANSWERED, None)
     return {str(key): value for key, value in saved.items()}, answered if isinstance(answered, list) else []

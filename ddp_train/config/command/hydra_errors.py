@@ -61,12 +61,10 @@ def _unreadable_yaml(error: YAMLError) -> ConfigError:
         return ConfigError(happened=str(error), expected="a YAML file", fix="correct this file")
     path = Path(mark.name)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return ConfigError(
-        key=f"{shown}, line {mark.line + 1}, column {mark.column + 1}",
-        happened=f"is no YAML: {error.problem}",
-        expected="plain YAML: numbers, texts, lists and groups of keys",
-        fix="correct this line; a text with special characters stands in quotes",
-    )
+    happened = f"is no YAML: {error.problem}"
+    expected = "plain YAML: numbers, texts, lists and groups of keys"
+    fix = "correct this line; a text with special characters stands in quotes"
+    return ConfigError(key=f"{shown}, line {mark.line + 1}, column {mark.column + 1}", happened=happened, expected=expected, fix=fix)
 
 
 def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
@@ -118,12 +116,8 @@ def _to_be_added(absent: Mapping[str, Any], tree: Mapping[str, Any], errors: Seq
         if not any(f"{key}.".startswith(f"{name}.") for name in wrong):
             owner = at(tree, key.rpartition(".")[0])
             reader = owner.get("_target_") if isinstance(owner, Mapping) else None
-            yield ConfigError(
-                key=key,
-                happened=f"is not in the YAML of this option, but {reader or key.partition('.')[0]} takes it",
-                expected="a + before what is added",
-                fix=shlex.quote(f"+{key}={value}"),
-            )
+            happened = f"is not in the YAML of this option, but {reader or key.partition('.')[0]} takes it"
+            yield ConfigError(key=key, happened=happened, expected="a + before what is added", fix=shlex.quote(f"+{key}={value}"))
 
 
 @dataclass

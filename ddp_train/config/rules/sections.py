@@ -76,21 +76,14 @@ def _most_micro_steps(batch: BatchSizes, trainer: TrainerConfig, loader: LoaderC
 def _check_health(health: HealthConfig, checkpoint: CheckpointConfig, is_evaluated: bool) -> Iterator[ConfigError]:
     """Check that there is a checkpoint where a run may have to go back to one, and that spikes which lead to it are looked for."""
     if health.on_spike == "rewind" and health.spike_zscore is None:
-        yield ConfigError(
-            key="health.on_spike",
-            happened="is rewind, but health.spike_zscore is null: spikes are not looked for",
-            expected="both or none",
-            fix="health.spike_zscore=8",
-        )
+        happened = "is rewind, but health.spike_zscore is null: spikes are not looked for"
+        yield ConfigError(key="health.on_spike", happened=happened, expected="both or none", fix="health.spike_zscore=8")
     rewinding = [key for key in ("on_nonfinite", "on_spike") if getattr(health, key) == "rewind"]
     saves_evaluations = checkpoint.every_evaluation and is_evaluated
     if rewinding and checkpoint.every_steps is None and checkpoint.every_minutes is None and not saves_evaluations:
-        yield ConfigError(
-            key=f"health.{rewinding[0]}",
-            happened="is rewind, but nothing is saved by steps, minutes or evaluations: there is no checkpoint before the end",
-            expected="checkpoints to go back to",
-            fix="checkpoint.every_steps=1000",
-        )
+        happened = "is rewind, but nothing is saved by steps, minutes or evaluations: there is no checkpoint before the end"
+        expected = "checkpoints to go back to"
+        yield ConfigError(key=f"health.{rewinding[0]}", happened=happened, expected=expected, fix="checkpoint.every_steps=1000")
 
 
 def _check_evaluation(evaluation: EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
@@ -120,12 +113,8 @@ def _check_callbacks(tree: Mapping[str, Any], is_evaluated: bool) -> Iterator[Co
         if isinstance(path, str) and not path.startswith("ddp_train."):  # ours are callbacks, and importing them would import torch
             yield from _check_events(path, f"callbacks.{name}._target_")
         if path == _EARLY_STOPPING and not is_evaluated and "data" in tree:
-            yield ConfigError(
-                key=f"callbacks.{name}",
-                happened="follows a metric of the evaluation, and data.eval is null: there is none",
-                expected="evaluation data",
-                fix=f"~callbacks.{name}",
-            )
+            happened = "follows a metric of the evaluation, and data.eval is null: there is none"
+            yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
 
 
 def _check_events(path: str, key: str) -> Iterator[ConfigError]:
@@ -137,22 +126,16 @@ def _check_events(path: str, key: str) -> Iterator[ConfigError]:
     if inspect.isclass(target) and not any(hasattr(target, event) for event in EVENTS):
         own = [method for method in vars(target) if not method.startswith("_")]
         close = next((f"; {method} was meant as {event}?" for method in own if (event := nearest(method.removeprefix("on_"), EVENTS))), "")
-        yield ConfigError(
-            key=key,
-            happened=f"{path} has none of the methods {', '.join(EVENTS)}: it would never be called{close}",
-            expected="a callback (`ddp-train help docs/callbacks.md`), with at least one of them",
-        )
+        happened = f"{path} has none of the methods {', '.join(EVENTS)}: it would never be called{close}"
+        yield ConfigError(key=key, happened=happened, expected="a callback (`ddp-train help docs/callbacks.md`), with at least one of them")
 
 
 def _check_debug(debug: DebugConfig) -> Iterator[ConfigError]:
     """Refuse to resume where nothing is left to be trained."""
     if debug.resume_after_steps is not None and (debug.max_steps is None or debug.resume_after_steps >= debug.max_steps):
-        yield ConfigError(
-            key="debug.resume_after_steps",
-            happened=f"is {debug.resume_after_steps}, and debug.max_steps is {'null' if debug.max_steps is None else debug.max_steps}",
-            expected="fewer steps than debug.max_steps",
-            fix=f"debug.max_steps={2 * debug.resume_after_steps}",
-        )
+        happened = f"is {debug.resume_after_steps}, and debug.max_steps is {'null' if debug.max_steps is None else debug.max_steps}"
+        fix = f"debug.max_steps={2 * debug.resume_after_steps}"
+        yield ConfigError(key="debug.resume_after_steps", happened=happened, expected="fewer steps than debug.max_steps", fix=fix)
 
 
 def _check_profile(profile: ProfileConfig, trainer: TrainerConfig, batch: BatchSizes) -> Iterator[ConfigError]:
@@ -199,12 +182,10 @@ def _check_checkpoints(checkpoint: CheckpointConfig, evaluation: EvaluationConfi
     every, keeps = checkpoint.every_steps, checkpoint.keep_every_steps
     evaluated = evaluation.every_steps if checkpoint.every_evaluation and is_evaluated else None
     if keeps is not None and all(period is None or keeps % period != 0 for period in (every, evaluated)):
-        yield ConfigError(
-            key="checkpoint.keep_every_steps",
-            happened=f"is {keeps}, and checkpoint.every_steps is {'null' if every is None else every}: few such steps are saved, or none",
-            expected="a multiple of checkpoint.every_steps, or of evaluation.every_steps where every evaluation is saved",
-            fix=f"checkpoint.every_steps={keeps}" if every is None else f"checkpoint.keep_every_steps={-(-keeps // every) * every}",
-        )
+        happened = f"is {keeps}, and checkpoint.every_steps is {'null' if every is None else every}: few such steps are saved, or none"
+        expected = "a multiple of checkpoint.every_steps, or of evaluation.every_steps where every evaluation is saved"
+        fix = f"checkpoint.every_steps={keeps}" if every is None else f"checkpoint.keep_every_steps={-(-keeps // every) * every}"
+        yield ConfigError(key="checkpoint.keep_every_steps", happened=happened, expected=expected, fix=fix)
 
 
 def _check_device(cluster: ClusterConfig, amp: dict[str, Any], strategy: dict[str, Any]) -> Iterator[ConfigError]:
@@ -250,12 +231,9 @@ def _check_activation_checkpointing(activation_checkpointing: ActivationCheckpoi
 def _check_compile(compile: CompileConfig) -> Iterator[ConfigError]:
     """Refuse a mode that the backend does not have."""
     if compile.mode not in (None, "default") and compile.backend != "inductor":
-        yield ConfigError(
-            key="compile.mode",
-            happened=f"is {compile.mode}, and compile.backend is {compile.backend}",
-            expected="default: the other modes are inductor's",
-            fix="compile=default, or compile.backend=inductor",
-        )
+        happened = f"is {compile.mode}, and compile.backend is {compile.backend}"
+        expected = "default: the other modes are inductor's"
+        yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix="compile=default, or compile.backend=inductor")
 
 
 _RULES: tuple[Callable[..., Iterable[ConfigError]], ...] = (

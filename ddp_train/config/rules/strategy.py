@@ -60,12 +60,9 @@ def check_cuda_graphs(compile: CompileConfig, strategy: dict[str, Any], micro_st
             fix="compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1",
         )
     if world_size > 1 and shards_weights(strategy):
-        yield ConfigError(
-            key="compile.mode",
-            happened=f"is {compile.mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp",
-            expected="no CUDA graphs with strategy=fsdp",
-            fix="compile=default, or compile.mode=max-autotune-no-cudagraphs",
-        )
+        happened = f"is {compile.mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp"
+        fix = "compile=default, or compile.mode=max-autotune-no-cudagraphs"
+        yield ConfigError(key="compile.mode", happened=happened, expected="no CUDA graphs with strategy=fsdp", fix=fix)
 
 
 def _of_whole_matrices(optimizer: dict[str, Any]) -> list[str]:

@@ -38,12 +38,10 @@ def check_own_loss(tree: Mapping[str, Any], loader: LoaderConfig) -> Iterator[Co
         return
     is_pair = dataset.startswith("ddp_train.data.") and dataset != "ddp_train.data.mixture.Mixture"
     if loader.collate is None and (is_pair or loader.fields is not None):
-        yield ConfigError(
-            key="data" if is_pair else "loader.fields",
-            happened=f"{dataset.rpartition('.')[2]} gives pairs" if is_pair else f"is {loader.fields}, which makes tuples of dicts",
-            expected="for objective=transformers a dict of the model's arguments, with `labels`",
-            fix="objective=classification or language_modeling" if is_pair else "loader.fields=null",
-        )
+        happened = f"{dataset.rpartition('.')[2]} gives pairs" if is_pair else f"is {loader.fields}, which makes tuples of dicts"
+        expected = "for objective=transformers a dict of the model's arguments, with `labels`"
+        fix = "objective=classification or language_modeling" if is_pair else "loader.fields=null"
+        yield ConfigError(key="data" if is_pair else "loader.fields", happened=happened, expected=expected, fix=fix)
     kind = class_of(path)
     if at(tree, "objective.unit") in (None, "auto") and kind.__name__ == path.rpartition(".")[2]:  # a function may give another class
         try:
@@ -60,12 +58,10 @@ def check_batch_size_schedule(trainer: TrainerConfig, loader: LoaderConfig, debu
     if (least := min(size for _, size in batch_changes(trainer.batch_size_schedule))) < world_size:
         yield ConfigError(key=key, happened=f"has a size of {least} for {world_size} ranks", expected="a sample for each rank at least")
     if trainer.grad_accum_steps is not None:
-        yield ConfigError(
-            key="trainer.grad_accum_steps",
-            happened=f"is {trainer.grad_accum_steps}, and {key} changes the global batch",
-            expected="null: it follows from the size, loader.micro_batch_size and the number of ranks",
-            fix="trainer.grad_accum_steps=null trainer.global_batch_size=SIZE",
-        )
+        happened = f"is {trainer.grad_accum_steps}, and {key} changes the global batch"
+        expected = "null: it follows from the size, loader.micro_batch_size and the number of ranks"
+        fix = "trainer.grad_accum_steps=null trainer.global_batch_size=SIZE"
+        yield ConfigError(key="trainer.grad_accum_steps", happened=happened, expected=expected, fix=fix)
     fixed = {"loader.drop_last": (loader.drop_last, "false"), "loader.bucket_batches": (loader.bucket_batches, "null")}
     for name, (value, without) in {**fixed, "debug.overfit": (debug.overfit, "false")}.items():
         if value:

@@ -23,12 +23,9 @@ def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
     """Say that nobody knows a key, and what to type instead: the nearest one, or none."""
     valid, section = list(dict.fromkeys(valid)), key.rpartition(".")[0]
     close = nearest(key, valid)
-    return ConfigError(
-        key=key,
-        happened="is not a key of this configuration",
-        expected="" if close else f"one of {', '.join(other for other in valid if other.rpartition('.')[0] == section)}",
-        fix=f"did you mean {override(close, value, was=key)}?" if close else f"remove it: {removal(key, value)}",
-    )
+    expected = "" if close else f"one of {', '.join(other for other in valid if other.rpartition('.')[0] == section)}"
+    fix = f"did you mean {override(close, value, was=key)}?" if close else f"remove it: {removal(key, value)}"
+    return ConfigError(key=key, happened="is not a key of this configuration", expected=expected, fix=fix)
 
 
 def unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Iterator[ConfigError]:
@@ -92,12 +89,9 @@ def targets_in_extra(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     extra = tree.get("extra")
     for key, node in nodes({"extra": extra} if isinstance(extra, Mapping) else {}):
         if isinstance(node, Mapping) and "_target_" in node:
-            yield ConfigError(
-                key=key,
-                happened="has a _target_, and nothing below extra is made",
-                expected=f"values; what is made stands below {', '.join([*TARGETS, *NAMED])}",
-                fix=removal(key, node),
-            )
+            happened = "has a _target_, and nothing below extra is made"
+            expected = f"values; what is made stands below {', '.join([*TARGETS, *NAMED])}"
+            yield ConfigError(key=key, happened=happened, expected=expected, fix=removal(key, node))
 
 
 def unknown_hydra_names(hydra: DictConfig) -> Iterator[ConfigError]:

@@ -196,12 +196,9 @@ def _check_arguments(
         is_default = name in parameters and value == parameters[name].default
         if name in hints and not is_default and not fits(value, hints[name]):
             wants_text = str in _members(hints[name]) and not isinstance(value, (list, Mapping))
-            yield ConfigError(
-                key=f"{key}.{name}",
-                happened=f"is {without_secrets(f'{key}.{name}', value)!r}",
-                expected=f"a value of type {_spell(hints[name])}",
-                fix=f"""'{key}.{name}="{value}"'""" if wants_text else "",
-            )
+            expected = f"a value of type {_spell(hints[name])}"
+            fix = f"""'{key}.{name}="{value}"'""" if wants_text else ""
+            yield ConfigError(key=f"{key}.{name}", happened=f"is {without_secrets(f'{key}.{name}', value)!r}", expected=expected, fix=fix)
 
 
 def _wraps(target: Callable[..., Any]) -> bool:
