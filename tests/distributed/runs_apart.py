@@ -28,7 +28,7 @@ from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
-from ddp_train.training.check.state_size import estimate
+from ddp_train.training.check.memory import estimate
 from ddp_train.training.loop.evaluation import joined
 from ddp_train.training.loop.replica_check import FingerprintCheck
 from ddp_train.training.loop.trainer import Trainer

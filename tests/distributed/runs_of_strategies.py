@@ -25,8 +25,7 @@ from ddp_train.distributed.world import World, open_world
 from ddp_train.interfaces import is_cut
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
-from ddp_train.training.check.memory import parts_of
-from ddp_train.training.check.state_size import estimate, kept_on_a_rank
+from ddp_train.training.check.memory import estimate, kept_on_a_rank, parts_of
 from ddp_train.training.loop.evaluation import joined
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components

@@ -83,6 +83,7 @@ SHOWN_BY = {
     "training/state/layout.py": "tests/distributed/test_strategies.py",
     "training/record/logged.py": "tests/unit/training/loop/test_callbacks.py",
     "training/inference/predict.py": "tests/unit/cli/test_evaluate.py",
+    "training/check/untouched.py": "tests/unit/training/check/test_sanity_check.py",
     "training/profile/marks.py": "tests/unit/training/profile/test_profiler.py",
     "training/profile/recording.py": "tests/unit/training/profile/test_profiler.py; on GPUs: tests/gpu/test_acceptance.py",
     "training/state/restore.py": "tests/distributed/test_exactness.py, tests/distributed/test_restart.py",

@@ -166,7 +166,7 @@ def _strategy(config: RunConfig) -> Strategy:
 
 def _travels_wide(strategy: Strategy, model: nn.Module, amp: Amp, world: World) -> str:
     """Say that weights travel in float32 which then compute in bfloat16; "" where they do not."""
-    if strategy.shards(world.size).parameters == 1 or strategy.computes_in(world.size) is not None:
+    if strategy.shards(world.size).parameters <= 1 or strategy.computes_in(world.size) is not None:
         return ""
     if products(amp, model, world.device) != "bfloat16" or all(each.dtype == torch.bfloat16 for each in model.parameters()):
         return ""

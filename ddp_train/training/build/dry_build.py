@@ -12,7 +12,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import alone
 from ddp_train.training.build.build import build
 from ddp_train.training.build.layers import layer_table
-from ddp_train.training.check.state_size import estimate, kept_on_a_rank
+from ddp_train.training.check.memory import estimate, kept_on_a_rank
 from ddp_train.training.state.initial_weights import fit
 
 

@@ -1,19 +1,25 @@
-"""What the first step took of a rank's device, by part, in one line; and a warning where little is left."""
+"""The memory of a run by part: what a rank has, what it will have, what a checkpoint takes, and what is said of it after the first step."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from ddp_train.checkpoint import codec, tensor_file
+from ddp_train.checkpoint.codec import leaf_of
+from ddp_train.checkpoint.snapshot import SHARED, divide_shared
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Strategy, tensors_of
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Averaging, Strategy, is_cut, own_rows, range_of, tensors_of
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.evaluation_mode import has_modes
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +32,8 @@ _WORDS = re.compile(
 at its first product, finds no memory."""
 _MIB = 2.0**20
 _MOST = 0.95  # of a device; what libraries take beside torch's allocator comes on top
+
+_BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
 
 
 def print_memory_use(components: Components, world: World) -> None:
@@ -51,33 +59,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or _WORDS.search(str(error)) is not None
 
 
-def parts_of(components: Components) -> dict[str, int]:
-    """Return what lasts, in bytes on this rank: parameters with buffers, gradients, and the optimizer's state. Shared ones count once."""
-    trained, optimizer = components.trained, components.optimizer
-    trainable = [parameter for parameter in trained.parameters() if parameter.requires_grad and components.early_step is None]
-    state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
-    strategy = components.strategy
-    kept = [*tensors_of(strategy.state_dict()), *tensors_of(strategy.own_state())]
-    return {
-        "parameters": _bytes([*trained.parameters(), *trained.buffers()]),
-        "gradients": _bytes(
-            trainable
-        ),  # as large as what they are of; between two steps there may be none, and where the optimizer steps in backward some at a time
-        "optimizer": _bytes(state),
-        **({kept_for(strategy): _bytes(kept)} if kept else {}),
-    }
-
-
-def kept_for(strategy: Strategy) -> str:
-    """Return what a rank's memory is called that a strategy keeps from one exchange to the next."""
-    return "error feedback" if strategy.has_error_feedback else "synchronisation"
-
-
-def _bytes(tensors: Iterable[Any]) -> int:
-    own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]  # of shards, this rank's
-    return sum({id(tensor): tensor.nbytes for tensor in own}.values())
-
-
 def _warn(world: World) -> None:
     total = torch.cuda.get_device_properties(world.device).total_memory
     share = torch.cuda.max_memory_reserved(world.device) / total
@@ -95,3 +76,159 @@ def _warn(world: World) -> None:
 def shown(size: int) -> str:
     """Return a number of bytes for a person."""
     return f"{size / _MIB / 1024:.2f} GiB" if size >= 1024 * _MIB else f"{size / _MIB:.1f} MiB"
+
+
+def estimate(components: Components, *, num_ranks: int) -> int:
+    """Return how many bytes a checkpoint will have: the tensors of model, optimizer and callbacks, and a little for each rank.
+
+    Those count, too, that the optimizer makes in its first step, and a callback that averages the weights in its `start`.
+
+    Raises:
+        ConfigError: there are too many tensors; no checkpoint could name them.
+    """
+    states = {part: module.state_dict().items() for part, module in components.modules.items()}
+    model = {f"{part}.{name}": value for part, items in states.items() for name, value in items if isinstance(value, Tensor)}
+    weights = {own_rows(tensor).untyped_storage()._cdata: tensor.nbytes for tensor in model.values()}  # tied ones once; on meta no memory
+    parameters = [(parameter, group) for group in components.optimizer.param_groups for parameter in group["params"]]
+    optimizer = {
+        f"optimizer.state.{number}.{name}": value
+        for number, (parameter, group) in enumerate(parameters)
+        for name, value in _kept(parameter, group, components.optimizer).items()
+    }
+    carried = _carried(components)
+    leaves = [leaf_of(f"{SHARED}.{name}", _whole(value)) for name, value in (model | optimizer | carried).items()]
+    try:
+        for pieces in divide_shared(leaves, num_ranks):
+            tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces])
+    except tensor_file.TensorFileError as error:
+        raise ConfigError(
+            key="model",
+            happened=f"{len(model):,} tensors of the model and {len(optimizer):,} of the optimizer are too many: {error.happened}",
+            expected=f"{error.expected}, some 150,000 tensors for each rank's file",
+            fix="layers or experts that are alike in one parameter, [EXPERTS, ...]; or more ranks, of which each writes a share",
+        ) from None
+    both_modes = sum(parameter.nbytes for parameter, _ in parameters) if has_modes(components.optimizer) else 0  # evaluated and trained
+    of_weights, of_optimizer, of_callbacks = sum(weights.values()), _bytes(optimizer), _bytes(carried)
+    of_ranks = num_ranks * (_for_next_exchange(components, num_ranks) + _BYTES_PER_RANK)
+    if components.strategy.has_local_weights:  # what a rank has of its own is saved as such, the state of the exchange once
+        of_ranks = _for_next_exchange(components, num_ranks) + num_ranks * _BYTES_PER_RANK
+        if num_ranks > 1:
+            of_ranks += num_ranks * (of_weights + of_callbacks) + (num_ranks - 1) * of_optimizer
+    return of_weights + both_modes + of_optimizer + of_callbacks + of_ranks
+
+
+def share_of(components: Components, world: World) -> int:
+    """Return about how many bytes of a checkpoint this rank writes: an equal part, and rank 0 all that callbacks keep of a whole model."""
+    of_rank_0 = 0 if components.computes_together else _bytes(_carried(components))
+    return (estimate(components, num_ranks=world.size) - of_rank_0) // world.size + (of_rank_0 if world.is_main else 0)
+
+
+def _for_next_exchange(components: Components, num_ranks: int) -> int:
+    """Return what a rank keeps for its strategy's next synchronisation, or exchange of gradients."""
+    strategy = components.strategy
+    held = [*components.trained.parameters(), *components.trained.buffers()]
+    copies = strategy.num_copies(num_ranks) * sum(max(4, tensor.itemsize) * tensor.numel() for tensor in held)
+    return copies + strategy.num_bytes_kept(components.trained, num_ranks)
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def still_to_come(components: Components, *, num_ranks: int = 1) -> int:
+    """Return how many bytes of its device a rank will have from its first step on, in addition to those that it has now.
+
+    These are the optimizer's state, averages that a callback makes when training begins, and what a strategy keeps between two exchanges.
+    """
+    if components.strategy.shards(2).on_host and any(is_cut(parameter) for parameter in components.model.parameters()):
+        return 0
+    now, later = parts_of(components), kept_on_a_rank(components, num_ranks=num_ranks)
+    return sum(max(0, size - now.get(part, 0)) for part, size in later.items() if part not in ("parameters", "gradients"))
+
+
+def parts_of(components: Components) -> dict[str, int]:
+    """Return the bytes that this rank keeps from step to step, by part. Tensors that are shared count once.
+
+    Gradients are as large as what they are of; between two steps there may be none.
+    """
+    trained, strategy = components.trained, components.strategy
+    trainable = [parameter for parameter in trained.parameters() if parameter.requires_grad and components.early_step is None]
+    state = [value for values in components.optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    kept = [*tensors_of(strategy.state_dict()), *tensors_of(strategy.own_state())]
+    return {
+        "parameters": _own_bytes([*trained.parameters(), *trained.buffers()]),
+        "gradients": _own_bytes(trainable),
+        "optimizer": _own_bytes(state),
+        **({_kept_for(strategy): _own_bytes(kept)} if kept else {}),
+    }
+
+
+def _own_bytes(tensors: Iterable[Any]) -> int:
+    own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]  # of shards, this rank's
+    return sum({id(tensor): tensor.nbytes for tensor in own}.values())
+
+
+def _kept_for(strategy: Strategy) -> str:
+    """Return what a rank's memory is called that a strategy keeps from one exchange to the next."""
+    return "error feedback" if strategy.has_error_feedback else "synchronisation"
+
+
+def kept_on_a_rank(components: Components, *, num_ranks: int) -> dict[str, int]:
+    """Return what `parts_of` will be on so many ranks, the most of any, and what callbacks keep. Asked of a build that is not cut, too."""
+    shards, model = components.strategy.shards(num_ranks), set(components.model.parameters())
+    trained = list(components.trained.parameters())
+    parameters = sum(_rows(each, shards.parameters if each in model else 1) for each in trained)
+    states = [_kept(parameter, group, components.optimizer) for group in components.optimizer.param_groups for parameter in group["params"]]
+    averaging = [name for name, each in components.callbacks.items() if isinstance(each, Averaging)]
+    return {
+        "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
+        "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad and components.early_step is None),
+        "optimizer": sum(_rows(value, shards.optimizer) for state in states for value in state.values()),
+        **({_kept_for(components.strategy): copies} if (copies := _for_next_exchange(components, num_ranks)) else {}),
+        "callbacks": sum(
+            _rows(value, shards.parameters if name.split(".")[1] in averaging else 1) for name, value in _carried(components).items()
+        ),
+    }
+
+
+def _rows(tensor: Tensor, shards: int) -> int:
+    """Return the bytes of the first of so many shards, which is the largest; a tensor without dimensions is whole on each rank."""
+    return tensor.nbytes if shards == 1 or not tensor.ndim else range_of(tensor.shape, shards, 0)[1] * tensor.itemsize
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same shape and type without values, which no rank has a part of."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _carried(components: Components) -> dict[str, Tensor]:
+    """Return the tensors that callbacks keep, by their names. Averages that are still to come have no values yet: in float32 at least."""
+    found: dict[str, Tensor] = {}
+    for name, callback in components.callbacks.items():
+        if not hasattr(callback, "state_dict"):
+            continue
+        _, tensors = codec.encode(callback.state_dict(), f"callbacks.{name}")
+        if isinstance(callback, Averaging) and not tensors:
+            tensors = {
+                f"callbacks.{name}.averages.{each}": _whole(parameter).to(torch.promote_types(parameter.dtype, torch.float32))
+                for each, parameter in components.model.named_parameters()
+            }
+        found |= tensors
+    return found
+
+
+def _kept(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the tensors that an optimizer keeps for a parameter, by their names.
+
+    Those that it has not made yet stand in it without values: one for momentum, or two averages and a number, as AdamW has them.
+    """
+    state = optimizer.state.get(parameter)
+    if state:
+        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    like = _whole(parameter)
+    if "betas" in group:
+        names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
+        return {"step": torch.empty((), device="meta"), **dict.fromkeys(names, like)}
+    if isinstance(optimizer, torch.optim.SGD) or "ns_steps" in group:  # Muon has a momentum, too
+        return {"momentum_buffer": like} if group["momentum"] else {}
+    return {"average": like, "average_sq": like}

@@ -7,10 +7,7 @@ and the data's position are put back, so that a run computes the same with and w
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,38 +21,26 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.interfaces import (
-    Batch,
-    Indices,
-    Labelled,
-    Objective,
-    batch_size,
-    describe,
-    finished,
-    note_size,
-    tensors_of,
-    whole_loss,
-)
+from ddp_train.interfaces import Batch, Indices, Labelled, Objective, batch_size, describe, finished, note_size, tensors_of, whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective
 from ddp_train.run_folder import failure
-from ddp_train.training.check.sum_check import refuse_mean_loss, refuse_mean_scores
+from ddp_train.training.check.sum_check import refuse_means
+from ddp_train.training.check.untouched import untouched, without_compiling
 from ddp_train.training.parts import metric
-from ddp_train.training.parts.components import Components, Evaluated
-from ddp_train.training.seeding import random_state, set_random_state
+from ddp_train.training.parts.components import Components
 
 logger = logging.getLogger(__name__)
 
-_TELLING = (UserError, OSError, MemoryError, torch.OutOfMemoryError, DistError)  # these say by themselves what it is
-_LABEL_ERROR = re.compile(r"Target (-?\d+) is out of bounds|device-side (assert)")  # of torch, on the CPU and on a GPU
-_SHOWN_CHARACTERS = 160  # of what a batch is, and of what the model gives: dicts of many tensors
+_SELF_EXPLAINING = (UserError, OSError, MemoryError, torch.OutOfMemoryError, DistError)
+_MAX_CHARACTERS = 160  # of what a batch is, and of what the model gives: dicts of many tensors
 
 
 @dataclass(frozen=True)
-class NamedBatch:
+class _NamedBatch:
     """A micro-batch, and what to call it."""
 
     micro_batch: MicroBatch
@@ -88,15 +73,15 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
     lines = []
     with untouched(components, world.device), without_compiling():  # what is noted of a forward would be compiled into it
         if first:
-            tried = NamedBatch(first[0], components.train_loader.sample_ids(samples, 0), "the first training batch")
-            lines.append(_try(components, tried, world, loader=components.train_loader, predicts=predicts))
-            refuse_mean_loss(components, first[0], tried.ids, world)
+            named = _NamedBatch(first[0], components.train_loader.sample_ids(samples, 0), "the first training batch")
+            lines.append(_try(components, named, world, loader=components.train_loader, predicts=predicts))
+            refuse_means(components, components.train_loader, first[0], named.ids, world)
         for part, loader in components.eval_loaders.items():
             if (evaluated := loader.peek()) is not None:
                 name = f"the first batch of evaluation set {part}" if part else "the first evaluation batch"
-                tried = NamedBatch(evaluated, loader.sample_ids(0), name)
-                lines.append(_try(components, tried, world, loader=loader, predicts=predicts))
-                refuse_mean_scores(components, loader, evaluated, tried.ids, world)
+                named = _NamedBatch(evaluated, loader.sample_ids(0), name)
+                lines.append(_try(components, named, world, loader=loader, predicts=predicts))
+                refuse_means(components, loader, evaluated, named.ids, world)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # its blocks are of other sizes than the steps'
     if world.is_main:
@@ -104,49 +89,29 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
 
 
 def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:
-    """Try a micro-batch of training alone, without a word.
-
-    Raises:
-        ConfigError: data, model and objective do not fit.
-        DataError: a label is out of range.
-    """
+    """Try a micro-batch of training alone, and print nothing; raises as `check` does."""
     with untouched(components, world.device), without_compiling():
-        _try(components, NamedBatch(micro_batch, None, "the first training batch"), world, loader=components.train_loader, predicts=False)
+        _try(components, _NamedBatch(micro_batch, None, "the first training batch"), world, loader=components.train_loader, predicts=False)
 
 
-def explain(error: Exception, components: Evaluated, named: NamedBatch) -> None:
-    """Raise what says more than `error` about a batch of a run, where the cause is a label out of range; else do nothing.
-
-    Where a GPU stumbled over it there is nothing left to ask: its labels are looked at before, as far as the data tells them. Nor is there
-    where no rank can compute alone.
-    """
-    if components.computes_together or _LABEL_ERROR.search(str(error)) is None:
-        return
-    seen = _Seen(components.model)
-    with contextlib.suppress(Exception), torch.no_grad(), without_compiling(), seen.forward():
-        whole_loss(components.objective, components.model, named.batch)
-    _refuse_labels(seen, named, error)
-
-
-def _try(components: Components, named: NamedBatch, world: World, *, loader: Loader | Evaluation, predicts: bool) -> str:
+def _try(components: Components, named: _NamedBatch, world: World, *, loader: Loader | Evaluation, predicts: bool) -> str:
     """Run one batch as training or evaluation does, and say what it is.
 
     Without backward: that of the first step comes next, and nothing is lost until then.
     """
-    model, objective, seen = components.model, components.objective, _Seen(components.model)
+    model, objective, notes = components.model, components.objective, _ForwardNotes(components.model)
     micro_batch, trains = named.micro_batch, loader is components.train_loader
-    if _tells_classes(objective):
-        source = getattr(loader, "source", None)
-        seen.then = lambda: _refuse_known_labels(objective, seen, named, source)
+    notes.then = lambda: _refuse_labels(objective, notes, named, getattr(loader, "source", None))
     model.train(trains)
     shown = ""
     try:
         batch = batch_on(world.device, micro_batch)
-        with components.amp.autocast(world.device), seen.forward():
+        with components.amp.autocast(world.device), notes.noting():
             if trains:
                 weight = float(objective.weight(named.batch))
                 loss = whole_loss(objective, model, batch)
-                _require_number(loss, "loss")
+                if not isinstance(loss, Tensor) or loss.shape != ():
+                    raise TypeError(f"loss is {describe(loss)}, and not one number: a tensor of shape []")
                 if not loss.requires_grad:
                     raise TypeError("loss does not depend on the parameters: is there a detach(), argmax or no_grad on its way?")
                 shown = f", loss {loss.item() / weight:.4g}" if weight else ""
@@ -157,21 +122,20 @@ def _try(components: Components, named: NamedBatch, world: World, *, loader: Loa
                 if pair is not None and micro_batch.counts:
                     metric.update(components.metrics, pair)
                     metric.refuse_others(components.metrics)
-    except _TELLING:
+    except _SELF_EXPLAINING:
         raise
     except Exception as error:
         if _is_of_the_machine(error):
             raise
-        _refuse_labels(seen, named, error)
-        raise _mismatch(error, components, named, seen) from error
+        raise _mismatch(error, components, named, notes) from error
     device = next((tensor.device for tensor in tensors_of(batch)), world.device)
-    gives = f", the model gives {seen.gives}" if seen.gives else ""  # an objective may call parts of the model alone
+    gives = f", the model gives {notes.gives}" if notes.gives else ""  # an objective may call parts of the model alone
     what = named.name.removeprefix("the first ").removeprefix("batch of ")
     return f"{what} {_cut(describe(named.batch))} on {device}{_cut(gives)}{shown}"
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
 def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:
@@ -195,97 +159,62 @@ def _require_scores(objective: Objective, scores: object, world: World, *, count
             raise TypeError(f"metrics gives {describe(value)} as {name!r}, and not a number")
 
 
-def _require_number(value: object, name: str) -> None:
-    if not isinstance(value, Tensor) or value.shape != ():
-        raise TypeError(f"{name} is {describe(value)}, and not one number: a tensor of shape []")
-
-
 def _is_of_the_machine(error: Exception) -> bool:
     """Tell whether an error says nothing of data, model and objective: another rank is gone, or the device failed."""
     text = str(error)
     return "gloo/transport" in text or "can't allocate memory" in text or ("CUDA error" in text and "device-side assert" not in text)
 
 
-def _mismatch(error: Exception, components: Components, named: NamedBatch, seen: _Seen) -> ConfigError:
+def _mismatch(error: Exception, components: Components, named: _NamedBatch, notes: _ForwardNotes) -> ConfigError:
     """Say what came from the data, through the model and into the objective, with the error's own words and line."""
     model, objective, batch = components.model, components.objective, named.batch
-    key = "data, objective" if not seen.takes else "model" if not seen.gives else "objective"
-    types = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
+    types = ", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}))
     name = objective.loss_fn if isinstance(objective, LossObjective) else objective
+    fix = ""
+    if "DTensor" in str(error) or "root module first" in str(error):
+        fix = "strategy=ddp or zero1; under fsdp the weights are whole within the model's forward alone, and not in other methods of it"
+    elif isinstance(batch, Mapping) and not notes.gives:
+        fix = f"loader.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
     return ConfigError(
-        key=key,
+        key="data, objective" if not notes.takes else "model" if not notes.gives else "objective",
         happened="\n".join(
             [
                 f"{named.name} fails: {type(error).__name__}: {error}",
                 f"  {failure.own_line(error)}",
                 f"  data       gives {describe(batch)}",
-                f"  model      {type(model).__name__} ({', '.join(types)}) {seen}",
+                f"  model      {type(model).__name__} ({types}) {notes}",
                 f"  objective  {getattr(name, '__name__', type(name).__name__)}",
             ]
         ),
         expected="data, model and objective that fit",
-        fix=_fix(batch, seen, types, error),
+        fix=fix,
     )
 
 
-def _fix(batch: Batch, seen: _Seen, types: list[str], error: Exception) -> str:
-    """Return what helps, where shapes, types and the error tell it."""
-    if "DTensor" in str(error) or "root module first" in str(error):
-        return "strategy=ddp or zero1; under fsdp the weights are whole within the model's forward alone, and not in other methods of it"
-    if isinstance(batch, Mapping) and not seen.gives:
-        return f"loader.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
-    if not seen.gives and "float64" in seen.takes and types == ["float32"]:
-        return "float32 from the data: numpy's floats are float64"
-    if seen.gives and not seen.is_tensor:
-        return "a model that gives the tensor alone, or an objective that takes what it needs of the model's output"
-    return ""
+def _refuse_labels(objective: Objective, notes: _ForwardNotes, named: _NamedBatch, source: object) -> None:
+    """Refuse labels out of range before the loss meets them, which on a GPU ends all: those of the batch, and all that the data tells.
 
-
-def _tells_classes(objective: Objective) -> bool:
-    """Tell whether an objective is known to take class numbers as its targets."""
-    return isinstance(objective, Classification) or (
-        isinstance(objective, LossObjective) and isinstance(objective.loss_fn, (nn.CrossEntropyLoss, nn.NLLLoss))
-    )
-
-
-def _refuse_known_labels(objective: Objective, seen: _Seen, named: NamedBatch, source: object) -> None:
-    """Refuse labels out of range before the loss meets them, which on a GPU ends all: those of the batch, and all that the data tells."""
-    batch = named.batch
-    shape = seen.scores[0] if seen.is_tensor and seen.scores else ()
-    if len(shape) != 2 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
+    Of objectives that are known to take class numbers as targets.
+    """
+    loss, batch = getattr(objective, "loss_fn", None), named.batch
+    takes_classes = isinstance(objective, Classification) or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
+    if not takes_classes or len(notes.scores) != 1 or len(notes.scores[0]) != 2 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
-    ids, labels, num_classes = named.true_ids(), batch[1], shape[1]
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != shape[:1]:
+    ids, labels, (size, num_classes) = named.true_ids(), batch[1], notes.scores[0]
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (size,):
         return
-    ignored = getattr(getattr(objective, "loss_fn", None), "ignore_index", None)
-    found = labels.cpu().numpy()
-    _refuse_others(found, ids, num_classes, ignored=ignored, name=named.name)
+    ignored, values = getattr(loss, "ignore_index", None), labels.cpu().numpy()
+    _refuse_others(values, ids, num_classes, ignored=ignored, name=named.name)
     if isinstance(source, Labelled) and ids is not None:
         every = np.asarray(source.labels)
-        if np.array_equal(every[ids], found):  # the labels are what is trained on
+        if np.array_equal(every[ids], values):  # the labels are what is trained on
             name = named.name.replace("first ", "").replace("batch", "data")
             _refuse_others(every, np.arange(len(every)), num_classes, ignored=ignored, name=name)
 
 
-def _refuse_labels(seen: _Seen, named: NamedBatch, error: Exception) -> None:
-    """Refuse labels out of range once an error speaks of them; which tensor has them is told by the shapes alone."""
-    match = _LABEL_ERROR.search(str(error))
-    if match is None:
-        return
-    ignored = None if match[1] == "-100" else -100
-    ids, tensors = named.true_ids(), tensors_of(named.batch)
-    integers = [tensor for tensor in tensors if not tensor.is_floating_point() and tensor.device.type == "cpu"]
-    for shape in seen.scores:
-        for labels in integers:
-            for classes in (1, len(shape) - 1):
-                if labels.shape == shape[:classes] + shape[classes + 1 :]:
-                    _refuse_others(labels.numpy(), ids, shape[classes], ignored=ignored, name=named.name)
-
-
 def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, name: str) -> None:
     """Refuse labels that are no class, if there are any."""
-    is_wrong = ((labels < 0) | (labels >= num_classes)) & (True if ignored is None else labels != ignored)
-    places = np.argwhere(is_wrong)
+    places = np.argwhere(((labels < 0) | (labels >= num_classes)) & (True if ignored is None else labels != ignored))
     if not len(places):
         return
     first = places[0]
@@ -299,46 +228,18 @@ def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, 
     )
 
 
-def without_compiling() -> contextlib.AbstractContextManager[Any]:
-    """Run compiled models as they are written: other shapes would be compiled for nothing."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
-
-
-@contextmanager
-def untouched(components: Components, device: torch.device) -> Iterator[None]:
-    """Put back what computing changes: random streams, buffers, modes, and attributes of the model's modules and of the objective."""
-    objective = components.objective
-    parts = [components.model, objective, *getattr(objective, "__dict__", {}).values()]
-    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
-    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
-    copies = [buffer.detach().clone() for buffer in buffers]
-    dicts = [vars(owner) for owner in [*modules, objective] if hasattr(owner, "__dict__")] + [module._buffers for module in modules]
-    before = [dict(each) for each in dicts]
-    streams = random_state(device)
-    yield  # an error ends the run, and a GPU that failed could not copy
-    components.rest()
-    set_random_state(streams, device)
-    for now, then in zip(dicts, before, strict=True):
-        now.clear()
-        now.update(then)
-    with torch.no_grad():
-        for buffer, copy in zip(buffers, copies, strict=True):
-            buffer.copy_(copy)
-
-
-class _Seen:
+class _ForwardNotes:
     """Notes what the model is given and gives, in the first forward that is noted: types and shapes, no tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.takes = self.gives = ""  # "": it has not come so far
-        self.is_tensor = False  # what it gives, and nothing around it
         self.scores: list[torch.Size] = []  # the shapes of what could be scores of classes
         self.then: Callable[[], None] = lambda: None  # after that forward
 
     @contextmanager
-    def forward(self) -> Iterator[None]:
-        """Let a forward be noted."""
+    def noting(self) -> Iterator[None]:
+        """Note a forward."""
         model = self._model
         with model.register_forward_pre_hook(self._before, with_kwargs=True), model.register_forward_hook(self._after):
             try:
@@ -350,11 +251,11 @@ class _Seen:
         return (f"takes {self.takes}" if self.takes else "was not called yet") + (f", gives {self.gives}" if self.gives else "")
 
     def _before(self, model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given = [*arguments, *([named] if named else [])]
-        self.takes = self.takes or describe(given[0] if len(given) == 1 else tuple(given))
+        inputs = [*arguments, *([named] if named else [])]
+        self.takes = self.takes or describe(inputs[0] if len(inputs) == 1 else tuple(inputs))
 
     def _after(self, model: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         if not self.gives:
-            self.gives, self.is_tensor = describe(output), isinstance(output, Tensor)
+            self.gives = describe(output)
             self.scores = [tensor.shape for tensor in tensors_of(output) if tensor.is_floating_point() and tensor.ndim > 1]
             self.then()

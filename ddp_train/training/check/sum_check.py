@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Indices, batch_size, map_tensors, note_size, whole_loss
+from ddp_train.interfaces import Indices, batch_size, map_tensors, note_size, whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.loss import LossObjective
@@ -26,87 +26,65 @@ from ddp_train.training.parts.components import Components
 
 logger = logging.getLogger(__name__)
 
-_MOST = 32  # samples
+_MAX_SAMPLES = 32
 _AT_RANDOM = 0.05  # what differs by more from one time to the next says nothing about sum and mean
 
 
-def refuse_mean_loss(components: Components, micro_batch: MicroBatch, ids: Indices | None, world: World) -> None:
-    """Refuse an objective whose loss is a mean, and a loss function that gives a sum.
+def refuse_means(components: Components, loader: Any, micro_batch: MicroBatch, ids: Indices | None, world: World) -> None:
+    """Refuse an objective whose loss (in training) or score (in evaluation) is a mean, and a loss function that gives a sum.
 
     Args:
-        ids: the samples of the micro-batch; None: not known.
-
-    Raises:
-        ConfigError: it is one.
+        loader: whose micro-batch it is.
+        ids: its samples; None: not known.
     """
-    objective = components.objective
-    try:
-        with torch.no_grad():
-            once, again, twice = (
-                float(_computed(components, part, world, whole_loss)) for part in _parts(components.train_loader, micro_batch, ids, world)
-            )
-    except Exception as error:
-        logger.info("not tried whether the loss is a sum: %s: %s", type(error).__name__, error)
-        return
-    ratio = _ratio(once, again, twice)
-    if 0.8 < ratio < 1.25:
-        raise ConfigError(
-            key="objective",
-            happened=f"{type(objective).__name__}.loss gives a mean: {again:.6g} for some samples, {twice:.6g} for the same ones twice",
-            expected="a sum, which doubles: it is divided by the weight of the whole global batch, over all ranks and micro-batches",
-            fix='reduction="sum", or the mean times what `weight` gives; sanity_check=false if it is meant',
-        )
-    if isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
-        name = getattr(objective.loss_fn, "__name__", type(objective.loss_fn).__name__)
-        raise ConfigError(
-            key="objective",
-            happened=f"{name} gives the sum over the batch",
-            expected="the mean over its samples, as loss functions do: it is multiplied by their number",
-            fix="objective.reduction=mean; sanity_check=false if it is meant",
-        )
-
-
-def refuse_mean_scores(components: Components, loader: Any, micro_batch: MicroBatch, ids: Indices | None, world: World) -> None:
-    """Refuse an objective whose `score` gives a mean, as accuracy: evaluation adds scores up over batches and ranks.
-
-    Args:
-        loader: of the evaluation set.
-        ids: the samples of the micro-batch; None: not known.
-
-    Raises:
-        ConfigError: it does.
-    """
-    objective = components.objective
-    if not micro_batch.counts:
-        return
-    try:
-        with torch.no_grad():
-            found = [_computed(components, part, world, _scores) for part in _parts(loader, micro_batch, ids, world)]
-        sums = [{name: float(value.double().sum()) for name, value in scores.items()} for scores in found]
-    except Exception as error:
-        logger.info("not tried whether the scores are sums: %s: %s", type(error).__name__, error)
-        return
-    for name in sums[0]:
-        once, again, twice = (each[name] for each in sums)
-        if 0.8 < _ratio(once, again, twice) < 1.25:
+    objective, trains = components.objective, loader is components.train_loader
+    kind = type(objective).__name__
+    for name, ratio, once, twice in _computed(components, loader, micro_batch, ids, world, trains=trains):
+        values = f"{once:.6g} for some samples, {twice:.6g} for the same ones twice"
+        if 0.8 < ratio < 1.25:
             raise ConfigError(
                 key="objective",
-                happened=f"{type(objective).__name__}.score gives {name!r} as a mean: {again:.6g} for some samples, {twice:.6g} for the"
-                " same ones twice",
-                expected="a sum, which doubles: evaluation adds scores up over all batches and ranks, and `metrics` divides",
-                fix=f"the sum of {name!r} over the samples, and their number under another name; sanity_check=false if it is meant",
+                happened=f"{kind}.loss gives a mean: {values}" if trains else f"{kind}.score gives {name!r} as a mean: {values}",
+                expected="a sum, which doubles: it is divided by the weight of the whole global batch, over all ranks and micro-batches"
+                if trains
+                else "a sum, which doubles: evaluation adds scores up over all batches and ranks, and `metrics` divides",
+                fix='reduction="sum", or the mean times what `weight` gives; sanity_check=false if it is meant'
+                if trains
+                else f"the sum of {name!r} over the samples, and their number under another name; sanity_check=false if it is meant",
+            )
+        if trains and isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
+            raise ConfigError(
+                key="objective",
+                happened=f"{getattr(objective.loss_fn, '__name__', type(objective.loss_fn).__name__)} gives the sum over the batch",
+                expected="the mean over its samples, as loss functions do: it is multiplied by their number",
+                fix="objective.reduction=mean; sanity_check=false if it is meant",
             )
 
 
-def _scores(objective: Any, model: Any, batch: Batch) -> Mapping[str, Tensor]:
-    scores: Mapping[str, Tensor] = objective.score(model, batch)
-    return scores
+def _computed(
+    components: Components, loader: Any, micro_batch: MicroBatch, ids: Indices | None, world: World, *, trains: bool
+) -> Iterator[tuple[str, float, float, float]]:
+    """Yield the name of each number of an objective, by how much it grows when samples come twice, and the number of them once and twice.
 
-
-def _computed(components: Components, part: MicroBatch, world: World, compute: Any) -> Any:
-    components.model.eval()  # no dropout
-    with components.amp.autocast(world.device):
-        return compute(components.objective, components.model, batch_on(world.device, part))
+    Nothing is yielded of numbers that tell nothing: at random, not finite, or 0, as where nothing counts (a batch of padding).
+    """
+    if not micro_batch.counts:
+        return
+    objective, model = components.objective, components.model.eval()  # no dropout
+    numbers = []
+    try:
+        for part in _parts(loader, micro_batch, ids, world):
+            batch = batch_on(world.device, part)
+            with torch.no_grad(), components.amp.autocast(world.device):
+                values = {"loss": whole_loss(objective, model, batch)} if trains else objective.score(model, batch)
+            numbers.append({name: float(value.double().sum()) for name, value in values.items()})
+    except Exception as error:
+        logger.info("not tried whether loss and scores are sums: %s: %s", type(error).__name__, error)
+        return
+    for name in numbers[0]:
+        once, again, twice = (values[name] for values in numbers)
+        if all(map(math.isfinite, (once, again, twice))) and abs(once - again) <= _AT_RANDOM * abs(once) and again:
+            yield name, twice / again, again, twice
 
 
 def _parts(loader: Any, micro_batch: MicroBatch, ids: Indices | None, world: World) -> list[MicroBatch]:
@@ -117,9 +95,9 @@ def _parts(loader: Any, micro_batch: MicroBatch, ids: Indices | None, world: Wor
     """
     batch = batch_on(world.device, micro_batch)
     size = batch_size(note_size(batch, None)) if micro_batch.samples is None else 0
-    half = max(1, min(_MOST, size // 2))
+    half = max(1, min(_MAX_SAMPLES, size // 2))
 
-    def taken(tensor: Tensor, *, times: int) -> Tensor:
+    def rows(tensor: Tensor, *, times: int) -> Tensor:
         if tensor.ndim == 0:
             return tensor
         if tensor.shape[0] != size:
@@ -127,17 +105,10 @@ def _parts(loader: Any, micro_batch: MicroBatch, ids: Indices | None, world: Wor
         return torch.cat([tensor[:half]] * times)
 
     try:
-        return [MicroBatch(map_tensors(partial(taken, times=times), batch), counts=True) for times in (1, 1, 2)]
+        return [MicroBatch(map_tensors(partial(rows, times=times), batch), counts=True) for times in (1, 1, 2)]
     except ValueError:
         source = getattr(loader, "source", None)
         if ids is None or source is None:
             raise
-        some = ids[: max(1, min(_MOST, len(ids) // 2))]
+        some = ids[: max(1, min(_MAX_SAMPLES, len(ids) // 2))]
         return [as_micro_batch(source.batch(np.tile(some, times)), len(some) * times) for times in (1, 1, 2)]
-
-
-def _ratio(once: float, again: float, twice: float) -> float:
-    """Return by how much it grows when samples come twice; 0 where that tells nothing, as where nothing counts (a batch of padding)."""
-    if not all(map(math.isfinite, (once, again, twice))) or abs(once - again) > _AT_RANDOM * abs(once) or not again:
-        return 0.0
-    return twice / again

@@ -19,7 +19,6 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Averaging, Place, cut, describe, is_cut, own_rows, plain_name
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader, Evaluation
-from ddp_train.training.check.sanity_check import NamedBatch, explain
 from ddp_train.training.loop.callback_error import named
 from ddp_train.training.loop.lockstep import agreed, in_step
 from ddp_train.training.parts import metric
@@ -110,14 +109,10 @@ def _measure(components: Evaluated, loader: Evaluation, world: World, pace: _Pac
         batches = copied_ahead(iter(loader), world.device)
         if components.computes_together:
             batches, is_stopping = in_step(batches, world), agreed(is_stopping, world)
-        for number, micro_batch in enumerate(batches):
+        for micro_batch in batches:
             batch = batch_on(world.device, micro_batch)
-            try:
-                with components.amp.autocast(world.device):
-                    scores, rows, pair = components.examine(batch, predicts=files is not None)
-            except IndexError as error:  # a label out of range, say
-                explain(error, components, NamedBatch(micro_batch, loader.sample_ids(number), "this rank's evaluation batch"))
-                raise
+            with components.amp.autocast(world.device):
+                scores, rows, pair = components.examine(batch, predicts=files is not None)
             if files is not None:
                 skips = [bad.sample for bad in micro_batch.skipped]
                 files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)

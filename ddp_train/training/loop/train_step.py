@@ -18,7 +18,6 @@ from ddp_train.distributed.world import World
 from ddp_train.interfaces import Objective, as_pair, batch_size, note_size
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.check.sanity_check import NamedBatch, explain
 from ddp_train.training.loop import gradient
 from ddp_train.training.loop.gradient import clip, total_norm
 from ddp_train.training.loop.skip_nonfinite import StepGuard
@@ -110,17 +109,11 @@ class TrainStep:
             early.begin(measures_norm=measures_norm)
         last = components.train_loader.micro_steps(self.state.samples) - 1
         for number, micro_batch in enumerate(micro_batches):
-            try:
-                if number < last:
-                    with components.strategy.no_sync(module):
-                        self._accumulate(micro_batch, total_weight, turn)
-                else:  # this backward reduces the gradients
+            if number < last:
+                with components.strategy.no_sync(module):
                     self._accumulate(micro_batch, total_weight, turn)
-            except IndexError as error:  # a label out of range, say
-                ids = components.train_loader.sample_ids(self.state.samples, number)
-                explain(error, components, NamedBatch(micro_batch, ids, "this rank's micro-batch"))
-                raise
-
+            else:  # this backward reduces the gradients
+                self._accumulate(micro_batch, total_weight, turn)
         components.strategy.reduce(components.trained, self.state.step)
         grad_norm = None
         if early is not None:  # the optimizer has taken its step

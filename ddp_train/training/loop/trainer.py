@@ -27,7 +27,8 @@ from ddp_train.loader.reader import MicroBatch
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.scheduler.every_epoch import EveryEpoch
 from ddp_train.scheduler.plateau import Plateau
-from ddp_train.training.check.sanity_check import check, untouched
+from ddp_train.training.check.sanity_check import check
+from ddp_train.training.check.untouched import untouched
 from ddp_train.training.loop import evaluation
 from ddp_train.training.loop.callbacks import Callbacks, RunView, Show
 from ddp_train.training.loop.device_queue import DeviceQueue, device_queue

@@ -20,7 +20,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.training.check.state_size import estimate, share_of
+from ddp_train.training.check.memory import estimate, share_of
 from ddp_train.training.loop.evaluation import joined
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluation_mode import evaluation_mode

@@ -14,7 +14,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
-from ddp_train.training.check.state_size import estimate
+from ddp_train.training.check.memory import estimate
 from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.parts.components import Components

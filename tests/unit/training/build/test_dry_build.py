@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.training.build.dry_build import Sizes, measure
-from ddp_train.training.check.state_size import estimate, kept_on_a_rank
+from ddp_train.training.check.memory import estimate, kept_on_a_rank
 from tests.unit.parts import checked, components
 
 

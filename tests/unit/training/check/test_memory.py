@@ -1,16 +1,23 @@
-"""The line on memory after the first step, and the warning where little is left."""
+"""What a run keeps and what a checkpoint takes is known before training; the line after the first step says what it took."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.distributed.world import World, alone
-from ddp_train.training.check.memory import parts_of, print_memory_use
-from ddp_train.training.train_state import TrainState
-from tests.unit.parts import components, trainer
+from ddp_train.errors import ConfigError
+from ddp_train.training.check.memory import estimate, parts_of, print_memory_use, share_of
+from ddp_train.training.parts.components import Components
+from ddp_train.training.state.saved_state import SetAside, content
+from ddp_train.training.train_state import TrainState, WindowSums
+from tests.unit.parts import components, saved, trainer
 
 MIB = 2**20
 
@@ -54,3 +61,84 @@ def test_a_device_that_is_nearly_full_is_warned_of(
     rest = (90 * MIB - sum(parts_of(parts).values())) / MIB
     assert f"activations and all else {rest:.1f} MiB, at most 90.0 MiB at a time" in said
     assert (f"warning  {reserved}% of the 100.0 MiB of rank 0's device" in said) == warns
+
+
+def train(parts: Components) -> Components:
+    """Take one step."""
+    for parameter in parts.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    parts.optimizer.step()
+    return parts
+
+
+def test_more_tensors_than_the_files_can_name_are_refused_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = components("optimizer=adamw")
+    num_tensors = len(parts.model.state_dict())
+    monkeypatch.setattr(tensor_file, "_MAX_HEADER", 120_000)
+    for place in range(400):  # three each in the optimizer
+        parts.optimizer.param_groups[0]["params"].append(parameter := torch.nn.Parameter(torch.zeros(1)))
+        parts.model.register_parameter(f"p{place}", parameter)
+    number = 400 + num_tensors
+    said = rf"(?s){number} tensors of the model and {3 * number:,} of the optimizer are too many: .*in one parameter.*more ranks"
+    with pytest.raises(ConfigError, match=said):
+        estimate(parts, num_ranks=1)
+    estimate(parts, num_ranks=2)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_what_is_asked_before_the_first_step_is_what_a_save_does(tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = components(f"optimizer={optimizer}", "model.depth=9")
+    saved(tmp_path, 1, train(parts))
+    parts = components(f"optimizer={optimizer}", "model.depth=9")
+    size = int.from_bytes((tmp_path / "step_00000001/rank_00000.safetensors").read_bytes()[:8], "little")
+    monkeypatch.setattr(tensor_file, "_MAX_HEADER", size)
+    estimate(parts, num_ranks=1)
+    monkeypatch.setattr(tensor_file, "_MAX_HEADER", size - 1000)  # a rank's own tensors come besides
+    with pytest.raises(ConfigError):
+        estimate(parts, num_ranks=1)
+
+
+class Keeps:
+    """A callback with a tensor of its own."""
+
+    def start(self, run: object) -> None: ...
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"seen": torch.zeros(300_000)}
+
+
+def test_what_callbacks_carry_counts(tmp_path: Path) -> None:
+    parts = components("optimizer=sgd", "model.width=256", "callbacks=ema", "trainer.max_steps=1")
+    without = estimate(components("optimizer=sgd", "model.width=256"), num_ranks=1)
+    before = estimate(parts, num_ranks=1)
+    trainer(parts).train()
+    after = sum(path.stat().st_size for path in saved(tmp_path, 1, parts).iterdir())
+    assert 0.95 * after < before < 1.2 * after
+    assert before - without == sum(parameter.nbytes for parameter in parts.model.parameters())
+    assert estimate(parts, num_ranks=1) == pytest.approx(before, rel=0.01)
+    parts.callbacks = {"keeps": Keeps()}
+    assert estimate(parts, num_ranks=1) - without == pytest.approx(1_200_000, abs=1000)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+def test_the_estimate_is_near_what_is_saved(tmp_path: Path, optimizer: str) -> None:
+    parts = components(f"optimizer={optimizer}", "model.width=256")
+    before = estimate(parts, num_ranks=1)
+    after = sum(path.stat().st_size for path in saved(tmp_path, 1, train(parts)).iterdir())
+    assert 0.95 * after < before < 1.2 * after
+    assert estimate(parts, num_ranks=1) == pytest.approx(before, rel=0.01)
+
+
+@pytest.mark.parametrize("changes", [[], ["callbacks=ema"], ["optimizer=sgd"]])
+def test_the_share_of_each_rank_is_about_what_it_copies(changes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = components("model.width=256", *changes)
+    ranks = [replace(alone(), rank=rank, size=3) for rank in range(3)]
+    monkeypatch.setattr(World, "gather_to_main", lambda world, value: [value] * 3)
+    before = [share_of(parts, world) for world in ranks]
+    trainer(parts).callbacks.start()  # an average of the weights begins
+    saved = content(train(parts), TrainState(), WindowSums(), alone(), SetAside())
+    for world, share in zip(ranks, before, strict=True):
+        buffer = Buffer(torch.device("cpu"))
+        copied = buffer.take(saved.shared, saved.own, rank=world.rank, size=3).values.numel()
+        assert copied <= share + share // 64 + (1 << 16), "what `make_room` makes"
+        assert share < 1.05 * copied + 3 * (1 << 16)

@@ -21,8 +21,8 @@ from ddp_train.loader.reader import MicroBatch
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.build.build import build
 from ddp_train.training.check import micro_batch
+from ddp_train.training.check.memory import still_to_come
 from ddp_train.training.check.micro_batch import bisect, largest_micro_batch, sizes_of
-from ddp_train.training.check.state_size import still_to_come
 from tests.unit.parts import checked, components, trainer
 from tests.unit.training.threads import on_all, thread_worlds
 

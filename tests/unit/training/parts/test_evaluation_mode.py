@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
 from ddp_train.distributed.world import alone
-from ddp_train.training.check.state_size import estimate
+from ddp_train.training.check.memory import estimate
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluation_mode import evaluation_mode, has_modes
 from ddp_train.training.state import saved_state

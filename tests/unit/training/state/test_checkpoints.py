@@ -18,7 +18,7 @@ from ddp_train.checkpoint.snapshot import Buffer
 from ddp_train.distributed.world import alone
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.training.check.state_size import share_of
+from ddp_train.training.check.memory import share_of
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Records
