@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.config.targets.target import locate
 from ddp_train.distributed import attempt
 from ddp_train.distributed.store import join_store, wait_for
@@ -22,18 +23,19 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, Conf
 from ddp_train.job import Job
 from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import Launcher
-from ddp_train.rank import restart_report
-from ddp_train.rank.rank import Rank
+from ddp_train.rank.rank import LOST, Rank
 from ddp_train.rank.stop import end_agent
 from ddp_train.rank.sweep_member import Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
+from ddp_train.sweep.folder import is_sweep
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
 
 _LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may be stuck, and it has said what it had to say
+_SHOWN = 160  # characters of an error in the one line of a restart
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
 
@@ -183,12 +185,12 @@ class Group:
 
     def _clear(self, remembered: Path) -> None:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
-        run_folder = RunFolder(restart_report.run_folder(remembered))
+        run_folder = RunFolder(remembered.parent.parent if is_checkpoint(remembered) else remembered)
         found = failure.load(run_folder.failure)
         if found is not None and found.exit_code in FINAL and restart_note.has_failed(self._recalled):  # a user's torchrun starts all again
             self._final_code = found.exit_code
             return
-        print(restart_report.line(run_folder, size=self._size, has_failed=restart_note.has_failed(self._recalled)), flush=True)
+        print(restart_line(run_folder, size=self._size, has_failed=restart_note.has_failed(self._recalled)), flush=True)
         run_folder.forget_failure()
 
 
@@ -197,3 +199,27 @@ def _end_agent_of(member: Member, code: int) -> int:
     if code in STOPPED.values() and handover.NODE not in os.environ:
         end_agent(lambda: member.is_stopping)
     return code
+
+
+def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
+    """Say in one line why the ranks have started again, and where they continue. To be asked before the earlier failure makes way.
+
+    The failure's screen is for the last failure. The ones before it stay as failure.1.json, failure.2.json, ...
+
+    Args:
+        size: the number of ranks now.
+        has_failed: whether a failure on this machine is the reason.
+    """
+    restart = f"restart {torchrun_env.restart_count()} of {torchrun_env.max_restarts()}"
+    if is_sweep(run_folder.root):
+        return f"{'a process ended' if has_failed else 'the machines have changed'}; {restart} continues the sweep"
+    place = run_folder.continues()
+    found = failure.load(run_folder.failure)
+    if found and found.error == failure.MACHINE_LOST:
+        return f"{found.message}; {restart} {place}"
+    if found and LOST not in found.traceback:
+        message = found.error if found.error.startswith("SIG") else found.line(_SHOWN)  # a signal's name says it all
+        return f"rank {found.rank} failed ({message}); {restart} {place}"
+    if found or has_failed:
+        return f"a rank ended without a report; {restart} {place}"
+    return f"the machines have changed; {size} ranks continue {place}"

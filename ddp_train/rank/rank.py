@@ -24,7 +24,7 @@ from ddp_train.job import Job
 from ddp_train.launch import time_limit
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.phase import Phase, PhaseTracker
-from ddp_train.rank import restart_report, summary
+from ddp_train.rank import summary
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.rank.log import rank_log
 from ddp_train.rank.out_of_memory import advice, part_of
@@ -46,6 +46,9 @@ from ddp_train.watchdog.client import WatchdogClient, WatchRequest, patience
 from ddp_train.watchdog.flight_recorder import FlightRecorder, without_records
 
 logger = logging.getLogger(__name__)
+
+LOST = "Another rank ended without a report and broke the connection"
+"""What a rank adds to its failure when its collective broke: it is not the one to blame."""
 
 _MEET_WITHIN_S = 300.0
 _PEER_REPORTS_S = 3.0  # below what the agents of other machines take to notice that one is gone
@@ -214,7 +217,7 @@ def _describe(error: BaseException, job: Job, state: TrainState, peers: Peers | 
         peers.report_activity(lambda: failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
     logger.exception("rank %d failed", rank)
     if is_a_peers:
-        error.add_note(f"{restart_report.LOST}: see the logs of the other ranks.")
+        error.add_note(f"{LOST}: see the logs of the other ranks.")
         gone = _wait_for_a_report(job, peers)
         if peers is not None and gone is not None:
             departed, pid = gone

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +55,16 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
         f"model    {type(components.model).__name__}, {sum(parameters):,} parameters, {frozen}",
         f"data     {_named(job.config.data)}",
         f"steps    {components.total_steps} ({epoch})",
-        f"rate     {_rates(components.optimizer)} ({type(components.optimizer).__name__}, {_named(job.config.scheduler)})",
+        f"rate     {_spread(components.optimizer.param_groups)} ({type(components.optimizer).__name__}, {_named(job.config.scheduler)})",
     ]
     lines[1:1] = [f"         {line}" for line in layer_table(components.model, depth=job.config.summary)] if job.config.summary else []
     if dtype := components.answers.get("amp.dtype"):
         lines.append(f"amp      auto: {dtype}, which the device has")
     lines += components.notes
-    debug = job.config.debug
-    if debug.max_steps is not None:
-        lines.append(
-            f"debug    it ends there; its schedules are those of the whole run{_halfway(debug.resume_after_steps, components.total_steps)}"
-        )
+    if (debug := job.config.debug).max_steps is not None:
+        after = debug.resume_after_steps
+        halfway = f"; after step {after} it is built anew and resumed" if after is not None and after < components.total_steps else ""
+        lines.append(f"debug    it ends there; its schedules are those of the whole run{halfway}")
     if changes := job.config.trainer.batch_size_schedule:
         later = ", ".join(f"{size} from step {step} on" for step, size in batch_changes(changes))
         lines.append(f"batch    {wanted} samples, then {later}")
@@ -85,41 +84,38 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     return "\n".join(lines)
 
 
-def _halfway(after: int | None, total_steps: int) -> str:
-    return f"; after step {after} it is built anew and resumed" if after is not None and after < total_steps else ""
-
-
 def _named(node: Any) -> str:
     """Return the class or function of a node, without its module."""
     return str(node.get("_target_")).rpartition(".")[2]
 
 
-def _rates(optimizer: Optimizer) -> str:
-    """Return the peak learning rate, or those of the groups that there are."""
-    peaks = sorted({float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups})
+def _spread(groups: Iterable[Mapping[str, Any]]) -> str:
+    """Return the peak learning rate of groups of parameters, or from which to which it is."""
+    peaks = sorted({float(group.get("initial_lr", group["lr"])) for group in groups})
     return f"{peaks[0]:g}" if len(peaks) == 1 else f"{peaks[0]:g} to {peaks[-1]:g}"
 
 
 def _groups(optimizer: Optimizer) -> list[str]:
     """Say which parameters have which rate, where there are groups: what a pattern has matched is seen here."""
-    sizes: dict[str, list[int]] = {}
-    rates: dict[str, set[float]] = {}
+    named: dict[str, list[Mapping[str, Any]]] = {}
     for group in optimizer.param_groups:
         if "name" in group:
-            sizes.setdefault(group["name"], []).extend(parameter.numel() for parameter in group["params"])
-            rates.setdefault(group["name"], set()).add(float(group.get("initial_lr", group["lr"])))
-    return [
-        f"group    {name}: {sum(each):,} parameters in {len(each)} tensors,"
-        f" lr {' to '.join(f'{lr:g}' for lr in sorted({min(rates[name]), max(rates[name])}))}"
-        for name, each in sizes.items()
-    ]
+            named.setdefault(group["name"], []).append(group)
+    lines = []
+    for name, groups in named.items():
+        sizes = [parameter.numel() for group in groups for parameter in group["params"]]
+        lines.append(f"group    {name}: {sum(sizes):,} parameters in {len(sizes)} tensors, lr {_spread(groups)}")
+    return lines
 
 
 def closing(job: Job, state: TrainState, result: Result) -> str:
     """Say what was reached, where it lies, and what to try next."""
+    counts = [result.last.get(f"train/compile/{name}", 0.0) for name in ("graphs", "recompiles", "seconds")]
+    compiled = "  {:<20} {:.0f} graphs, {:.0f} of them for other shapes or types, in {:.1f} s on rank 0".format("compiled", *counts)
     shown = {name: value for name, value in result.last.items() if name == "train/loss" or name.startswith("eval/")}
     speed = rates(result.last.get("train/tokens_per_s"), result.last.get("train/mfu"))
-    folder, tools = job.run_folder.shown(), _command("tensorboard")
+    folder = job.run_folder.shown()
+    outputs = str(Path(folder).parent) if os.path.isabs(folder) else folder.split(os.sep)[0]
     return "\n".join(
         [
             "",
@@ -127,22 +123,14 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
             *([f"  stopped by {state.stopped}"] if state.stopped is not None else []),
             *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
             *([f"  {'at the end':<20} {', '.join(speed)}"] if speed else []),
-            *_compiled(result.last),
+            *([compiled] if "train/compile/graphs" in result.last else []),
             f"  run folder           {folder}",
             "",
             "Try next:",
-            *([f"  {tools} --logdir {_outputs(folder)}"] if job.config.metrics.get("tensorboard") else []),
+            *([f"  {_command('tensorboard')} --logdir {outputs}"] if job.config.metrics.get("tensorboard") else []),
             *(f"  {words}" for words in _next(job, state, result)),
         ]
     )
-
-
-def _compiled(last: Mapping[str, float]) -> list[str]:
-    """Say what torch.compile has made, where it has."""
-    if "train/compile/graphs" not in last:
-        return []
-    graphs, again, seconds = (last[f"train/compile/{name}"] for name in ("graphs", "recompiles", "seconds"))
-    return [f"  {'compiled':<20} {graphs:.0f} graphs, {again:.0f} of them for other shapes or types, in {seconds:.1f} s on rank 0"]
 
 
 def over(job: Job, state: TrainState) -> str:
@@ -174,14 +162,8 @@ def _next(job: Job, state: TrainState, result: Result) -> list[str]:
 
 def evaluated(job: Job, metrics: Mapping[str, float]) -> str:
     """Say what an evaluation has found, and where it lies."""
-    folder = job.run_folder.shown()
-    return "\n".join(
-        [
-            "",
-            *(f"  {name:<20} {value:.4f}" for name, value in metrics.items()),
-            f"  {'evaluation':<20} {folder}",
-        ]
-    )
+    values = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
+    return "\n".join(["", *values, f"  {'evaluation':<20} {job.run_folder.shown()}"])
 
 
 def _sweep(job: Job) -> list[str]:
@@ -237,7 +219,3 @@ def _command(name: str) -> str:
     if shutil.which(name) == str(own):
         return name
     return os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)
-
-
-def _outputs(folder: str) -> str:
-    return folder.split(os.sep)[0] if not os.path.isabs(folder) else str(Path(folder).parent)

@@ -63,7 +63,6 @@ SHOWN_BY = {
     "metrics/trackio.py": "tests/thirdparty/test_metrics.py",
     "metrics/wandb.py": "tests/thirdparty/test_metrics.py",
     "rank/machines.py": "tests/cluster/test_torchrun_hosts.py",
-    "rank/main.py": "tests/distributed/test_run.py",
     "rank/run_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",
     "run_folder/trust.py": "tests/config/test_security.py",
     "strategy/means.py": "tests/unit/strategy/test_local_sgd.py, tests/unit/strategy/test_power_sgd.py",

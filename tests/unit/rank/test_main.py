@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.rank import restart_report
+from ddp_train.rank.main import restart_line
+from ddp_train.rank.rank import LOST
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.torchrun_env import is_last_attempt
@@ -26,17 +27,17 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 def test_the_line_names_the_rank_the_error_and_the_step(run_folder: RunFolder) -> None:
     failure.from_exception(ValueError("too\nlarge"), rank=1, step=47).record(run_folder)
-    said = restart_report.line(run_folder, size=4, has_failed=True)
+    said = restart_line(run_folder, size=4, has_failed=True)
     assert said == "rank 1 failed (ValueError: too large); restart 1 of 3 from step 40"
 
 
 def test_the_line_blames_nobody_who_only_lost_a_connection(run_folder: RunFolder) -> None:
-    assert restart_report.line(run_folder, size=4, has_failed=True) == "a rank ended without a report; restart 1 of 3 from step 40"
-    assert restart_report.line(run_folder, size=4, has_failed=False) == "the machines have changed; 4 ranks continue from step 40"
+    assert restart_line(run_folder, size=4, has_failed=True) == "a rank ended without a report; restart 1 of 3 from step 40"
+    assert restart_line(run_folder, size=4, has_failed=False) == "the machines have changed; 4 ranks continue from step 40"
     error = RuntimeError("connection closed")
-    error.add_note(restart_report.LOST)
+    error.add_note(LOST)
     failure.from_exception(error, rank=0, step=47).record(run_folder)
-    assert restart_report.line(run_folder, size=4, has_failed=True).startswith("a rank ended without a report; ")
+    assert restart_line(run_folder, size=4, has_failed=True).startswith("a rank ended without a report; ")
 
 
 def test_earlier_reports_are_kept_and_numbered(run_folder: RunFolder) -> None:
