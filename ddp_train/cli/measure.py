@@ -18,9 +18,7 @@ from ddp_train.errors import DONE, ConfigError, UserError
 from ddp_train.system.effects import refuse_effects
 from ddp_train.system.process import fork
 
-WITHIN_S = 10.0
-_BEGINS_WITHIN_S = 60.0  # torch's import: from a file server of many small files it takes long, and says nothing of the run
-_BEGINS = b" "  # nothing to JSON
+WITHIN_S = 60.0  # with torch's import: from a file server of many small files it takes long
 _CHUNK_BYTES = 1 << 16
 
 
@@ -39,13 +37,13 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
         sys.stdout = sys.stderr = os.fdopen(nowhere, "w")  # what a user's data set prints is no part of a plan
         for number in (1, 2):
             os.dup2(nowhere, number)
-        os.write(writing, json.dumps(_answer(config, lambda: os.write(writing, _BEGINS))).encode())
+        os.write(writing, json.dumps(_answer(config)).encode())
         return DONE
 
-    child = fork(work)
+    deadline, child = time.monotonic() + within_s, fork(work)
     os.close(writing)
     try:
-        yield lambda: _understood(_read(reading, within_s), within_s)
+        yield lambda: _understood(_read(reading, deadline), within_s)
     finally:
         os.close(reading)
         child.signal(signal.SIGKILL)
@@ -55,30 +53,25 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
 def _understood(answer: bytes | None, within_s: float) -> dict[str, Any] | str:
     if answer is None:
         return f"building it without values takes longer than {within_s:g} s"
-    if not answer.strip():
+    if not answer:
         return "the process that built it without values has died"
-    found = json.loads(answer)
-    if "sizes" in found:
-        return dict(found["sizes"])
-    error = found["error"]
+    said = json.loads(answer)
+    if "sizes" in said:
+        return dict(said["sizes"])
+    error = said["error"]
     if isinstance(error, str):
         return error
-    if error["key"].partition(".")[0] == "data" or not found["is_config"]:  # it may well be there where the run will be
+    if error["key"].partition(".")[0] == "data" or not said["is_config"]:  # it may well be there where the run will be
         return str(UserError(**{**error, "fix": "", "expected": ""}))
     raise ConfigError(**error)
 
 
-def _answer(config: RunConfig, begins: Callable[[], object]) -> dict[str, Any]:
-    """Build the run, and return its sizes or the error (in the process that may touch nothing).
-
-    Args:
-        begins: says that everything is imported.
-    """
+def _answer(config: RunConfig) -> dict[str, Any]:
+    """Build the run, and return its sizes or the error (in the process that may touch nothing)."""
     refuse_effects("ddp-train plan")
     try:
         from ddp_train.training.build import dry_build  # imports torch: in this process only
 
-        begins()
         return {"sizes": asdict(dry_build.measure(config))}
     except UserError as error:
         fields = {name: getattr(error, name) for name in ("key", "happened", "expected", "fix")}
@@ -87,15 +80,12 @@ def _answer(config: RunConfig, begins: Callable[[], object]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
 
 
-def _read(descriptor: int, within_s: float) -> bytes | None:
-    """Return all that comes before the other end is closed; None when it is not in time, from its first word on."""
-    found, deadline = b"", time.monotonic() + _BEGINS_WITHIN_S
-    while True:
-        readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        if not readable:
-            return None
+def _read(descriptor: int, deadline: float) -> bytes | None:
+    """Return all that comes before the other end is closed; None when it is not in time."""
+    said = b""
+    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
         chunk = os.read(descriptor, _CHUNK_BYTES)
         if not chunk:
-            return found
-        deadline = deadline if found else time.monotonic() + within_s
-        found += chunk
+            return said
+        said += chunk
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli import plan_commands, plan_text
 from ddp_train.cli.compose import Place, check_composed, fix_sweep_place, place_of, require_our_launcher, require_same, sweep_place
 from ddp_train.cli.measure import measuring
-from ddp_train.cli.past_runs import newest_like
 from ddp_train.config.check import section
 from ddp_train.config.command.composition import Composition, loader_of, parse
 from ddp_train.config.command.options import options_first, options_of, refuse_unknown_options, require_config
@@ -45,14 +43,6 @@ USAGE = """ddp-train plan key=value group=option ... [-m]
 def plan(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train plan key=value ...`: show what the same words without `plan` would do."""
     sys.dont_write_bytecode = True  # of the user's modules, which the check imports
-    gc.disable()  # what is imported stays: to look through it again and again takes a sixth of the time of this short command
-    try:
-        return _plan(arguments)
-    finally:
-        gc.enable()
-
-
-def _plan(arguments: list[str]) -> int:
     sys.argv[1:] = options_first(arguments)  # as they would be typed; what explains Hydra's errors reads them, too
     refuse_unknown_options(sys.argv[1:])
     args = parse(sys.argv[1:])
@@ -67,7 +57,7 @@ def _plan(arguments: list[str]) -> int:
     composed = loader.load_configuration(name, args.overrides, run_mode=RunMode.RUN)
     checked = check_composed(composed, composed.hydra)
     place = place_of(composed, checked)
-    _look_at(place, checked)
+    _check_place(place, checked)
     job = _job(composed, checked, place.folder)
     with measuring(checked) as answer:
         composition = Composition(loader, composed, args.overrides)
@@ -92,14 +82,16 @@ def _show_run(screen: plan_text.Screen, composition: Composition, job: Job, foun
     plan_text.pipeline(screen, job)
     plan_text.configuration(screen, composition, job.config.left_out)
     plan_text.sizes(screen, job, found)
-    plan_text.time(screen, job, found, newest_like(job.config, _runs(job.run_folder.root)))
+    plan_text.time(screen, job, found)
 
 
 def _show_sweep(loader: Any, base: DictConfig) -> None:
     """Show the jobs of a sweep, and what is common to them by its first one."""
     require_our_launcher(base)
     folder = sweep_place(base)
-    _look_at_sweep(folder)
+    _require_free(folder, key="hydra.sweep.dir")
+    if folder.exists() and not is_sweep(folder):  # a sweep would be taken up
+        require_empty(folder, key="hydra.sweep.dir")
     fix_sweep_place(base, folder)
     overrides = planned_overrides(loader, base)
     settings = section(base, SweepConfig)
@@ -129,38 +121,23 @@ def _job(composed: DictConfig, checked: RunConfig, folder: Path) -> Job:
     )
 
 
-def _look_at(place: Place, checked: RunConfig) -> None:
+def _check_place(place: Place, checked: RunConfig) -> None:
     """Refuse a folder that the run would be refused.
 
     Raises:
-        ConfigError: somebody works in it, it holds something else, or another run.
+        ConfigError: another process works in it, it holds something else, or another run.
     """
-    if place.is_new or not place.folder.exists():
-        return
-    if place.folder.is_dir() and is_held(place.folder):
-        raise ConfigError(key=place.key, happened=f"another run is working in {place.folder}", expected="one run per folder")
-    if place.is_continued:
-        require_same(place.folder, checked, key=place.key)
-    else:
-        require_empty(place.folder, key=place.key)
+    if not place.is_new and place.folder.exists():
+        _require_free(place.folder, key=place.key)
+        if place.is_continued:
+            require_same(place.folder, checked, key=place.key)
+        else:
+            require_empty(place.folder, key=place.key)
 
 
-def _look_at_sweep(folder: Path) -> None:
-    """Refuse a folder that the sweep would be refused.
-
-    Raises:
-        ConfigError: somebody works in it, or it holds something else than a sweep, which would be taken up.
-    """
+def _require_free(folder: Path, *, key: str) -> None:
     if folder.is_dir() and is_held(folder):
-        raise ConfigError(key="hydra.sweep.dir", happened=f"another run is working in {folder}", expected="one sweep per folder")
-    if folder.exists() and not is_sweep(folder):
-        require_empty(folder, key="hydra.sweep.dir")
-
-
-def _runs(folder: Path) -> Path:
-    """Return the folder in which the runs of the same name lie."""
-    sweeps = next((parent for parent in folder.parents if parent.name == "sweeps"), None)
-    return folder.parent if sweeps is None else sweeps.parent
+        raise ConfigError(key=key, happened=f"another run is working in {folder}", expected="a folder of its own for each run and sweep")
 
 
 def _without_sweeps(loader: Any, base: DictConfig) -> list[str]:

@@ -6,8 +6,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ddp_train.checkpoint.disk_space import in_units
 from ddp_train.cli.plan_text import Screen, as_typed, command
@@ -26,8 +26,7 @@ _WRITTEN = "config.yaml, .hydra, environment.json, metrics.jsonl, tensorboard, l
 _LINES_SHOWN = 4  # of machines that differ by their number alone
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submitted:
+class Submitted(NamedTuple):
     """What an engine would be given."""
 
     rendered: Rendered

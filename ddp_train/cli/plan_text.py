@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
+import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
 from ddp_train.checkpoint.disk_space import in_units
-from ddp_train.cli.past_runs import Past
 from ddp_train.cli.pipeline import require_possible
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.command.composition import TYPED, Composition, Value
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.saved import saved_config
 from ddp_train.config.schema import CheckpointConfig, SweepConfig
 from ddp_train.config.spelling import text_of, without_secrets
 from ddp_train.config.values import seconds_of
-from ddp_train.errors import printable
+from ddp_train.errors import ConfigError, printable
 from ddp_train.job import Job
 from ddp_train.redaction import redact
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import progress_of
 from ddp_train.system import devices
+from ddp_train.system.files import tail
 
 _LABEL = 9  # characters, as in the lines that a run begins with
 _JOBS_SHOWN = 40
 _VALUE_SHOWN = 60  # characters of a value that was replaced
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_RUNS_READ = 20  # of the newest ones: each costs the reading of a YAML
+_RECORDS = 20  # of the newest ones of training, of which the median counts
+_TAIL_BYTES = 1 << 16
 
 
 class Screen:
@@ -124,9 +132,9 @@ def configuration(screen: Screen, composition: Composition, left_out: Iterable[s
     values = composition.values
     screen.heading("Values that differ from those of the options")
     screen.table((f"{each.key}={_value(each.key, each.value)}", each.source, _replaced(each)) for each in values)
-    for key in composition.removed():
+    for key in composition.removed:
         screen.fact("", f"~{key}   {TYPED}")
-    if not values and not composition.removed():
+    if not values and not composition.removed:
         screen.fact("", "none")
     for line in left_out:
         screen.fact("", line)
@@ -213,13 +221,53 @@ def _free(folder: Path) -> str:
     return f"{in_units(shutil.disk_usage(there).free)} are free in {command([str(there)])}"
 
 
-def time(screen: Screen, job: Job, found: Mapping[str, Any] | str, past: Past | None) -> None:
-    """Say how long the run takes by the step time of an earlier one, and whether its walltime is enough."""
-    cluster = job.config.cluster
+class Past(NamedTuple):
+    """The step time of an earlier run."""
+
+    folder: Path
+    step_ms: float
+    batch: str  # its identity, in words; "" where it is not known
+
+
+def newest_like(config: RunConfig, runs: Path) -> Past | None:
+    """Return the newest run with the same model, data and precision; None where there is none.
+
+    Args:
+        runs: the folder that holds runs, and `sweeps`.
+    """
+    files = [*runs.glob("*/metrics.jsonl"), *runs.glob("sweeps/*/*/metrics.jsonl")]
+    with suppress(OSError):  # one that is just removed
+        files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[:_RUNS_READ]:
+        with suppress(ConfigError):  # of another version, say
+            saved = saved_config(file.parent)
+            is_alike = all(saved.get(name) == getattr(config, name) for name in ("model", "data", "amp"))
+            if is_alike and (times := _step_times(file)):
+                batch = ""
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    batch = str(json.loads((file.parent / "environment.json").read_text())["batch"])
+                return Past(file.parent, statistics.median(times), batch)
+    return None
+
+
+def _step_times(metrics: Path) -> list[float]:
+    times = []
+    for line in tail(metrics, _TAIL_BYTES).splitlines():
+        with suppress(ValueError, AttributeError):  # the first may be cut
+            record = json.loads(line)
+            if record.get("split") == "train" and isinstance(record.get("step_ms"), (int, float)):
+                times.append(float(record["step_ms"]))
+    return times[-_RECORDS:]
+
+
+def time(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
+    """Say how long the run takes by the step time of an earlier one of this name, and whether its walltime is enough."""
+    cluster, folder = job.config.cluster, job.run_folder.root
     limit = None if cluster.walltime is None else seconds_of(cluster.walltime)
-    walltime = (
-        "" if limit is None else f"cluster.walltime={cluster.walltime}: it saves and stops after {_duration(limit - cluster.grace_s)}"
-    )
+    ends = "" if limit is None else f": it saves and stops after {_duration(limit - cluster.grace_s)}"
+    walltime = f"cluster.walltime={cluster.walltime}{ends}" if ends else ""
+    sweeps = next((parent for parent in folder.parents if parent.name == "sweeps"), None)
+    past = newest_like(job.config, folder.parent if sweeps is None else sweeps.parent)
     if past is None:
         screen.fact("time", "not known: no run of this name has had this model, data and precision", *([walltime] if walltime else []))
         return

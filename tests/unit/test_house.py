@@ -25,7 +25,6 @@ SHOWN_BY = {
     "cli/caller.py": "tests/unit/cli/test_from_python.py",
     "cli/export.py": "tests/unit/training/inference/test_export.py",
     "cli/plan_commands.py": "tests/unit/cli/test_plan.py",
-    "cli/plan_text.py": "tests/unit/cli/test_plan.py",
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",
     "cli/prepare_weights.py": "tests/unit/checkpoint/test_dcp.py",
     "cli/resume.py": "tests/config/test_config.py",

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
@@ -29,8 +28,7 @@ TYPED = "typed"
 """The source of what stands on the command line."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(NamedTuple):
     """One group and its option."""
 
     group: str
@@ -39,8 +37,7 @@ class Choice:
     instead_of: str  # what the root's defaults choose; "" where it is the same
 
 
-@dataclass(frozen=True, kw_only=True)
-class Value:
+class Value(NamedTuple):
     """A value that another source than the chosen option of its own group gave."""
 
     key: str
@@ -51,16 +48,12 @@ class Value:
 
 def parse(arguments: list[str]) -> Namespace:
     """Return what Hydra's parser reads in a command line: its options, and `overrides`."""
-    found: Namespace = get_args_parser().parse_args(arguments)
-    return found
+    args: Namespace = get_args_parser().parse_args(arguments)
+    return args
 
 
 def loader_of(args: Namespace, conf: Path = CONF) -> ConfigLoaderImpl:
-    """Return what composes, where a command line says that the YAML lies.
-
-    Args:
-        args: as Hydra's parser reads them.
-    """
+    """Return what composes, where a command line (as Hydra's parser reads it) says that the YAML lies."""
     search_path = create_config_search_path(args.config_path or str(conf))
     if args.config_dir is not None:
         search_path.prepend("command-line", f"file://{os.path.abspath(args.config_dir)}", anchor=SearchPathQuery(provider="schema"))
@@ -81,95 +74,76 @@ class Composition:
     def __init__(self, loader: ConfigLoader, composed: DictConfig, overrides: list[str]) -> None:
         self._folders = [folder for source in composed.hydra.runtime.config_sources if (folder := folder_of(source.schema, source.path))]
         self._chosen: dict[str, Any] = dict(composed.hydra.runtime.choices)
-        self._typed = [each for each in OverridesParser.create().parse_overrides(overrides) if not each.key_or_group.startswith("hydra")]
-        found = loader.compute_defaults_list(composed.hydra.job.config_name, overrides, RunMode.RUN)
-        self._defaults = [each for each in found.defaults if not (each.package or "").startswith("hydra") and each.config_path]
-        self._root = next(str(each.config_path) for each in self._defaults if each.primary)
+        self._typed = [word for word in OverridesParser.create().parse_overrides(overrides) if not word.key_or_group.startswith("hydra")]
+        defaults = loader.compute_defaults_list(composed.hydra.job.config_name, overrides, RunMode.RUN).defaults
+        self._defaults = [entry for entry in defaults if not (entry.package or "").startswith("hydra") and entry.config_path]
+        self._root = next(str(entry.config_path) for entry in self._defaults if entry.primary)
         self._contents: dict[str, dict[Any, Any]] = {}
         self.choices = self._find_choices()
         self.values = self._find_values()
+        self.removed = [word.key_or_group for word in self._typed if word.is_delete()]
 
     def _find_choices(self) -> list[Choice]:
         """Return the option of each group, in the order of the root's defaults."""
-        typed = {each.key_or_group for each in self._typed}
+        typed = {word.key_or_group for word in self._typed}
         by_root: dict[str, str] = {}
         by_file: dict[str, str] = {}
-        for each in self._defaults:
-            for group, option, is_override in self._choices_in(each.config_path):
+        for entry in self._defaults:
+            for group, option, is_override in self._choices_in(entry.config_path):
                 if is_override:
-                    by_file[group] = self._shown(each.config_path)
-                elif "/" not in each.config_path:  # a file of no group
+                    by_file[group] = self._shown(entry.config_path)
+                elif "/" not in entry.config_path:  # a file of no group
                     by_root.setdefault(group, option)
-        found = []
-        for group in [*by_root, *(name for name in self._chosen if name not in by_root and not name.startswith("hydra"))]:
-            if self._is_left_out(group):
-                continue
+        choices = []
+        for group in dict.fromkeys([*by_root, *(name for name in self._chosen if not name.startswith("hydra"))]):
+            named = self._chosen.get(group)
+            if isinstance(named, str) and self._file(f"{group.partition('@')[0]}/{named}") is None:
+                continue  # an optional one, which is not there
             option, default = self._option(group), str(by_root.get(group))
             source = TYPED if group in typed else by_file.get(group, self._shown(self._root))
-            found.append(Choice(group=group, option=option, source=source, instead_of=default if default != option else ""))
-        return found
+            choices.append(Choice(group, option, source, default if default != option else ""))
+        return choices
 
     def _option(self, group: str) -> str:
         """Return a group's option, or the list of them where it takes several, of which Hydra keeps no record."""
         if group in self._chosen:
             return str(self._chosen[group])
         fixed = self._read(self._root).get("defaults") or ()
-        paths = [path for each in self._defaults if (path := str(each.config_path)).startswith(f"{group}/") and path not in fixed]
+        paths = [path for entry in self._defaults if (path := str(entry.config_path)).startswith(f"{group}/") and path not in fixed]
         return f"[{','.join(path.removeprefix(f'{group}/') for path in paths)}]"
-
-    def _is_left_out(self, group: str) -> bool:
-        """Tell whether an option is named that is not there: an optional one."""
-        option = self._chosen.get(group)
-        return isinstance(option, str) and self._file(f"{group.partition('@')[0]}/{option}") is None
 
     def _find_values(self) -> list[Value]:
         """Return the values that do not come from the option of their own group."""
-        groups = {*self._chosen, *(each.group for each in self.choices)}
+        groups = {*self._chosen, *(choice.group for choice in self.choices)}
         history: dict[str, list[tuple[Any, str, bool]]] = {}  # value, source, whether the source is its own group's
-        for each in self._defaults:
-            shown = self._shown(each.config_path)
-            for key, value in leaves(self._content(each.config_path)):
-                key = f"{each.package}.{key}" if each.package else key
-                is_own = each.config_path in ("config", f"{key.partition('.')[0]}/{each.config_path.partition('/')[2]}")
-                history.setdefault(key, []).append((value, shown, is_own))
-        for override in self._typed:
-            if override.key_or_group in groups or override.is_delete():
-                continue
-            value = override.value()
-            for key, leaf in leaves({override.key_or_group: value}):
-                history.setdefault(key, []).append((leaf, TYPED, False))
+        for entry in self._defaults:
+            content = {str(key): value for key, value in self._read(entry.config_path).items() if key not in ("defaults", "hydra")}
+            for key, value in leaves(content):
+                key = f"{entry.package}.{key}" if entry.package else key
+                is_own = entry.config_path in ("config", f"{key.partition('.')[0]}/{entry.config_path.partition('/')[2]}")
+                history.setdefault(key, []).append((value, self._shown(entry.config_path), is_own))
+        for word in self._typed:
+            if word.key_or_group not in groups and not word.is_delete():
+                for key, value in leaves({word.key_or_group: word.value()}):
+                    history.setdefault(key, []).append((value, TYPED, False))
         return [
-            Value(
-                key=key,
-                value=past[-1][0],
-                source=past[-1][1],
-                instead_of=tuple((value, source) for value, source, _ in reversed(past[:-1])),
-            )
+            Value(key, past[-1][0], past[-1][1], tuple((value, source) for value, source, _ in reversed(past[:-1])))
             for key, past in history.items()
             if not past[-1][2] and (past[-1][1] == TYPED or len(past) == 1 or past[-1][0] != past[-2][0])
         ]
 
-    def removed(self) -> list[str]:
-        """Return the keys that the command line takes out."""
-        return [each.key_or_group for each in self._typed if each.is_delete()]
-
     def _choices_in(self, name: str) -> Iterator[tuple[str, str, bool]]:
         """Yield group, option and whether it replaces another one's choice, for each entry of a file's defaults."""
-        for entry in self._read(name).get("defaults") or ():
-            if not isinstance(entry, Mapping):
-                continue
-            for key, option in entry.items():
-                words = str(key).split()
-                yield words[-1].lstrip("/").partition("@")[0], str(option), "override" in words
-
-    def _content(self, name: str) -> dict[str, Any]:
-        return {str(key): value for key, value in self._read(name).items() if key not in ("defaults", "hydra")}
+        entries = [entry for entry in self._read(name).get("defaults") or () if isinstance(entry, Mapping)]
+        for key, option in (item for entry in entries for item in entry.items()):
+            words = str(key).split()
+            yield words[-1].lstrip("/").partition("@")[0], str(option), "override" in words
 
     def _read(self, name: str) -> dict[Any, Any]:
         if name not in self._contents:
             file = self._file(name)
-            found = OmegaConf.to_container(OmegaConf.load(file), resolve=False) if file is not None else {}
-            self._contents[name] = found if isinstance(found, dict) else {}
+            content = OmegaConf.to_container(OmegaConf.load(file), resolve=False) if file is not None else {}
+            self._contents[name] = content if isinstance(content, dict) else {}
         return self._contents[name]
 
     def _file(self, name: str) -> Path | None:

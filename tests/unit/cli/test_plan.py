@@ -20,7 +20,7 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import mark_cancelled
 from tests.conftest import TINY
-from tests.unit.cli.test_past_runs import run as past_run
+from tests.unit.cli.test_plan_text import run as past_run
 from tests.unit.parts import checked
 
 Plan = Callable[..., str]

@@ -66,7 +66,7 @@ def test_what_is_added_and_removed_is_found() -> None:
     added = {each.key: each for each in found.values}
     assert added["cluster.env.NCCL_DEBUG"].instead_of == ()
     assert (added["extra.a"].value, added["extra.b.c"].value) == (1, 2)
-    assert found.removed() == ["metrics.tensorboard"]
+    assert found.removed == ["metrics.tensorboard"]
 
 
 def test_values_stay_as_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:

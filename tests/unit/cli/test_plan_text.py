@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from ddp_train.cli.past_runs import Past, newest_like
+from ddp_train.cli.plan_text import Past, newest_like
 from tests.unit.parts import checked
 
 
