@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddp_train.config.batch_sizes import MICRO_BATCH, BatchSizes
 from ddp_train.config.rules import conflict
 from ddp_train.config.schema import ClusterConfig, CompileConfig, HealthConfig, TrainerConfig
-from ddp_train.config.targets.target import class_of, is_a
+from ddp_train.config.targets.target import class_of
 from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
 from ddp_train.traits import needs_whole_matrices
 
-_OF_ROWS = ("ddp_train.strategy.fsdp.FSDP", "ddp_train.strategy.zero1.Zero1")
 _WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
-_OF_DDP = ("ddp_train.strategy.ddp.DDP",)
-_FSDP = ("ddp_train.strategy.fsdp.FSDP",)
-_LOCAL_SGD = ("ddp_train.strategy.local_sgd.LocalSGD",)
-_POWER_SGD = ("ddp_train.strategy.power_sgd.PowerSGD",)
 
 
 def check_strategy(strategy: dict[str, Any], optimizer: dict[str, Any], micro_steps: int, world_size: int) -> Iterator[ConfigError]:
@@ -32,7 +27,7 @@ def check_strategy(strategy: dict[str, Any], optimizer: dict[str, Any], micro_st
     if isinstance(replicas, int) and (replicas < 1 or world_size % replicas):
         expected = "a number that divides that of the ranks"
         yield ConfigError(key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected=expected)
-    for key in _of_whole_matrices(optimizer) if _is_one_of(strategy, _OF_ROWS) else ():
+    for key in _of_whole_matrices(optimizer) if _says(strategy, "steps_rows") else ():
         name = str(at({"optimizer": optimizer}, key)).rpartition(".")[2]
         yield ConfigError(
             key=key.removesuffix("._target_"),
@@ -71,13 +66,14 @@ def _of_whole_matrices(optimizer: dict[str, Any]) -> list[str]:
     return [key for key, value in named if needs_whole_matrices(class_of(str(value)))]
 
 
-def _is_one_of(strategy: Mapping[str, Any], names: Collection[str]) -> bool:
-    return is_a(str(strategy.get("_target_")), names)
+def _says(strategy: Mapping[str, Any], trait: str) -> bool:
+    """Tell whether a strategy's class has one of the attributes of `interfaces.strategy.Strategy`."""
+    return bool(getattr(class_of(str(strategy.get("_target_"))), trait, False))
 
 
 def shards_weights(strategy: Mapping[str, Any]) -> bool:
-    """Tell whether a strategy is FSDP, or derived from it."""
-    return _is_one_of(strategy, _FSDP)
+    """Tell whether each rank has a part of the weights: then every forward is a collective."""
+    return _says(strategy, "computes_together")
 
 
 def check_early_step(
@@ -110,7 +106,7 @@ def check_early_step(
     if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
         expected = "one of torch's, which step each parameter by itself (AdamW, SGD)"
         yield conflict("optimizer", f"is {target}, which may need all parameters in a step, {with_it}", "adamw", expected=expected)
-    if batch.world_size > 1 and not shards_weights(strategy):
+    if batch.world_size > 1 and not _says(strategy, "reduces_in_backward"):
         expected = "strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back"
         yield conflict("strategy", f"is {str(strategy.get('_target_')).rpartition('.')[2]}, {with_it}", "fsdp", expected=expected)
     for name in (name for name, value in strategy.items() if "offload" in name and value):
@@ -136,7 +132,7 @@ def check_local_sgd(
     strategy: dict[str, Any], amp: dict[str, Any], optimizer: dict[str, Any], trainer: TrainerConfig, world_size: int
 ) -> Iterator[ConfigError]:
     """Refuse ranks that take steps of their own with a loss scale of their own, and where a step is to be what it is not."""
-    if not _is_one_of(strategy, _LOCAL_SGD):
+    if not _says(strategy, "has_local_weights"):
         return
     every, lr, momentum = strategy.get("every_steps"), strategy.get("outer_lr"), strategy.get("outer_momentum")
     if isinstance(every, int) and every < 1:
@@ -161,7 +157,7 @@ def check_local_sgd(
 
 def check_power_sgd(strategy: dict[str, Any], amp: dict[str, Any], world_size: int) -> Iterator[ConfigError]:
     """Refuse products of no columns, and a loss scale, by which what was left out would be another number in the next step."""
-    if not _is_one_of(strategy, _POWER_SGD):
+    if not _says(strategy, "has_error_feedback"):
         return
     for key, least in (("rank", 1), ("from_step", 0)):
         value = strategy.get(key)
@@ -179,6 +175,6 @@ def check_on_cpu(cluster: ClusterConfig, strategy: dict[str, Any], world_size: i
     if strategy.get("sync_batchnorm") is True:
         happened = "is true, and torch's SyncBatchNorm computes on GPUs alone"
         yield conflict("strategy.sync_batchnorm", happened, "false", expected="false on a CPU")
-    if strategy.get("reduce_dtype") == "bfloat16" and _is_one_of(strategy, _OF_DDP):
+    if strategy.get("reduce_dtype") == "bfloat16" and _says(strategy, "has_buckets"):
         happened = "is bfloat16, in which torch's DDP reduces on GPUs alone"
         yield conflict("strategy.reduce_dtype", happened, "null", expected="null or float16 on a CPU")
