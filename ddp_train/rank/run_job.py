@@ -29,16 +29,16 @@ from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
 from ddp_train.sweep.folder import Sweep, sweep_of
 from ddp_train.training.build.build import build
+from ddp_train.training.build.features import Features, add_features
 from ddp_train.training.check import memory
 from ddp_train.training.instantiate import build_writers
-from ddp_train.training.loop.evaluation import evaluate, joined
-from ddp_train.training.loop.replica_check import FingerprintCheck, ReplicaCheck
+from ddp_train.training.loop.evaluation import evaluate, weights_to_evaluate
+from ddp_train.training.loop.replica_check import ReplicaCheck
 from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.compiled import keep_cache
 from ddp_train.training.parts.components import Components
-from ddp_train.training.parts.evaluation_mode import evaluation_mode
-from ddp_train.training.profile.profiler import RunProfiler
+from ddp_train.training.profile.profiler import Profiler
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.record.records import Records
@@ -89,12 +89,13 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         tracker=tracker,
         agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
     )
-    trainer = _trainer(job, components, state, world, stop, checkpoints)
+    profiler = Profiler(job.config.profile, run_folder, world, components, tracker)
+    trainer = _trainer(job, components, state, world, stop, checkpoints, profiler)
     inject(job.config.debug.faults, tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
     is_done = trainer.train()
     unsaved = checkpoints.finish()
-    trainer.profiler.close()  # what it writes may take a while, and a stop leaves little time to save
+    profiler.close()  # what it writes may take a while, and a stop leaves little time to save
     if unsaved and (is_done or stop.is_paused):
         raise RunError(
             key="checkpoint",
@@ -105,7 +106,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     tracker.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
     status = Status.COMPLETED if is_done else status_of(stop.cause())
-    trainer.callbacks.end(status)
+    trainer.end(status)
     if world.is_main:
         _finish(job, trainer, records, stop, status, seconds=time.monotonic() - started, unsaved=unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
@@ -171,7 +172,7 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
     is_there = world.from_main(all(folder_of(part).exists() for part in components.eval_loaders))
     if not job.config.evaluation.save_predictions or is_there:
         return
-    with evaluation_mode(components.optimizer), joined(components):
+    with weights_to_evaluate(components):
         metrics = evaluate(components, world, predictions=folder_of, begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step))
     assert metrics is not None  # a stop before the first step ends the process
     if world.is_main:
@@ -198,19 +199,20 @@ def _writers(job: Job, components: Components, state: TrainState, world: World, 
     )
 
 
-def _trainer(job: Job, components: Components, state: TrainState, world: World, stop: Stop, checkpoints: Checkpoints) -> Trainer:
+def _trainer(
+    job: Job, components: Components, state: TrainState, world: World, stop: Stop, checkpoints: Checkpoints, profiler: Profiler
+) -> Trainer:
     """Return what trains the run as its config says."""
     config, run_folder, records = job.config, job.run_folder, checkpoints.records
     log_every, cut_off = config.trainer.log_every_steps, config.debug.max_steps
     health, every, halfway = config.health, config.health.check_replicas_every_steps, config.debug.resume_after_steps
-    return Trainer(
+    trainer = Trainer(
         components=components,
         state=state,
         world=world,
         log_every_steps=log_every if cut_off is None else min(log_every, -(-cut_off // 20)),
         evaluate_every_steps=halfway or config.evaluation.every_steps,
         clip_grad_norm=config.trainer.clip_grad_norm,
-        sanity_check=config.sanity_check,
         predictions_of=run_folder.predictions_of if config.evaluation.save_predictions else None,
         write=records.write,
         save=checkpoints.save,
@@ -219,16 +221,15 @@ def _trainer(job: Job, components: Components, state: TrainState, world: World, 
         stops_after=stop.comes_after if halfway is None else lambda taken: stop.pauses_after(taken, state.step == halfway),
         is_stopping=stop.is_asked,
         rewind=checkpoints.rewind,
-        after_first_step=partial(memory.print_memory_use, components, world),
-        folder=run_folder.root,
-        show=records.show,
-        settings=config.callbacks,
         tracker=checkpoints.tracker,
         monitor=LossMonitor(
             on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, log_event=records.log_event
         ),
+    )
+    features = Features(
+        sanity_check=config.sanity_check,
         guard=SkippingGuard(components.trained, components.optimizer) if health.on_nonfinite == "skip" else StepGuard(),
-        replicas=FingerprintCheck(
+        replicas=ReplicaCheck(
             components.trained,
             world,
             every_steps=every,
@@ -237,9 +238,14 @@ def _trainer(job: Job, components: Components, state: TrainState, world: World, 
             strategy=components.strategy,
         )
         if every
-        else ReplicaCheck(),
-        profiler=RunProfiler(config.profile, run_folder, world, components, checkpoints.tracker),
+        else None,
+        profiler=profiler,
+        after_first_step=partial(memory.print_memory_use, components, world),
+        folder=run_folder.root,
+        show=records.show,
+        settings=config.callbacks,
     )
+    return add_features(trainer, features)
 
 
 def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: Status, *, seconds: float, unsaved: str) -> None:

@@ -87,7 +87,7 @@ class TrainState:
     step: int = 0
     samples: int = 0
     best: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> {"value", "step"}
-    owes_evaluation: bool = False  # a stop came between the step and its evaluation
+    evaluation_pending: bool = False  # a stop came between the step and its evaluation
     losses: dict[str, list[float]] = field(default_factory=dict)  # of the last steps by their turns, only where spikes are looked for
     skipped_in_a_row: int = 0  # steps, up to the last one that was looked at
     jumps: list[Jump] = field(default_factory=list)  # every rewind so far
@@ -105,7 +105,7 @@ class TrainState:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.samples, self.best = state["step"], state["samples"], state["best"]
-        self.owes_evaluation = state["owes_evaluation"]
+        self.evaluation_pending = state["evaluation_pending"]
         self.losses = {turns: list(losses) for turns, losses in state["losses"].items()}
         self.skipped_in_a_row = state["skipped_in_a_row"]
         self.stopped = Stopped(**state["stopped"]) if state["stopped"] else None

@@ -46,6 +46,7 @@ from ddp_train.loader.sampler import Shuffled
 from ddp_train.phase import PhaseTracker
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
+from ddp_train.training.build.features import Features, add_features
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record.records import Record
@@ -231,6 +232,7 @@ def measure(name: str, pairs: int, device: str) -> None:
             write=write,
             save=lambda window: None,
         )
+        add_features(trainer, Features())
         clock[0] = now(world)
         trainer.train()
         for writer in writers:

@@ -27,6 +27,7 @@ from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
+from ddp_train.training.build.features import Features, add_features
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
@@ -64,7 +65,7 @@ def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
         write=lambda record: None,
         save=lambda window: None,
     )
-    trainer.train_step(micro_batches, global_batch_size=size, measures_norm=True)
+    add_features(trainer, Features()).train_step(micro_batches, global_batch_size=size, measures_norm=True)
     return noted[0]
 
 

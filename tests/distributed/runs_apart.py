@@ -28,11 +28,12 @@ from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
+from ddp_train.training.build.features import Features, add_features
 from ddp_train.training.check.memory import estimate
-from ddp_train.training.loop.evaluation import joined
-from ddp_train.training.loop.replica_check import FingerprintCheck
+from ddp_train.training.loop.evaluation import weights_to_evaluate
+from ddp_train.training.loop.replica_check import ReplicaCheck
 from ddp_train.training.loop.trainer import Trainer
-from ddp_train.training.state.saved_state import SetAside, content, hashes, load
+from ddp_train.training.state.saved_state import content, hashes, load
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.distributed.runs_of_strategies import weights
 
@@ -77,8 +78,8 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     def save(window: WindowSums) -> None:
         if to is None:
             return
-        with joined(parts) as kept:
-            saver.save(content(parts, state, window, world, SetAside(kept=kept)))
+        with weights_to_evaluate(parts) as aside:
+            saver.save(content(parts, state, window, world, aside))
         assert saver.finish() == ""
         size = sum(file.stat().st_size for file in (to / f"step_{state.step:08d}").glob("*.safetensors"))
         assert size <= estimate(parts, num_ranks=world.size) + (1 << 17)  # the names of a tiny model take more than its numbers
@@ -94,13 +95,18 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         write=lambda record: records.append(dict(record)),
         save=save,
         saves_after=lambda step: to is not None and step in SAVED,
-        replicas=FingerprintCheck(
-            parts.trained,
-            world,
-            every_steps=1 if logs_every == 1 else 100,
-            optimizer=parts.optimizer,
-            others=others,
-            strategy=parts.strategy,
+    )
+    add_features(
+        trainer,
+        Features(
+            replicas=ReplicaCheck(
+                parts.trained,
+                world,
+                every_steps=1 if logs_every == 1 else 100,
+                optimizer=parts.optimizer,
+                others=others,
+                strategy=parts.strategy,
+            )
         ),
     )
 

@@ -25,11 +25,12 @@ from ddp_train.distributed.world import World, open_world
 from ddp_train.interfaces import is_cut
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
+from ddp_train.training.build.features import Features, add_features
 from ddp_train.training.check.memory import estimate, kept_on_a_rank, parts_of
-from ddp_train.training.loop.evaluation import joined
+from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
-from ddp_train.training.state.saved_state import SetAside, content, load
+from ddp_train.training.state.saved_state import content, load
 from ddp_train.training.train_state import TrainState, WindowSums
 
 SAVED = 3
@@ -56,21 +57,21 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     def save(window: WindowSums) -> None:
         assert estimate(parts, num_ranks=world.size) > 0
         if to is not None:
-            with joined(parts) as kept:
-                saver.save(content(parts, state, window, world, SetAside(kept=kept)))
+            with weights_to_evaluate(parts) as aside:
+                saver.save(content(parts, state, window, world, aside))
 
-    Trainer(
+    trainer = Trainer(
         components=parts,
         state=state,
         world=world,
         log_every_steps=1,
         evaluate_every_steps=2,
         clip_grad_norm=run.trainer.clip_grad_norm,
-        sanity_check=since is None,
         write=lambda record: records.append(dict(record)),
         save=save,
         saves_after=lambda step: to is not None and step == SAVED,
-    ).train()
+    )
+    add_features(trainer, Features(sanity_check=since is None)).train()
     assert saver.finish() == ""
     if world.is_main and since is None:  # it has the most of all that is cut
         foreseen = kept_on_a_rank(parts, num_ranks=world.size)

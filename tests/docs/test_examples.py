@@ -22,6 +22,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.run_folder.result import Status
 from ddp_train.training.build.build import build
+from ddp_train.training.build.features import Features, add_features
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.train_state import TrainState
@@ -90,14 +91,12 @@ def _train(config: RunConfig, folder: Path) -> None:
         log_every_steps=1,
         evaluate_every_steps=None,
         clip_grad_norm=config.trainer.clip_grad_norm,
-        sanity_check=True,
         write=write,
         save=lambda window: None,
-        folder=folder,
-        settings=config.callbacks,
     )
+    add_features(trainer, Features(sanity_check=True, folder=folder, settings=config.callbacks))
     assert trainer.train()
-    trainer.callbacks.end(Status.COMPLETED)
+    trainer.end(Status.COMPLETED)
     for writer in writers:
         writer.close()
 

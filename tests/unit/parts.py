@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ddp_train.config.check import CONF, check
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.training.build.build import build
+from ddp_train.training.build.features import Features, add_features
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import content
@@ -37,10 +39,11 @@ def components(*overrides: str, base: list[str] = TINY) -> Components:
 
 
 def trainer(parts: Components, state: TrainState | None = None, world: World | None = None, **changes: Any) -> Trainer:
-    """Return what trains the components, writes nothing and saves nothing."""
+    """Return what trains the components, with what their features add; it writes nothing and saves nothing."""
+    features = Features(**{name: changes.pop(name) for name in [each.name for each in fields(Features)] if name in changes})
     settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
     settings |= {"write": lambda record: None, "save": lambda window: None} | changes
-    return Trainer(components=parts, state=state or TrainState(), world=world or alone(), **settings)
+    return add_features(Trainer(components=parts, state=state or TrainState(), world=world or alone(), **settings), features)
 
 
 def saved(folder: Path, step: int, parts: Components, facts: Mapping[str, Any] | None = None) -> Path:

@@ -75,6 +75,8 @@ SHOWN_BY = {
     "system/handover.py": "names of variables and nothing else",
     "training/build/build.py": "tests/unit/config/test_auto.py, tests/unit/training/test_joint.py",
     "training/build/data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",
+    "training/build/features.py": "tests/unit/training/loop/test_trainer.py, tests/unit/training/loop/test_callbacks.py",
+    "training/loop/turns_step.py": "tests/unit/training/parts/test_turn.py",
     "training/loop/callback_error.py": "tests/unit/training/loop/test_callbacks.py, tests/unit/training/loop/test_evaluation.py",
     "training/state/compare_state.py": "tests/unit/training/state/test_saved_state.py",
     "training/parts/components.py": "tests/unit/training/test_joint.py",

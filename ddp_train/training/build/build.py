@@ -57,7 +57,6 @@ from ddp_train.training.build.precision import in_memory_format, shared_dtype, u
 from ddp_train.training.check.micro_batch import largest_micro_batch
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.loop import callbacks
-from ddp_train.training.loop.early_step import EarlyStep
 from ddp_train.training.parts.compiled import compile_model, note
 from ddp_train.training.parts.components import Components, Evaluated, with_loss
 from ddp_train.training.parts.metric import build_metrics, goals_of
@@ -150,7 +149,7 @@ def build(config: RunConfig, world: World) -> Components:
         notes=[each for each in notes if each],
         compiled=compiled,
         lengths=make_lengths(train_source, config.trainer),
-        early_step=EarlyStep(optimizer) if config.trainer.optimizer_in_backward else None,
+        steps_in_backward=config.trainer.optimizer_in_backward,
     )
     if at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
         if config.batch.is_open:

@@ -152,7 +152,7 @@ def parts_of(components: Components) -> dict[str, int]:
     Gradients are as large as what they are of; between two steps there may be none.
     """
     trained, strategy = components.trained, components.strategy
-    trainable = [parameter for parameter in trained.parameters() if parameter.requires_grad and components.early_step is None]
+    trainable = [parameter for parameter in trained.parameters() if parameter.requires_grad and not components.steps_in_backward]
     state = [value for values in components.optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
     kept = [*tensors_of(strategy.state_dict()), *tensors_of(strategy.own_state())]
     return {
@@ -182,7 +182,7 @@ def kept_on_a_rank(components: Components, *, num_ranks: int) -> dict[str, int]:
     averaging = [name for name, each in components.callbacks.items() if isinstance(each, Averaging)]
     return {
         "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
-        "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad and components.early_step is None),
+        "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad and not components.steps_in_backward),
         "optimizer": sum(_rows(value, shards.optimizer) for state in states for value in state.values()),
         **({_kept_for(components.strategy): copies} if (copies := _for_next_exchange(components, num_ranks)) else {}),
         "callbacks": sum(

@@ -26,6 +26,7 @@ from ddp_train.model_log import Sink
 from ddp_train.training.check.untouched import untouched
 from ddp_train.training.loop.callback_error import named
 from ddp_train.training.loop.evaluation import as_evaluated
+from ddp_train.training.loop.trainer import Hooks
 from ddp_train.training.parts.components import Components, with_loss
 from ddp_train.training.parts.turn import make_turns
 from ddp_train.training.record.logged import Logged, check, mean
@@ -145,26 +146,34 @@ class Callbacks:
     def __init__(self, callbacks: Mapping[str, Any], view: RunView) -> None:
         self._view = view
         self._at = {event: [(name, getattr(each, event)) for name, each in callbacks.items() if _has(each, event)] for event in EVENTS}
-        self.has_steps = bool(self._at["step"])  # all that a run without callbacks looks at in a step
+
+    def hang_on(self, hooks: Hooks, is_log_step: Callable[[int], bool]) -> None:
+        """Let the loop call the events that these callbacks have."""
+        self._is_log_step = is_log_step
+        if self._at["start"]:
+            hooks.at_start.append(self.start)
+        if self._at["step"]:
+            hooks.after_step.append(self.step)
+        if self._at["evaluation"]:
+            hooks.after_evaluation.append(self.evaluation)
+        elif self._at["step"]:  # which may have asked for a stop since the last log step
+            hooks.after_evaluation.append(lambda metrics: self._view.logged.agree(self._view.world))
+        hooks.before_save.append(lambda step: self._call("save", None))
+        hooks.at_end.append(self.end)
 
     def start(self) -> None:
-        """Say that the run begins, or goes on after a rewind. Collective."""
-        if self._at["start"]:
-            self._call("start", self._view.logged.add)
-            self._view.logged.agree(self._view.world)
+        """Called when the run begins, and when it goes on after a rewind. Collective."""
+        self._call("start", self._view.logged.add)
+        self._view.logged.agree(self._view.world)
 
-    def step(self, *, is_log_step: bool) -> None:
-        """Say that a step was taken. Collective where a callback makes it so."""
-        self._view.is_log_step = is_log_step
+    def step(self, step: int) -> None:
+        """Called after each step. Collective where a callback makes it so."""
+        self._view.is_log_step = self._is_log_step(step)
         self._call("step", self._view.logged.add)
         self._view.is_log_step = False
 
-    def evaluation(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Say what was measured; return what was logged, the mean over all finite values of all ranks. Collective."""
-        if not self._at["evaluation"]:
-            if self.has_steps:  # who may have asked for a stop since the last log step
-                self._view.logged.agree(self._view.world)
-            return {}
+    def evaluation(self, metrics: dict[str, float]) -> None:
+        """Called with what was measured; add to it what was logged, the mean over all finite values of all ranks. Collective."""
         view, values = self._view, dict[str, list[float]]()
 
         def add(name: str, value: float | Tensor) -> None:
@@ -178,14 +187,10 @@ class Callbacks:
         for found in view.world.gather(values):
             for name, each in found.items():
                 every.setdefault(name, []).extend(each)
-        return {name: mean(each) for name, each in every.items()}
-
-    def save(self) -> None:
-        """Say that a checkpoint is about to be taken. Collective."""
-        self._call("save", None)
+        metrics |= {name: mean(each) for name, each in every.items()}
 
     def end(self, status: str) -> None:
-        """Say that the run has ended in good order. Collective."""
+        """Called when the run has ended in good order. Collective."""
         self._view.status = status
         self._call("end", None)
 

@@ -17,13 +17,6 @@ STEPS_AHEAD = 8
 
 
 class DeviceQueue:
-    """Does nothing: on the CPU a step that was taken is done."""
-
-    def after_step(self, step: int) -> None:
-        """Say that all work of a step is in the queue; wait while the device has more than `STEPS_AHEAD` steps to finish."""
-
-
-class CudaQueue(DeviceQueue):
     """Marks the end of each step on the current stream, and waits for the oldest mark where there are too many.
 
     Args:
@@ -36,6 +29,7 @@ class CudaQueue(DeviceQueue):
         self._spare = [torch.cuda.Event(blocking=True) for _ in range(STEPS_AHEAD + 1)]  # blocking: the host sleeps while it waits
 
     def after_step(self, step: int) -> None:
+        """Called when all work of a step is in the queue; wait while the device has more than `STEPS_AHEAD` steps to finish."""
         event = self._spare.pop()
         event.record()
         self._under_way.append((step, event))
@@ -51,8 +45,3 @@ class CudaQueue(DeviceQueue):
     def _tell(self, step: int, *, is_awaited: bool) -> None:
         finished = self._under_way[0][0] - 1 if self._under_way else step
         self._tracker.see_device(finished, is_awaited=is_awaited)
-
-
-def device_queue(device: torch.device, tracker: PhaseTracker) -> DeviceQueue:
-    """Return the queue of a device, which has nothing in it yet."""
-    return CudaQueue(tracker) if device.type == "cuda" else DeviceQueue()

@@ -9,42 +9,44 @@ The optimizer is the run's own, which sees one parameter at a time: its state, i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from ddp_train.distributed.world import World
+from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop.gradient import Part, norm_of, part_of
+from ddp_train.training.loop.train_step import TrainStep, Weight
 
 
-class EarlyStep:
-    """Lets an optimizer step in backward, between `begin` and `end`; at other times a backward leaves gradients as it does without.
+class EarlyStep(TrainStep):
+    """Lets the optimizer step in the backward of a step; any other backward leaves gradients as it does without.
 
-    Args:
-        optimizer: one that steps each number by itself, as torch's do.
+    The optimizer steps each number by itself, as torch's do.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._order = {parameter: number for number, parameter in enumerate(_parameters(optimizer))}
-        self._num_known = 0  # parameters that have had state before
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._optimizer = self.components.optimizer
+        groups = self._optimizer.param_groups
+        self._order = {parameter: number for number, parameter in enumerate(each for group in groups for each in group["params"])}
         self._is_on = self._measures = False
         self._parts: dict[int, Part] = {}  # of the norm, by the parameters' numbers
-        for place, group in enumerate(optimizer.param_groups):
+        for place, group in enumerate(groups):
             for parameter in group["params"]:
                 parameter.register_post_accumulate_grad_hook(partial(self._step, place))
 
-    def begin(self, *, measures_norm: bool) -> None:
-        """Let the next backward step the optimizer."""
-        self._is_on, self._measures, self._num_known = True, measures_norm, len(self._optimizer.state)
-
-    def end(self, world: World) -> Tensor | None:
-        """Return the norm of the gradients that there were, if it was to be measured. Collective where some are cut."""
+    def descend(self, micro_batches: Iterable[MicroBatch], weight: Weight, *, measures_norm: bool) -> Tensor | None:
+        """Return the norm of the gradients that there were. Collective where some are cut."""
+        num_known = len(self._optimizer.state)  # parameters that have had state before
+        self._is_on, self._measures = True, measures_norm
+        self.compute_gradients(self.components.module, micro_batches, weight)
         parts, self._parts, self._is_on = self._parts, {}, False
-        self._sort_state()
-        return norm_of([parts[number] for number in sorted(parts)], world) if self._measures else None
+        self._sort_state(num_known)
+        norm = norm_of([parts[number] for number in sorted(parts)], self.world) if measures_norm else None
+        self.components.zero_gradients()
+        return norm
 
     def _step(self, place: int, parameter: Tensor) -> None:
         """Step one parameter of the group at a place, whose rate may have changed, and which a checkpoint may have replaced."""
@@ -62,16 +64,12 @@ class EarlyStep:
             optimizer.param_groups = groups
         parameter.grad = None
 
-    def _sort_state(self) -> None:
+    def _sort_state(self, num_known: int) -> None:
         """Let what was added to the optimizer's state have the order of its parameters, as after any other step, not that of backward."""
         state = self._optimizer.state
-        if len(state) == self._num_known:
+        if len(state) == num_known:
             return
         known = list(state.items())
-        added = sorted(known[self._num_known :], key=lambda item: self._order[item[0]])
+        added = sorted(known[num_known:], key=lambda item: self._order[item[0]])
         state.clear()
-        state.update(known[: self._num_known] + added)
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        state.update(known[:num_known] + added)

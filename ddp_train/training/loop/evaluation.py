@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ddp_train.training.loop.callback_error import named
 from ddp_train.training.loop.lockstep import agreed, in_step
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components, Evaluated
+from ddp_train.training.parts.evaluation_mode import evaluation_mode
 from ddp_train.training.record.predictions import PredictionFiles
 
 
@@ -73,13 +74,28 @@ def as_evaluated(components: Evaluated) -> Iterator[None]:
         components.rest()
 
 
-def joined(components: Components) -> AbstractContextManager[Mapping[Place, Tensor]]:
-    """Let the weights be the same on all ranks, and what callbacks have of them, to be evaluated or saved; then as they were. Collective.
+@contextmanager
+def weights_to_evaluate(components: Components) -> Iterator[SetAside]:
+    """Let the weights be those to evaluate and to save, the same on all ranks, and then those that are trained again. Collective.
+
+    They are others where the optimizer keeps such (`evaluation_mode`), and where ranks take steps of their own.
 
     Yields:
-        This rank's own values of what was changed: where ranks take steps of their own (`Strategy.has_local_weights`).
+        What this rank goes on with.
     """
-    return components.strategy.joined(components.trained, averages(components).values())
+    with (
+        evaluation_mode(components.optimizer) as trained,
+        components.strategy.joined(components.trained, averages(components).values()) as kept,
+    ):
+        yield SetAside(trained=trained, kept=kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """What this rank goes on with, where the model holds something else to be evaluated or saved."""
+
+    trained: Sequence[Tensor] = ()  # what `evaluation_mode` yields: the parameters to go on with
+    kept: Mapping[Place, Tensor] = field(default_factory=dict)  # its own values of what is the same on all ranks meanwhile
 
 
 @dataclass(frozen=True)

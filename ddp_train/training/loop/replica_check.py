@@ -31,21 +31,8 @@ class ReplicaError(RunError):
     """The ranks do not have the same weights any more."""
 
 
-class ReplicaCheck:
-    """Compares nothing."""
-
-    def after_step(self, step: int) -> None:
-        """Say that a step was taken."""
-
-    def go_back(self) -> None:
-        """Take note that the weights are those of an earlier step again."""
-
-    def before_save(self, step: int) -> None:
-        """Say that a checkpoint will be written."""
-
-
 @dataclass
-class FingerprintCheck(ReplicaCheck):
+class ReplicaCheck:
     """Compares what all ranks must have alike, now and then. Made on all of them, when the model is as it will be trained.
 
     Parameters are compared, the optimizer's tensors, and the buffers that training does not change. Those that it does (batch norm's
@@ -71,12 +58,11 @@ class FingerprintCheck(ReplicaCheck):
 
     def after_step(self, step: int) -> None:
         """Compare if it is time. Collective."""
+        if step <= self._checked:  # after a rewind
+            self._checked = -1
         self._is_due |= step % self.every_steps == 0
         if self._is_due and self._are_alike():
             self._check(step)
-
-    def go_back(self) -> None:
-        self._checked, self._is_due = -1, False
 
     def before_save(self, step: int) -> None:
         """Compare, unless it has just been done. Collective."""

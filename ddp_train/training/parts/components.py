@@ -18,7 +18,6 @@ from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.loop.early_step import EarlyStep
 from ddp_train.training.parts.compiled import Compiled
 from ddp_train.training.parts.metric import Metric, goals_of
 from ddp_train.training.parts.turn import Turn
@@ -88,7 +87,7 @@ class Components(Evaluated):
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
     compiled: Compiled = field(default_factory=Compiled)
     lengths: LengthPlan | None = None  # of windows of tokens, by the step; None: they are not cut
-    early_step: EarlyStep | None = None  # what lets the optimizer step in backward; None: it steps after it
+    steps_in_backward: bool = False  # the optimizer steps in backward, and not after it (`loop/early_step.py`)
     identity: Identity = field(default_factory=dict)  # by what the data is known again
     notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
 
@@ -141,7 +140,7 @@ class Components(Evaluated):
         """
         return self.train_loader.grad_accum_steps > 1 and self.strategy.keeps_gradients(self.module)
 
-    def settles(self) -> bool:
+    def rebuilds_buckets_at_start(self) -> bool:
         """Tell whether a run rebuilds its buckets when it begins, too."""
         return self.strategy.has_buckets and (bool(self.turns) or self.keeps_gradients())
 

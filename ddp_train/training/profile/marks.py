@@ -33,10 +33,9 @@ class Marks:
         self._tracker.listen(self._enter)
         undo.callback(self._tracker.forget, self._enter)
         self.pause()  # what the rank was at last is over
-        for owner in (components, *components.turns.values()):
-            self._wrap(owner, "loss", "forward")
+        self._wrap(components, "loss", "forward")
         self._wrap(gradient, "backward", "backward")  # torch has no hook there
-        if components.early_step is None:  # else the steps are in the midst of backward, on a thread of torch's
+        if not components.steps_in_backward:  # else the steps are in the midst of backward, on a thread of torch's
             optimizer = components.optimizer
             undo.callback(optimizer.register_step_pre_hook(lambda *_: self._mark("optimizer")).remove)
             undo.callback(optimizer.register_step_post_hook(lambda *_: self._mark(None)).remove)

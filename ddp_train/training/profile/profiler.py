@@ -1,7 +1,7 @@
 """Which steps are recorded: a window that the section `profile` asks for, and windows that a file in the run's folder asks for.
 
-Steps are those of this start of the run. A run in which nothing is recorded has `is_on` to look at, once a step, and at log steps rank 0
-looks for the file; the others learn of it from the reduction that a log step makes anyway.
+Steps are those of this start of the run. Where no window is to come nothing is called in a step. At log steps rank 0 looks for the file;
+the others learn of it from the reduction that a log step makes anyway.
 """
 
 from __future__ import annotations
@@ -16,30 +16,12 @@ from ddp_train.distributed.world import World
 from ddp_train.phase import PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest, is_asked
+from ddp_train.training.loop.trainer import Hooks
 from ddp_train.training.parts.components import Components
 from ddp_train.training.profile.marks import Marks
 from ddp_train.training.profile.recording import Recording, start_recording
 
 logger = logging.getLogger(__name__)
-
-
-class Profiler:
-    """Records nothing."""
-
-    is_on = False  # whether the loop calls `begin_step`
-
-    def begin_step(self, step: int) -> None:
-        """Called before each step while `is_on`, with the number of steps taken; may take a while where a window ends."""
-
-    def is_requested(self) -> float:
-        """Return whether this rank sees a request, 1.0 or 0.0: to be added up over the ranks at a log step."""
-        return 0.0
-
-    def start_window(self, step: int) -> None:
-        """Plan the window that was requested. Collective."""
-
-    def close(self) -> None:
-        """Called after the last step."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +38,7 @@ class _Window:
         return min(1, self.first)
 
 
-class RunProfiler(Profiler):
+class Profiler:
     """Records windows of a run on the chosen ranks. A window that cannot be recorded or written is told of, and ends no run.
 
     Args:
@@ -67,13 +49,22 @@ class RunProfiler(Profiler):
     def __init__(self, config: ProfileConfig, run_folder: RunFolder, world: World, components: Components, tracker: PhaseTracker) -> None:
         self._config, self._run_folder, self._world, self._tracker = config, run_folder, world, tracker
         self._marks = Marks(components, tracker)
-        self._taken = 0  # steps of this start, or since the request, while `is_on`
+        self._hooks = Hooks()
+        self._taken = 0  # steps of this start, or since the request, while a window is to come
         self._window: _Window | None = None
         self._recording: Recording | None = None
         if config.kind != "off":
-            self._plan(_Window(config.kind, config.start_step, config.steps, config.ranks))
+            self._window = _Window(config.kind, config.start_step, config.steps, config.ranks)
+
+    def hang_on(self, hooks: Hooks) -> None:
+        """Let the loop call this, in its steps only while a window is to come."""
+        self._hooks = hooks
+        hooks.is_asked, hooks.on_request = self.is_requested, self.start_window
+        if self._window is not None:
+            hooks.before_step.append(self.begin_step)
 
     def begin_step(self, step: int) -> None:
+        """Called before a step, with the number of steps taken; may take a while where a window ends."""
         window, taken = self._window, self._taken
         self._taken += 1
         if window is None:
@@ -87,9 +78,11 @@ class RunProfiler(Profiler):
             self._begin(window, step)
 
     def is_requested(self) -> float:
+        """Return whether this rank sees a request, 1.0 or 0.0: to be added up over the ranks at a log step."""
         return float(self._world.is_main and is_asked(self._run_folder))
 
     def start_window(self, step: int) -> None:
+        """Plan the window that was requested. Collective."""
         request, problem = self._world.from_main(self._read() if self._world.is_main else None)
         ranks = [rank for rank in ((request and request.ranks) or self._config.ranks) if rank < self._world.size]
         if request is not None and self._window is not None:
@@ -101,13 +94,14 @@ class RunProfiler(Profiler):
             return
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
         window = _Window(kind, 1, request.steps or self._config.steps, ranks)
-        self._taken = 0
-        self._plan(window)
+        self._taken, self._window = 0, window
+        self._hooks.before_step.append(self.begin_step)
         first, last = step + 2, step + 1 + window.steps
         steps = f"step {first} is" if first == last else f"steps {first} to {last} are"
         self._print(f"profile  {steps} recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.shown()}/profile")
 
     def close(self) -> None:
+        """Called after the last step."""
         window = self._window
         if window is not None and self._taken <= window.first:
             self._print(f"profile  nothing was recorded: the run took {self._taken} steps, and {window.first} come before the window")
@@ -121,10 +115,6 @@ class RunProfiler(Profiler):
             return ProfileRequest.take(self._run_folder), ""
         except (OSError, ValueError) as error:
             return None, str(error)
-
-    def _plan(self, window: _Window) -> None:
-        self._window = window
-        self.is_on = True
 
     def _begin(self, window: _Window, step: int) -> None:
         """Begin the window, or the warm-up before it."""
@@ -163,7 +153,8 @@ class RunProfiler(Profiler):
     def _forget(self) -> None:
         self._marks.take_out()
         self._recording = self._window = None
-        self.is_on = False
+        if self.begin_step in self._hooks.before_step:
+            self._hooks.before_step.remove(self.begin_step)
 
     def _print(self, line: str) -> None:
         if self._world.is_main:

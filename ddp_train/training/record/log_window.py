@@ -91,17 +91,18 @@ class LogWindow:
         if turn is not None:
             self._of_turns[turn].add(loss)
 
-    def end_step(self, weight: float | Tensor, *, samples: int, turns: Iterable[str] = ()) -> None:
+    def begin_turns(self, turns: Iterable[str]) -> None:
+        """Note the turns of the step that is being taken, of an objective that takes some."""
+        self._taken.append([*turns])
+
+    def end_step(self, weight: float | Tensor, *, samples: int) -> None:
         """Count the step.
 
         Args:
             weight: of the global batch, which the losses that were added on all ranks are the sum over.
             samples: in the global batch.
-            turns: the names of those that were taken.
         """
         self._weights.append(weight)
-        if self._of_turns:
-            self._taken.append([*turns])
         self.steps += 1
         self.samples += samples
 

@@ -21,13 +21,12 @@ from ddp_train.errors import RunError
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.check.memory import estimate, share_of
-from ddp_train.training.loop.evaluation import joined
+from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.parts.components import Components
-from ddp_train.training.parts.evaluation_mode import evaluation_mode
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Records
-from ddp_train.training.state.saved_state import SetAside, content, load
+from ddp_train.training.state.saved_state import content, load
 from ddp_train.training.train_state import Jump, TrainState, WindowSums
 
 _MOST_IN_VAIN = 3  # rewinds to the same checkpoint
@@ -83,8 +82,8 @@ class Checkpoints:
             window: what has come since the last record.
         """
         self._saver.finish()  # before the collective: a rank that is lost is told from the store, at once
-        with evaluation_mode(self.components.optimizer) as trained, joined(self.components) as kept:
-            saved = content(self.components, self.state, window, self.world, SetAside(trained=trained, kept=kept))
+        with weights_to_evaluate(self.components) as aside:
+            saved = content(self.components, self.state, window, self.world, aside)
             self._saver.save(saved, facts=self._schedule.facts(self.state.step))
 
     def finish(self) -> str:
@@ -126,7 +125,7 @@ class Checkpoints:
             )
         jump = Jump(from_step=from_step, to_step=state.step, samples=(state.samples, samples))
         state.samples, state.jumps = samples, [*jumps, jump]
-        state.owes_evaluation = False  # made up for when this attempt began
+        state.evaluation_pending = False  # made up for when this attempt began
         if self.world.is_main:
             set_aside_after(chosen.parent, chosen)
             predictions.forget_after(self.run_folder.predictions, state.step)

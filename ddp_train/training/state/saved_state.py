@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Place, map_tensors, place_of, tensors_of
 from ddp_train.training.loop import callbacks
-from ddp_train.training.loop.evaluation import averages
+from ddp_train.training.loop.evaluation import SetAside, averages
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluation_mode import training_mode
 from ddp_train.training.seeding import random_state, set_random_state
@@ -38,6 +38,8 @@ from ddp_train.training.state.compare_state import (
 from ddp_train.training.state.layout import cut_like
 from ddp_train.training.state.weights import put_state
 from ddp_train.training.train_state import TrainState, WindowSums
+
+_NOTHING = SetAside()
 
 
 class Stateful(Protocol):
@@ -65,15 +67,7 @@ def hashes(components: Components, state: TrainState) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class SetAside:
-    """What this rank goes on with, where the model holds something else while a checkpoint is taken."""
-
-    trained: Sequence[Tensor] = ()  # what `evaluation_mode` yields: the parameters to go on with
-    kept: Mapping[Place, Tensor] = field(default_factory=dict)  # what `joined` yields: its own values of what is the same on all ranks now
-
-
-def content(components: Components, state: TrainState, window: WindowSums, world: World, aside: SetAside = SetAside()) -> Content:
+def content(components: Components, state: TrainState, window: WindowSums, world: World, aside: SetAside = _NOTHING) -> Content:
     """Return what a checkpoint of this moment holds. Collective.
 
     All ranks take rank 0's buffers first: each has its own BatchNorm averages, of which every rank would write a share. So a rank goes on

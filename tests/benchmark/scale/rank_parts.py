@@ -31,7 +31,7 @@ from ddp_train.loader.order import SampleOrder, share
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.build.build import build
-from ddp_train.training.loop.replica_check import FingerprintCheck
+from ddp_train.training.loop.replica_check import ReplicaCheck
 from tests.unit.parts import checked
 
 SHAPES = {"GPT-2 124M": (12, 768), "GPT-2 1.3B": (24, 2048), "GPT 7B": (32, 4096)}  # layers, width
@@ -85,7 +85,7 @@ def comparing(size: int) -> list[Cost]:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     with fake_world(0, size) as world:
-        check = FingerprintCheck(model, world, every_steps=1, optimizer=optimizer, others=lambda: {"scheduler": "0" * 64})
+        check = ReplicaCheck(model, world, every_steps=1, optimizer=optimizer, others=lambda: {"scheduler": "0" * 64})
         return [cost("weights compared", world, lambda: check.before_save(1))]
 
 

@@ -114,7 +114,7 @@ def test_every_event_comes_at_its_place_in_the_order_of_the_configuration() -> N
     diary = Diary()
     training, records = run(diary=diary)
     assert training.train()
-    training.callbacks.end("completed")
+    training.end("completed")
     steps = [[("step", step), *([("evaluation", step)] if step % 2 == 0 else [])] for step in range(1, 7)]
     assert diary.events == [("start", 0), *sum(steps, []), ("save", 6), ("completed", 6)]  # noqa: RUF017
     train, evaluated = ([record for record in records if record["split"] == split] for split in ("train", "eval"))
@@ -129,7 +129,7 @@ def test_a_class_has_the_events_that_it_needs_and_a_run_without_steps_asks_for_n
         def save(self, run: Run) -> None: ...
 
     training, _ = run(stopping=Stopping(), inherits=Inherits())
-    assert not training.callbacks.has_steps
+    assert training.hooks.after_step == []
     assert [name for name in vars(Callback) if not name.startswith("_")] == list(EVENTS)
     with pytest.raises(ConfigError, match="none of the methods start, step, evaluation, save, end"):
         components(f"+callbacks.mine._target_={HERE}.nothing")  # a function: what it returns is known on the ranks
@@ -215,7 +215,7 @@ def test_what_is_no_number_of_its_own_is_refused(name: str, value: Any, said: st
 def test_a_mean_is_that_of_the_finite_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a step that is skipped: on the device, and the host waits for nothing."""
     training, _ = run()
-    logged, lost, world = training.record.logged, torch.tensor(float("nan")), training.world
+    logged, lost, world = training.logged, torch.tensor(float("nan")), training.world
     with monkeypatch.context() as patch:
         for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
             patch.setattr(Tensor, name, lambda tensor, name=name: pytest.fail(name))
@@ -245,10 +245,10 @@ def test_a_state_is_saved_and_comes_back(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None:
     training, _ = run()
-    training.record.logged.add("a", torch.tensor(3.0))
-    training.record.logged.add("a", 5)
-    training.record.logged.asked = Stopped.at("mine", "why", {})
-    sums = WindowSums(**training.record.logged.state())
+    training.logged.add("a", torch.tensor(3.0))
+    training.logged.add("a", 5)
+    training.logged.asked = Stopped.at("mine", "why", {})
+    sums = WindowSums(**training.logged.state())
     assert sums.logged == {"a": [8.0, 2.0, 2.0]}
     again, records = run()
     again.state.window = sums

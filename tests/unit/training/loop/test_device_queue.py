@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ddp_train.phase import PhaseTracker
-from ddp_train.training.loop import trainer as loop
-from ddp_train.training.loop.device_queue import STEPS_AHEAD, DeviceQueue, device_queue
+from ddp_train.training.build.features import Features, add_features
+from ddp_train.training.loop.device_queue import STEPS_AHEAD, DeviceQueue
+from ddp_train.training.loop.train_step import TrainStep
 from tests.unit.parts import components, trainer
 
 
@@ -47,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_the_host_is_never_more_than_a_few_steps_ahead_of_a_slow_device(gpu: Gpu) -> None:
-    queue = device_queue(torch.device("cuda", 0), PhaseTracker())
+    queue = DeviceQueue(PhaseTracker())
     ahead = []
     for step in range(1, 101):
         queue.after_step(step)
@@ -57,7 +60,7 @@ def test_the_host_is_never_more_than_a_few_steps_ahead_of_a_slow_device(gpu: Gpu
 
 
 def test_the_host_never_waits_for_a_device_that_keeps_up(gpu: Gpu) -> None:
-    queue = device_queue(torch.device("cuda", 0), PhaseTracker())
+    queue = DeviceQueue(PhaseTracker())
     for step in range(1, 101):
         gpu.finished = gpu.given
         queue.after_step(step)
@@ -67,7 +70,7 @@ def test_the_host_never_waits_for_a_device_that_keeps_up(gpu: Gpu) -> None:
 def test_it_is_told_what_the_device_has_finished_and_that_the_host_waits_for_it(gpu: Gpu) -> None:
     tracker, told = PhaseTracker(), []
     tracker.listen_to_device(lambda step, is_awaited: told.append((step, is_awaited)))
-    queue = device_queue(torch.device("cuda", 0), tracker)
+    queue = DeviceQueue(tracker)
     for step in range(41, 41 + STEPS_AHEAD):  # of a run that was resumed after 40 steps
         queue.after_step(step)
     assert told == [(40, False)] * STEPS_AHEAD
@@ -78,14 +81,14 @@ def test_it_is_told_what_the_device_has_finished_and_that_the_host_waits_for_it(
     assert told[-1] == (41 + STEPS_AHEAD, False)
 
 
-def test_the_loop_marks_the_end_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    marked: list[int] = []
-
-    class Marks(DeviceQueue):
-        def after_step(self, step: int) -> None:
-            marked.append(step)
-
-    assert type(device_queue(torch.device("cpu"), PhaseTracker())) is DeviceQueue
-    monkeypatch.setattr(loop, "device_queue", lambda device, tracker: Marks())
-    trainer(components("trainer.max_steps=3"), log_every_steps=10).train()
-    assert marked == [1, 2, 3]
+def test_the_loop_of_a_gpu_marks_the_end_of_every_step(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_run = trainer(components("trainer.max_steps=3"), log_every_steps=10)
+    assert one_run.hooks.after_step == []  # on a CPU a step that was taken is done
+    own, one_run.world = one_run.world, replace(one_run.world, device=torch.device("cuda", 0))
+    monkeypatch.setattr(TrainStep, "begin_window", lambda step: None)
+    add_features(one_run, Features())
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    one_run.world = one_run.train_step.world = own
+    one_run.train()
+    assert gpu.given == 3

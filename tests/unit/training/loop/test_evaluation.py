@@ -50,7 +50,7 @@ def test_an_evaluation_that_is_stopped_in_a_later_set_has_no_metrics_and_is_owed
     records: list[Any] = []
     parts, state, asked = components(*SETS, "trainer.max_steps=1"), TrainState(), iter([False] * len(components().eval_loader or ()))
     assert not trainer(parts, state, write=records.append, is_stopping=lambda: next(asked, True)).train()
-    assert state.owes_evaluation and [record["split"] for record in records] == ["train"]
+    assert state.evaluation_pending and [record["split"] for record in records] == ["train"]
     assert trainer(parts, state, write=records.append).train()
     assert {"loss", "noisy/loss", "few/loss"} <= records[-1].keys() and records[-1]["split"] == "eval"
 

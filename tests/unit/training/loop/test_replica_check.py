@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
-from ddp_train.training.loop.replica_check import FingerprintCheck, ReplicaCheck, ReplicaError
+from ddp_train.distributed.world import alone
+from ddp_train.training.loop.replica_check import ReplicaCheck, ReplicaError
 from tests.unit.parts import components, trainer
 from tests.unit.training.threads import ThreadWorld, on_all, thread_worlds
 
@@ -26,7 +27,7 @@ class Fleet:
     optimizers: list[torch.optim.Optimizer]
     every_steps: int = 1
     changes: dict[int, dict[str, str]] = field(default_factory=dict)  # of what a rank says of its other parts
-    checks: list[FingerprintCheck] = field(default_factory=list)
+    checks: list[ReplicaCheck] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         worlds = thread_worlds(len(self.models))
@@ -53,10 +54,10 @@ class Fleet:
         if first:
             raise ReplicaError(happened=first)
 
-    def _check_of(self, rank: int, world: ThreadWorld) -> FingerprintCheck:
+    def _check_of(self, rank: int, world: ThreadWorld) -> ReplicaCheck:
         others = lambda: {"scheduler": "a", "scaler": "b", **self.changes.get(rank, {})}  # noqa: E731
         model, optimizer = self.models[rank], self.optimizers[rank]
-        return FingerprintCheck(model, world, every_steps=self.every_steps, optimizer=optimizer, others=others)
+        return ReplicaCheck(model, world, every_steps=self.every_steps, optimizer=optimizer, others=others)
 
 
 def fleet(size: int, *, every_steps: int = 1) -> Fleet:
@@ -103,14 +104,11 @@ def flip_a_bit(tensor: Tensor, place: int, bit: int) -> None:
 
 
 def test_the_loop_tells_it_of_every_step() -> None:
-    told: list[int] = []
-
-    class Told(ReplicaCheck):
-        def after_step(self, step: int) -> None:
-            told.append(step)
-
-    trainer(components("trainer.max_steps=3"), replicas=Told()).train()
-    assert told == [1, 2, 3]
+    parts, steps = components("trainer.max_steps=3"), list[int]()
+    check = ReplicaCheck(parts.trained, alone(), every_steps=1, optimizer=parts.optimizer, others=dict)
+    check.after_step = steps.append  # type: ignore[method-assign]
+    trainer(parts, replicas=check).train()
+    assert steps == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("name", "place", "bit"), [("0.weight", 1199, 0), ("2.bias", 1, 14), ("table", 0, 0)])

@@ -44,7 +44,7 @@ def test_a_stop_saves_without_evaluating_and_the_evaluation_is_made_up_for(comes
         one_run.is_stopping = lambda: state.step == 10
     assert not one_run.train()
     assert [(record["step"]) for record in records if record["split"] == "eval"] == [5]
-    assert [(each["step"], each["owes_evaluation"]) for each in saved] == [(10, True)]
+    assert [(each["step"], each["evaluation_pending"]) for each in saved] == [(10, True)]
     if comes == "during the evaluation":
         assert not one_run.train()  # stopped again, while it makes up for it
         assert len(saved) == 1
@@ -52,4 +52,4 @@ def test_a_stop_saves_without_evaluating_and_the_evaluation_is_made_up_for(comes
     state.load_state_dict(saved[0])
     assert trainer(parts, state, write=records.append, evaluate_every_steps=5).train()
     assert [record["step"] for record in records if record["split"] == "eval"] == [5, 10, 15, 20, 25, 30]
-    assert not state.owes_evaluation
+    assert not state.evaluation_pending

@@ -17,9 +17,9 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.phase import PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
-from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.profile import recording
-from ddp_train.training.profile.profiler import Profiler, RunProfiler
+from ddp_train.training.profile.profiler import Profiler
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, trainer
@@ -31,7 +31,7 @@ def run(
     """Train as a run in this folder does, on this rank alone; steps are not many."""
     words = ["trainer.max_steps=12", "trainer.max_epochs=null", "data.num_samples=64", *overrides]
     config, parts, tracker, records = checked(*words), components(*words), PhaseTracker(), list[Record]()
-    profiler = RunProfiler(config.profile, RunFolder(folder), world or alone(), parts, tracker)
+    profiler = Profiler(config.profile, RunFolder(folder), world or alone(), parts, tracker)
     settings: dict[str, Any] = {"tracker": tracker, "log_every_steps": 4, "write": records.append, "profiler": profiler} | changes
     one_run = trainer(parts, state, **settings)
     one_run.train()
@@ -77,7 +77,7 @@ def test_a_window_is_a_trace_of_these_steps_with_their_parts_by_name(tmp_path: P
 
 def test_off_nothing_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Profiler, "begin_step", lambda *arguments: pytest.fail("the loop has told of a step"))
-    monkeypatch.setattr(RunProfiler, "begin_step", lambda *arguments: pytest.fail("the loop has told of a step"))
+    monkeypatch.setattr(Profiler, "begin_step", lambda *arguments: pytest.fail("the loop has told of a step"))
     run(tmp_path)
     assert files(tmp_path) == []
 
@@ -95,11 +95,13 @@ def test_the_first_step_can_be_recorded(tmp_path: Path) -> None:
 def test_ranks_that_are_not_chosen_record_nothing(tmp_path: Path) -> None:
     other = replace(alone(), rank=1)
     config = checked("profile=trace", "profile.start_step=0", "profile.steps=1")
-    profiler = RunProfiler(config.profile, RunFolder(tmp_path), other, components(), PhaseTracker())
-    assert profiler.is_on
+    profiler = Profiler(config.profile, RunFolder(tmp_path), other, components(), PhaseTracker())
+    hooks = Hooks()
+    profiler.hang_on(hooks)
+    assert hooks.before_step == [profiler.begin_step]
     for step in range(3):
         profiler.begin_step(step)
-    assert files(tmp_path) == [] and not profiler.is_on
+    assert files(tmp_path) == [] and hooks.before_step == []
 
 
 def test_the_run_computes_the_same_and_leaves_no_mark(tmp_path: Path) -> None:
@@ -172,9 +174,8 @@ def test_a_request_that_cannot_be_is_said_and_gone(tmp_path: Path, capsys: pytes
 def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, "profile=trace", "profile.start_step=9", "profile.steps=1", stops_after=lambda step: step == 2)
     assert "nothing was recorded: the run took 2 steps, and 9 come before the window" in capsys.readouterr().out
-    one_run, _ = run(tmp_path)
     (tmp_path / "profile.request").touch()
-    one_run.profiler.close()
+    Profiler(checked().profile, RunFolder(tmp_path), alone(), components(), PhaseTracker()).close()
     assert "came too late" in capsys.readouterr().out and not (tmp_path / "profile.request").exists()
 
 

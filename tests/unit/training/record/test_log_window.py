@@ -40,7 +40,8 @@ def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had(
             window.begin_step()
             for turn, loss in ((None, -step), ("first", 2 * step)):
                 window.add(torch.tensor(float(loss)), turn=turn)
-            window.end_step(64, samples=64, turns=["first"])
+            window.begin_turns(["first"])
+            window.end_step(64, samples=64)
         readings.append(window.read(alone()))
         assert (window.steps, window.samples) == (150, 150 * 64)
         window.skipped, window.skipped_steps, window.num_judged = 3, 2, 150

@@ -56,7 +56,9 @@ class Told:
         for place, loss in enumerate(losses):
             window.begin_step()
             window.add(torch.tensor(loss * BATCH, dtype=torch.float64))
-            window.end_step(float(BATCH), samples=order.batch_at(state.samples).size, turns=turns[place] if turns else ())
+            if turns:
+                window.begin_turns(turns[place])
+            window.end_step(float(BATCH), samples=order.batch_at(state.samples).size)
             window.norms += [torch.tensor(norms[place])] if norms else []
             state.step, state.samples = state.step + 1, state.samples + order.batch_at(state.samples).size
         mean = self.watch.judge(window, window.read(alone(), grad_norm), state, order, **known)

@@ -1,0 +1,180 @@
+"""What a run's features add to the plain loop: chosen here, once, from what was built and what the config asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddp_train.interfaces import finished, note_size
+from ddp_train.loader.device_copy import batch_on
+from ddp_train.loader.reader import MicroBatch
+from ddp_train.scheduler.every_epoch import EveryEpoch
+from ddp_train.scheduler.plateau import Plateau
+from ddp_train.training.check.sanity_check import check
+from ddp_train.training.check.untouched import untouched
+from ddp_train.training.loop.callbacks import Callbacks, RunView, Show
+from ddp_train.training.loop.device_queue import DeviceQueue
+from ddp_train.training.loop.early_step import EarlyStep
+from ddp_train.training.loop.evaluation import as_evaluated
+from ddp_train.training.loop.replica_check import ReplicaCheck
+from ddp_train.training.loop.skip_nonfinite import StepGuard
+from ddp_train.training.loop.train_step import TrainStep
+from ddp_train.training.loop.trainer import Hooks, Trainer
+from ddp_train.training.loop.turns_step import TurnsStep
+from ddp_train.training.profile.profiler import Profiler
+from ddp_train.training.record.log_window import Reading
+
+
+@dataclass(kw_only=True)
+class Features:
+    """What the config asks for beside what the components have."""
+
+    sanity_check: bool = False  # before the first step: one batch of training and one of evaluation are tried
+    guard: StepGuard = field(default_factory=StepGuard)
+    replicas: ReplicaCheck | None = None
+    profiler: Profiler | None = None
+    after_first_step: Callable[[], None] | None = None  # called once, after the first step that this process takes
+
+    # What callbacks see of the run.
+    folder: Path = Path()
+    show: Show = lambda name, shown, step: None  # rank 0's images and texts
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the callbacks' nodes of the config
+
+
+def add_features(trainer: Trainer, features: Features) -> Trainer:
+    """Hang all features of a run on its trainer, and return it. Call it when the state is where the run begins or goes on."""
+    components, hooks = trainer.components, trainer.hooks
+    kind = TurnsStep if components.turns else EarlyStep if components.steps_in_backward else TrainStep
+    trainer.train_step = kind(
+        components=components, state=trainer.state, world=trainer.world, clip_grad_norm=trainer.clip_grad_norm, guard=features.guard
+    )
+    _before_training(trainer, features)
+    if isinstance(components.scheduler, EveryEpoch):
+        _count_epochs(trainer, components.scheduler)
+    _follow_strategy(trainer)
+    if trainer.world.device.type == "cuda":
+        hooks.after_step.append(DeviceQueue(trainer.tracker).after_step)
+    if features.replicas is not None:
+        hooks.after_step.append(features.replicas.after_step)
+    _call_callbacks(trainer, features)
+    if features.replicas is not None:
+        hooks.before_save.append(features.replicas.before_save)
+    if isinstance(components.scheduler, Plateau):
+        plateau, world = components.scheduler, trainer.world
+        # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
+        hooks.after_evaluation.append(lambda metrics: plateau.follow(world.from_main(metrics)))
+    _add_to_record(trainer)
+    if features.profiler is not None:
+        features.profiler.hang_on(hooks)
+    if features.after_first_step is not None:
+        _call_once(hooks, features.after_first_step)
+    return trainer
+
+
+def _before_training(trainer: Trainer, features: Features) -> None:
+    """Let the first micro-batch serve for all that comes before the first step."""
+    components, state, world = trainer.components, trainer.state, trainer.world
+    hooks, predicts = trainer.hooks.before_training, trainer.predictions_of is not None
+    throughput, lengths = components.throughput, components.lengths
+
+    def rebuild_buckets(first: MicroBatch) -> None:
+        with untouched(components, world.device):
+            components.rebuild_buckets(world, first)
+
+    def cut(micro_batch: MicroBatch) -> MicroBatch:
+        assert lengths is not None
+        return lengths.cut(micro_batch, state.step)
+
+    if throughput.wants_batch:
+        hooks.append(lambda first: throughput.see(note_size(finished(first.batch), first.samples)))
+    if features.sanity_check:
+        hooks.append(lambda first: check(components, [first], world, samples=state.samples, predicts=predicts))
+    if state.step == 0 and world.size > 1 and components.rebuilds_buckets_at_start():
+        hooks.append(rebuild_buckets)
+    if lengths is not None:
+        hooks.append(cut)  # what cannot be cut is refused before the first step
+        trainer.hooks.stream.append(lambda stream: map(cut, stream))
+    if components.compiled:
+        hooks.append(lambda first: _compile(trainer, first))
+
+
+def _compile(trainer: Trainer, first: MicroBatch) -> None:
+    """Let what is compiled meet its first batches while the run still starts, and has its time to. Collective."""
+    components, world = trainer.components, trainer.world
+    if components.lengths is not None:
+        first = components.lengths.cut(first, trainer.state.step)
+    with untouched(components, world.device):
+        components.module.train()
+        components.try_step(world, first)
+        evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
+        if evaluated is not None and not components.computes_together:  # there a rank without a batch would be missed
+            with as_evaluated(components), components.amp.autocast(world.device):
+                components.examine(batch_on(world.device, evaluated), predicts=trainer.predictions_of is not None)
+    components.compiled.end_warm_up()
+
+
+def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> None:
+    """Let the scheduler have the rate of the epoch that the data is in."""
+    state, epoch_size = trainer.state, trainer.components.train_loader.order.epoch_size
+    assert epoch_size is not None  # build has seen to it
+
+    def reach(step: int = 0) -> None:
+        scheduler.reach(state.samples // epoch_size)
+
+    trainer.hooks.at_start.append(reach)
+    trainer.hooks.after_step.append(reach)
+
+
+def _follow_strategy(trainer: Trainer) -> None:
+    """Let ranks that take steps of their own synchronise."""
+    strategy, trained = trainer.components.strategy, trainer.components.trained
+    trainer.hooks.at_start.append(lambda: strategy.begin(trained))
+    if strategy.has_local_weights:
+        trainer.hooks.after_step.append(strategy.after_step)
+
+
+def _call_callbacks(trainer: Trainer, features: Features) -> None:
+    components = trainer.components
+    if components.callbacks:
+        view = RunView(
+            components,
+            trainer.state,
+            trainer.world,
+            logged=trainer.logged,
+            metrics=trainer.last,
+            folder=features.folder,
+            show=features.show,
+            settings=features.settings,
+        )
+        Callbacks(components.callbacks, view).hang_on(trainer.hooks, trainer.is_log_step)
+
+
+def _add_to_record(trainer: Trainer) -> None:
+    """Let the training records have what only some runs have."""
+    components, state, guard = trainer.components, trainer.state, trainer.train_step.guard
+    lengths, loader = components.lengths, components.train_loader
+
+    def add(values: dict[str, float], reading: Reading) -> None:
+        if lengths is not None and lengths.at(state.step - 1) < lengths.whole:
+            values.pop("mfu", None)  # its operations are those of whole windows
+        values |= {f"samples/{name}": count for name, count in loader.used(state.samples).items()}
+        values |= components.compiled.values()
+        if loader.skips:
+            values["skipped_samples"] = reading.skipped
+        if guard.needs_norm:
+            values["skipped_steps"] = trainer.window.skipped_steps
+        values |= trainer.window.turn_means(reading)
+
+    trainer.hooks.at_record.append(add)
+
+
+def _call_once(hooks: Hooks, call: Callable[[], None]) -> None:
+    """Call something after the first step, from the last of the hooks, which then leaves."""
+
+    def first(step: int) -> None:
+        hooks.after_step.remove(first)
+        call()
+
+    hooks.after_step.append(first)
