@@ -118,13 +118,16 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
     if job.config.batch.is_open:
         before = answers_before(job.config, job.run_folder.root) if world.is_main else {}
         job = _with_micro_batch(job, world.from_main(before))
+    keep = None
     if job.config.compile.mode is not None:
         sweep = sweep_of(job.run_folder.root)
-        keep_cache(job.run_folder.compiled if sweep is None else sweep / job.run_folder.compiled.name, world)
+        keep = keep_cache(job.run_folder.compiled if sweep is None else sweep / job.run_folder.compiled.name, world)
     with environment.recorded(job, world):
         if world.is_main:
             print(summary.opening(job, world), flush=True)
         components = build(job.config, world)
+        if keep is not None:
+            components.compiled.keep = keep
         require_alike(components.identity, world)
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)

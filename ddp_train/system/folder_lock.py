@@ -86,7 +86,7 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
     with contextlib.suppress(OSError, AttributeError):  # no such locks, or a Python without them: `is_held` goes by the holder's file
         _record_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
     _write(folder)
-    _held.append(_Held(folder, descriptor, os.getpid(), _lease(folder / HOLDER) if _is_shared(folder) else None))
+    _held.append(_Held(folder, descriptor, os.getpid(), _lease(folder / HOLDER) if is_shared(folder) else None))
 
 
 def is_held(folder: Path) -> bool:
@@ -220,7 +220,7 @@ def _is_alive(holder: Holder | None) -> bool:
     return holder is not None and _is_on_this_machine(holder) and holder.pid != os.getpid() and is_alive(holder.pid)
 
 
-def _is_shared(folder: Path) -> bool:
+def is_shared(folder: Path) -> bool:
     """Tell whether other machines may see a folder, by the kind of its file system."""
     try:
         mounts = [line.split(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]

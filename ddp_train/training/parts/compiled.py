@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import CalledProcessError
+from threading import Thread
 from traceback import FrameSummary
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 
 from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError
 from ddp_train.interfaces import blocks_of, few
+from ddp_train.system.folder_lock import is_shared
 
 logger = logging.getLogger(__name__)
 
@@ -29,19 +35,51 @@ _LIMIT = "recompile_limit"
 _SHOWN = 300  # characters of an error
 
 
-def keep_cache(folder: Path, world: World) -> None:
+def keep_cache(folder: Path, world: World) -> Callable[[], None]:
     """Let what is compiled stay in a folder: restarts, other ranks and a sweep's next jobs take it from there. A user's own counts more.
 
     Ranks that compile the same at the same time wait for each other's locks, and take what the first has made. They share the cores.
+    Of a folder on a network, where thousands of small files take their time, each machine has a copy on its own disk. Collective.
+
+    Returns:
+        What to call when all is compiled: it copies from this machine to the folder, in a thread.
     """
     from torch._inductor import config as inductor
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    if os.environ.get(_CACHE, "") in ("", os.path.abspath(default_cache_dir())):  # which torch sets where nobody has
-        os.environ[_CACHE] = str(folder)
+    local = Path(tempfile.gettempdir(), f"ddp_train_compiled_{os.getuid()}_{xxhash.xxh3_64_hexdigest(os.fsencode(folder.absolute()))}")
+    is_open = os.environ.get(_CACHE, "") in ("", os.path.abspath(default_cache_dir()), str(local))  # torch sets its own where nobody has
+    is_copied = is_open and is_shared(folder) and not is_shared(local)
+    if is_copied:
+        with suppress(OSError):
+            local.mkdir(mode=0o700, exist_ok=True)
+        is_copied = local.is_dir() and local.stat().st_uid == os.getuid()  # nobody else's: code in it is run
+    if is_copied and world.local_rank == 0 and folder.is_dir():
+        _copy_new(folder, local)
+    world.barrier()
+    if is_open:
+        os.environ[_CACHE] = str(local if is_copied else folder)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault(_THREADS, str(max(1, min(32, cores // world.local_size))))  # 32: torch's own limit
     inductor.compile_threads = int(os.environ[_THREADS])  # it was imported, and has read the variable, before
+    if not (is_copied and world.is_main):
+        return _do_nothing
+    return Thread(target=_copy_new, args=(local, folder), name="compiled", daemon=True).start
+
+
+def _do_nothing() -> None: ...
+
+
+def _copy_new(source: Path, target: Path) -> None:
+    """Copy the files that are not there yet. What a rank writes meanwhile, or a disk has no room for, is compiled again another time."""
+    try:
+        for path in source.rglob("*"):
+            new = target / path.relative_to(source)
+            if path.is_file() and path.suffix not in (".lock", ".tmp") and not new.exists():
+                new.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(shutil.copyfile(path, f"{new}.{os.getpid()}.tmp"), new)  # others may read there
+    except OSError as error:
+        logger.info("not all that was compiled is copied from %s to %s: %s", source, target, _one_line(str(error)))
 
 
 class Compiled:
@@ -55,6 +93,8 @@ class Compiled:
         self.begin_batch: Callable[[], None] = lambda: None
         """Called before the forwards of each micro-batch. CUDA graphs of blocks would else begin anew at each block without gradients, and
         give back the output of the one before (pytorch issue 152887)."""
+        self.keep: Callable[[], None] = _do_nothing
+        """Called when all is compiled (`keep_cache`)."""
         self._says = False  # on rank 0
         self._is_warm = False
         self._began = 0.0
@@ -83,6 +123,7 @@ class Compiled:
     def end_warm_up(self) -> None:
         """Say what was compiled before the first step; from now on each time that it is done again."""
         self._is_warm = True
+        self.keep()
         if self._says:
             print(self.line(), flush=True)
 

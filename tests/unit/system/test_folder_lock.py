@@ -66,7 +66,7 @@ def test_a_machine_that_the_lock_does_not_reach_is_refused_while_the_lease_is_fr
 
 
 def test_looking_who_holds_a_folder_never_makes_a_start_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "_is_shared", lambda folder: False)
+    monkeypatch.setattr(folder_lock, "is_shared", lambda folder: False)
     starts_are_over = threading.Event()
 
     def look() -> set[bool]:
@@ -87,7 +87,7 @@ def test_looking_who_holds_a_folder_never_makes_a_start_fail(tmp_path: Path, mon
 
 
 def test_a_lease_is_refreshed_where_other_machines_see_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "_is_shared", lambda folder: True)
+    monkeypatch.setattr(folder_lock, "is_shared", lambda folder: True)
     monkeypatch.setattr(folder_lock, "REFRESH_S", 0.05)
     tasks = set(os.listdir("/proc/self/task"))
     folder_lock.hold(tmp_path, key="k")
@@ -105,7 +105,7 @@ def test_a_lease_is_refreshed_where_other_machines_see_the_folder(tmp_path: Path
     ids=["forked", "started with descriptors"],
 )
 def test_lock_and_lease_last_as_long_as_an_agent_of_a_killed_holder(tmp_path: Path, agent: str) -> None:
-    shared = "lock._is_shared = lambda folder: True"
+    shared = "lock.is_shared = lambda folder: True"
     first = holder(tmp_path, before=shared, after=f"{agent} print(lock._held[0].lease.pid, flush=True); sys.stdin.read()")
     assert first.stdin is not None and first.stdout is not None
     lease = int(first.stdout.readline())

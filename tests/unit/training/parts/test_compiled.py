@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,7 @@ def test_recompiles_have_a_limit_which_is_put_back_after_the_job() -> None:
 
 
 def test_the_cache_is_the_runs_but_for_a_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(World, "barrier", lambda world: None)
     world = World(rank=5, size=8, local_rank=1, local_size=4, device=torch.device("cpu"))
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
         monkeypatch.setenv(name, "")  # so that it is put back
@@ -177,6 +180,44 @@ def test_the_cache_is_the_runs_but_for_a_users_own(monkeypatch: pytest.MonkeyPat
     assert int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) == torch._inductor.config.compile_threads >= 1
     keep_cache(tmp_path / "other", world)  # it is somebody's own now
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "run/compiled")
+
+
+def test_on_a_network_each_machine_has_a_copy_of_the_cache_on_its_own_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    monkeypatch.setattr("ddp_train.training.parts.compiled.is_shared", lambda folder: "of_all" in str(folder))
+    monkeypatch.setattr(World, "barrier", lambda world: None)
+    shared = tmp_path / "of_all/run/compiled"
+    for name in ("ab/graph.py", "triton/kernel.cubin", "locks/one.lock"):
+        (shared / name).parent.mkdir(parents=True)
+        (shared / name).write_text(name)
+    for rank, disk in enumerate(("first", "first", "second", "second")):  # two ranks on each machine
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+        (tmp_path / disk).mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / disk))
+        keep = keep_cache(shared, World(rank=rank, size=4, local_rank=rank % 2, local_size=2, device=torch.device("cpu")))
+        local = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert local.parent == tmp_path / disk
+        assert local.stat().st_mode & 0o77 == 0, "what lies there is executed"
+        names = {str(path.relative_to(local)) for path in local.rglob("*") if path.is_file()}
+        assert names == {"ab/graph.py", "triton/kernel.cubin"} | {f"made_by_{each}.py" for each in ([], [0], [0], [0, 2])[rank]}
+        (local / f"made_by_{rank}.py").write_text("new")
+        (local / "ab/graph.py").unlink()
+        (local / "ab/graph.py").write_text("as this machine has it")
+        compiled = Compiled()
+        compiled.keep = keep
+        compiled.end_warm_up()
+        for thread in threading.enumerate():
+            if thread.name == "compiled":
+                thread.join()
+    assert (shared / "made_by_0.py").read_text() == "new"
+    assert (shared / "ab/graph.py").read_text() == "ab/graph.py", "what is there stays"
+    assert not list(shared.glob("made_by_[1-3].py")), "rank 0 copies, for all"
+    (tmp_path / "of_all/tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of_all/tmp"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    keep_cache(shared, alone())
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(shared), "a temporary folder on a network is no better"
 
 
 def test_a_run_compiles_before_its_first_step_and_trains_as_without(capsys: pytest.CaptureFixture[str]) -> None:
