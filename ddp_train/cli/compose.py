@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli import caller
-from ddp_train.cli.check_there import check_where_torch_is
+from ddp_train.cli.check_process import check_in_torch_process
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config.check import CONF, ConfigErrors, check_folder, section
@@ -213,7 +213,7 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_her
             happened="is true",
             expected="false: ranks stand where you stand, so that they find your modules and data",
         )
-    checked = check_where_torch_is(job_config, hydra=hydra_config, trains_here=trains_here)
+    checked = check_in_torch_process(job_config, hydra=hydra_config, trains_here=trains_here)
     check_pipeline(checked, begins=checked.resume in ("auto", "never") and not RunFolder(Path(hydra_config.run.dir)).config.exists())
     return checked
 

@@ -51,6 +51,7 @@ from ddp_train.sweep.warm_group import slots
 
 def main() -> int:
     """Run the command line in the process that was typed, and return the exit code."""
+    caller.find()
     try:
         (directory := os.getcwd()).encode()
         " ".join(sys.argv).encode()

@@ -13,7 +13,7 @@ from ddp_train.cli.saved_run import ask_trust
 from ddp_train.config.cluster import max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
 from ddp_train.launch import snapshot
-from ddp_train.launch.agent_process import expect_agents
+from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.node import early
 from ddp_train.launch.node.facts import collect
@@ -76,7 +76,7 @@ def _take_part(spec: Spec, place: Place, launcher: Launcher) -> int:
     launcher.begun = run_folder.root
     if place.is_first:
         note(run_folder.root, Status.RUNNING)
-    expect_agents()  # before anybody waits for this machine: in a new round seconds count
+    start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new round seconds count
     code = run_node(work, place, received=early.received)
     if place.is_first:
         note(run_folder.root)

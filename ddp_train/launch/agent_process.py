@@ -1,7 +1,7 @@
 """Start a torchrun agent as a child process, pass signals on, and wait for it.
 
-Agents come from a nursery: an interpreter that imports torch while this process composes and checks. It begins as soon as the command
-can see that it will train (`expect_agents`), and is ended when it is not needed after all.
+Agents come from a fork server: an interpreter that imports torch while this process composes and checks. It begins as soon as the command
+can see that it will train (`starts_ranks`), and is ended when it is not needed after all.
 """
 
 from __future__ import annotations
@@ -17,56 +17,72 @@ from ddp_train.launch.restart_note import STARTED
 from ddp_train.launch.signals import stop_signals
 from ddp_train.system import handover
 from ddp_train.system.folder_lock import descriptors
-from ddp_train.system.nursery import Nursery, interpreter, spawn_nursery
+from ddp_train.system.fork_server import ForkServer, spawn_fork_server
 from ddp_train.system.process import Child
 from ddp_train.system.threads import VARIABLE
 
-TORCH, RANKS, COMPILER = "torch", "ddp_train.rank.forked", "torch._dynamo"
-"""What a configuration's check needs; with that an agent and a rank; with that DDP, most of torch's optimizers and who compiles."""
+_TORCH = "torch"  # what a check needs
+_AGENT = (_TORCH, "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
+COMPILER = "torch._dynamo"
+"""What DDP, most of torch's optimizers and who compiles import. It takes half as long as all that an agent and a rank need without it."""
 
-IMPORTED = (TORCH, "ddp_train.launch.agent.main", "ddp_train.rank.main", RANKS, COMPILER)
-"""What a nursery imports, in this order. The last takes half as long as all others together."""
+_STARTS_RANKS = ("resume", "evaluate", "predict", "doctor")
+"""The commands that start ranks, beside the one without a name."""
 
-_nursery: Nursery | None = None
+_HERE = ("cluster=local", "cluster=cpu")
+"""Presets whose ranks are processes of this machine. A login node, from which jobs go elsewhere, has few processors to give."""
 
+_SHOWS_TEXT = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 
-def expect_agents() -> None:
-    """Begin to import what an agent and its ranks need, beside this process."""
-    global _nursery
-    if _nursery is not None and not _nursery.is_there():  # it was killed
-        expect_none()
-    if _nursery is None:
-        environment = {**os.environ, VARIABLE: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
-        environment.pop(handover.CALLER, None)  # it is ours
-        _nursery = spawn_nursery(interpreter(), environment)
+_server: ForkServer | None = None
 
 
-def ask_early(request: Mapping[str, Any], *, files: Sequence[int]) -> Child | None:
-    """Let a process do something that has imported torch, before it becomes an agent; None: none is expected."""
-    if _nursery is None or not _nursery.is_there():
-        return None
-    return _nursery.start(request, files=files, needs=TORCH)
+def starts_ranks(words: Sequence[str]) -> bool:
+    """Tell, as far as the words show it, whether a command comes to start ranks on this machine when nothing is wrong with it.
+
+    Where they do not show it, what ranks need is imported when they are started.
+    """
+    is_command = bool(words) and "=" not in words[0] and words[0][:1] not in ("-", "+", "~")
+    shows_text = any(word.partition("=")[0] in _SHOWS_TEXT for word in words)
+    is_elsewhere = any(word.startswith(("cluster=", "cluster.launcher=")) and word not in _HERE for word in words)
+    return not shows_text and not is_elsewhere and (not is_command or words[0] in _STARTS_RANKS)
 
 
-def expect_none() -> None:
-    """End what imports or waits: no agent is needed, or not for a long time."""
-    global _nursery
-    nursery, _nursery = _nursery, None
-    if nursery is not None:
-        nursery.end()
-
-
-def run_agent(arguments: list[str], *, environment: Mapping[str, str], needs: str = COMPILER) -> int:
-    """Run an agent to its end and return its exit code; 130 after Ctrl-C, 143 after another stop signal.
-
-    A stop signal is passed on; a second Ctrl-C or SIGQUIT kills the agent, and with it its ranks.
+def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
+    """Begin to import what an agent and its ranks need, beside this process, where this has not begun; return the fork server.
 
     Args:
-        arguments: as for `agent.main.main`.
-        environment: what the ranks' environment has beside this process's own.
-        needs: the last of what is `IMPORTED` for it; what it needs beyond that it imports itself.
+        uses_compiler: import the compiler, too, while nothing is asked for: this process starts several agents, or waits before the first.
     """
-    agent = start_agent(arguments, environment=environment, is_last=True, needs=needs)
+    global _server
+    if _server is not None and not _server.is_there():  # it was killed
+        stop_fork_server()
+    if _server is None:
+        environment = {**os.environ, VARIABLE: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
+        environment.pop(handover.CALLER, None)  # it is ours
+        _server = spawn_fork_server(environment, [*_AGENT, COMPILER] if uses_compiler else _AGENT)
+    return _server
+
+
+def stop_fork_server() -> None:
+    """End the process that imports or waits: no agent is needed, or not for a long time."""
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        server.end()
+
+
+def request_check(files: Sequence[int]) -> Child:
+    """Let a process that has imported torch check a configuration (`cli.check_process.serve_check`), before it has what an agent needs."""
+    return start_fork_server().start({"check": True}, files=files, imports=[_TORCH])
+
+
+def run_agent(arguments: list[str], *, environment: Mapping[str, str], uses_compiler: bool = True) -> int:
+    """Run an agent to its end and return its exit code; 130 after Ctrl-C, 143 after another stop signal.
+
+    A stop signal is passed on; a second Ctrl-C or SIGQUIT kills the agent, and with it its ranks. For the arguments see `start_agent`.
+    """
+    agent = start_agent(arguments, environment=environment, is_last=True, uses_compiler=uses_compiler)
     with stop_signals(agent.signal, lambda: agent.signal(signal.SIGKILL)) as received:
         code = agent.wait()
     if received:
@@ -80,24 +96,29 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str], needs: st
 
 
 def start_agent(
-    arguments: list[str], *, environment: Mapping[str, str], files: Sequence[int] = (), is_last: bool = False, needs: str = COMPILER
+    arguments: list[str],
+    *,
+    environment: Mapping[str, str],
+    files: Sequence[int] = (),
+    is_last: bool = False,
+    uses_compiler: bool = True,
 ) -> Child:
-    """Start an agent (`agent.main.be_agent`), which has this process's environment and the locks of its folders.
+    """Start an agent (`agent.main.run_agent_here`), which has this process's environment and the locks of its folders.
 
     Args:
         arguments: as for `agent.main.main`.
         environment: what the ranks' environment has beside this process's own.
         files: descriptors that the arguments name.
         is_last: this process starts no other agent.
-        needs: see `run_agent`.
+        uses_compiler: False: its ranks come to their first step without it.
     """
-    global _nursery
-    expect_agents()
-    assert _nursery is not None
-    request = {"arguments": arguments, "environment": {**os.environ, **environment, handover.STARTED: str(STARTED)}}
-    agent = _nursery.start(request, files=[*descriptors(), *files], is_last=is_last, needs=needs)
+    global _server
+    imports = [*_AGENT, COMPILER] if uses_compiler else _AGENT
+    request: dict[str, Any] = {"arguments": arguments, "imports": imports}
+    request["environment"] = {**os.environ, **environment, handover.STARTED: str(STARTED)}
+    agent = start_fork_server().start(request, files=[*descriptors(), *files], imports=imports, is_last=is_last)
     if is_last:
-        _nursery = None
+        _server = None
     return agent
 
 

@@ -8,7 +8,7 @@ from ddp_train.config.cluster import ALONE, environment_of, max_restarts, proces
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.job import Job
-from ddp_train.launch.agent_process import COMPILER, RANKS, rank_environment, run_agent
+from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.launch.ending import exit_code
 from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.system import handover
@@ -44,14 +44,9 @@ def agent_arguments(job: Job) -> list[str]:
 def _run_agent(job: Job) -> int:
     cluster = job.config.cluster
     environment = rank_environment(_processes(cluster), cluster.threads_per_process) | environment_of(cluster.env)
-    needs = RANKS if _does_without_compiler(job) else COMPILER
-    return run_agent(agent_arguments(job), environment={**environment, handover.JOB: job.to_json()}, needs=needs)
-
-
-def _does_without_compiler(job: Job) -> bool:
-    """Tell whether a rank comes to its first step without torch's compiler, which DDP and torch's own optimizers import."""
-    config = job.config
-    return config.batch.world_size == 1 and config.compile.mode is None and config.optimizer["_target_"] == _ADAMW
+    config = job.config  # DDP and torch's own optimizers import the compiler
+    uses_compiler = config.batch.world_size > 1 or config.compile.mode is not None or config.optimizer["_target_"] != _ADAMW
+    return run_agent(agent_arguments(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=uses_compiler)
 
 
 def _processes(cluster: ClusterConfig) -> int:

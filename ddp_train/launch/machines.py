@@ -19,7 +19,7 @@ from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ENVIRONMENT_REFUSES, NO_PROGRESS, PREEMPTED, TERMINATED, EnvironmentRefuses
 from ddp_train.job import Job
 from ddp_train.launch import local
-from ddp_train.launch.agent_process import expect_agents
+from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.node.facts import collect, of_a_command_line
 from ddp_train.launch.node.place import Place, listen
 from ddp_train.launch.node.program import run_node
@@ -90,7 +90,7 @@ def _place(cluster: ClusterConfig) -> Place | None:
     found = meeting(cluster, os.environ)
     if found.is_alone:
         return None
-    expect_agents()  # before anybody waits for this machine: in a new round seconds count
+    start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new round seconds count
     listener = _listen(found) if found.node_rank == 0 or (found.node_rank is None and _is_here(found.host)) else None
     return Place(
         index=found.node_rank,

@@ -14,7 +14,7 @@ from ddp_train.config.values import node_range
 from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot
-from ddp_train.launch.agent_process import expect_none
+from ddp_train.launch.agent_process import stop_fork_server
 from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.spec import Code, Spec
@@ -28,7 +28,7 @@ _TAIL_BYTES = 20_000  # of metrics.jsonl
 
 def run(job: Job) -> int:
     """Submit a job; return 0 when that is done, or with cluster.wait the exit code of the run. In an allocation it runs at once."""
-    expect_none()  # here: the machines of the job import for themselves
+    stop_fork_server()  # here: the machines of the job import for themselves
     name = job.config.cluster.launcher
     run_folder = job.run_folder
     try:
@@ -73,7 +73,7 @@ def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
     Raises:
         UserError: the engine does not take them. Each run's folder says whether it was submitted before.
     """
-    expect_none()  # as above
+    stop_fork_server()  # as above
     cluster = jobs[0].config.cluster
     most = slurm_client.most_tasks() if len(jobs) > 1 and cluster.launcher == "slurm" else len(jobs)
     specs = [freeze(job, code, parallel=parallel, most_tasks=most) for job in jobs]

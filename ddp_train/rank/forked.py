@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_train.system import process, threads
-from ddp_train.system.nursery import interpreter
+from ddp_train.system import handover, process, threads
+from ddp_train.system.fork_server import interpreter
 
 
-def become(request: Mapping[str, Any]) -> None:
+def setup_forked_rank(request: Mapping[str, Any]) -> None:
     """Make this process the rank that the agent asks for (`launch.agent.ranks`), or a fresh interpreter where a fork cannot be it."""
     os.environ.update(request["environment"])
     for number, path in ((1, request["stdout"]), (2, request["stderr"])):
@@ -31,6 +31,7 @@ def become(request: Mapping[str, Any]) -> None:
     asked = os.environ.get(threads.VARIABLE, "")  # one that is no number was there when the libraries were loaded
     if has_used_gpu() or (asked.isdigit() and not _has_threads(int(asked))):
         os.execve(sys.executable, [*interpreter(), *request["words"]], dict(os.environ))
+    os.environ.pop(handover.AGENT, None)  # it is tied to it already
     sys.argv[1:] = request["words"]
     importlib.invalidate_caches()
     np.random.seed()  # `random` does so itself

@@ -39,14 +39,13 @@ _SHOWN = 160  # characters of an error in the one line of a restart
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
 
-def main(run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]) -> int:
+def main(load_cli: Callable[[], Any]) -> int:
     """Serve the one job that `ddp-train` composed, the jobs of its sweep, or else what the command line asks for. Every rank runs this.
 
     Global rank 0 alone lets Hydra compose; the other ranks compose nothing.
 
     Args:
-        run: runs the command line, where rank 0 finds no job in its environment.
-        resume: continues what an earlier attempt has left in a folder.
+        load_cli: imports `cli.main`, which runs the command line where rank 0 finds no job in its environment.
     """
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -59,7 +58,7 @@ def main(run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]
     except UserError as error:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
-    code = group.serve(run, resume)
+    code = group.serve(load_cli)
     if code not in STOPPED.values():  # else the agent may start the ranks again, in another number, and some may be gone
         group.leave()
         if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
@@ -89,8 +88,8 @@ class Group:
         if self._attempt.remembered and self._rank == 0 and handover.JOB not in os.environ:
             self._clear(self._attempt.remembered)
 
-    def serve(self, run: Callable[[Launcher], int], resume: Callable[[Path, Launcher], int]) -> int:
-        """Do what the processes are for, to its end, and return the exit code; `run` and `resume` are those of `main`."""
+    def serve(self, load_cli: Callable[[], Any]) -> int:
+        """Do what the processes are for, to its end, and return the exit code."""
         remembered = self._attempt.remembered
         if handover.JOB in os.environ:
             job = Job.from_json(os.environ[handover.JOB])
@@ -107,7 +106,7 @@ class Group:
             return self._refuse(self._final_code)
         launcher = Launcher(run=self._run, slots=self._slots)
         try:
-            code = resume(remembered, launcher) if remembered else run(launcher)
+            code: int = load_cli().resume(remembered, launcher) if remembered else load_cli().run(launcher)
         finally:
             if self._leader is not None:
                 self._leader.leave()

@@ -30,8 +30,8 @@ STARTED = "DDP_TRAIN_STARTED"
 FRESH_RANK = "DDP_TRAIN_FRESH_RANK"
 """For a rank that is not forked: its end of the pipe to its member, and its place in the store."""
 
-NURSERY = "DDP_TRAIN_NURSERY"
-"""For an interpreter that imports and waits: the descriptor of its line to the process that started it, and that one's pid."""
+FORK_SERVER = "DDP_TRAIN_FORK_SERVER"
+"""For a fork server: the descriptor of its line to the process that started it, and that one's pid."""
 
 LOADER_RANK = "DDP_TRAIN_RANK"
 """For the server that loader workers are forked from: its rank's pid."""

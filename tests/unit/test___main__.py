@@ -1,7 +1,4 @@
-"""Which commands come to start ranks on this machine, as far as their words show it; that they do is in tests/distributed/test_run.py.
-
-And what the caller may have left in disorder: streams, the current folder, the locale, a Ctrl-C that comes at once.
-"""
+"""What the caller may have left in disorder: streams, the current folder, the locale, a Ctrl-C that comes at once."""
 
 from __future__ import annotations
 
@@ -10,46 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from ddp_train.__main__ import starts_ranks
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "",
-        "model=mlp",
-        "-m seed=1,2",
-        "++trainer.max_steps=3",
-        "~model.width",
-        "resume outputs/mnist/1",
-        "evaluate RUN",
-        "cluster=cpu",
-        "cluster.processes_per_node=3",
-    ],
-)
-def test_training_here_is_expected(words: str) -> None:
-    assert starts_ranks(words.split())
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "plan",
-        "runs",
-        "node SPEC",
-        "--help",
-        "model=mlp --cfg job",
-        "--version",
-        "resume --help",
-        "cluster=slurm",
-        "-m cluster=cpu,local",
-        "cluster.launcher=ssh",
-    ],
-)
-def test_what_shows_text_or_goes_to_other_machines_begins_no_import(words: str) -> None:
-    assert not starts_ranks(words.split())
-
 
 WRONG = f"{sys.executable} -m ddp_train model=mlpp"
 
@@ -81,7 +38,7 @@ INTERRUPTED_IMPORT = """
 import runpy, sys
 class Finder:
     def find_spec(self, name, *others):
-        if name == "ddp_train.system.nursery":
+        if name == "ddp_train.system.fork_server":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Finder())
 runpy.run_module("ddp_train", run_name="__main__")

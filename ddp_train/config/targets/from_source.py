@@ -123,7 +123,8 @@ def _is_sure(node: ast.stmt) -> bool:
         packages = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
         return all(name.partition(".")[0] in _REQUIRED | sys.stdlib_module_names for name in packages)
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_text or isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Assign, ast.AnnAssign))
+    is_for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return is_text or is_for_types or isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Assign, ast.AnnAssign))
 
 
 def _installed(root: str) -> Path:

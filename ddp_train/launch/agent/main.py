@@ -27,7 +27,7 @@ from ddp_train.launch.agent.options import take_options
 from ddp_train.launch.agent.ranks import Ranks, fits
 from ddp_train.redaction import Redacting
 from ddp_train.system import handover
-from ddp_train.system.nursery import Become
+from ddp_train.system.fork_server import Entry
 from ddp_train.system.process import STOP_SIGNALS
 
 _PLAIN = (
@@ -37,18 +37,17 @@ _PLAIN = (
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 
 
-def be_agent(request: Mapping[str, Any], be_rank: Become, *, loaded_with: Mapping[str, str]) -> int:
-    """Be the agent that was asked for (`launch.agent_process`), and return its exit code.
+def run_agent_here(request: Mapping[str, Any], run_request: Entry) -> int:
+    """Run the agent that was asked for (`launch.agent_process.start_agent`) in this process, and return its exit code.
 
     Args:
-        be_rank: what is done in each process that is forked as a rank.
-        loaded_with: the environment in which this process has imported what it has.
+        run_request: what is done in each process that is forked as a rank.
     """
-    environment = {**request["environment"], handover.AGENT: str(os.getpid())}
+    environment, loaded_with = {**request["environment"], handover.AGENT: str(os.getpid())}, request["loaded_with"]
     for name in loaded_with.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update(environment)  # beside what torch has set while it was imported
-    ranks = Ranks(be_rank, request["files"], is_forked=fits(environment, loaded_with))
+    ranks = Ranks(run_request, files=request["files"], imports=request["imports"], is_forked=fits(environment, loaded_with))
     try:
         return main(request["arguments"], ranks)
     finally:

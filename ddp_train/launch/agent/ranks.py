@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import get_sub
 
 from ddp_train.system import handover
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.nursery import Become, Nursery, fork_nursery, interpreter, spawn_nursery
+from ddp_train.system.fork_server import Entry, ForkServer, fork_as_server, interpreter, spawn_fork_server
 from ddp_train.system.process import Child, num_threads
 from ddp_train.system.threads import VARIABLE
 
@@ -45,23 +45,28 @@ class Ranks:
     """The ranks of one agent. Made before the agent has any thread.
 
     Args:
-        be_rank: what the forked process does; gets the request of `start`.
+        run_request: what the forked process does with the request of `start`.
         files: descriptors that are the agent's, and no rank's.
-        is_forked: this process has imported what they need, in their environment (`fits`).
+        imports: what ranks need.
+        is_forked: this process has imported that, in their environment (`fits`).
     """
 
-    def __init__(self, be_rank: Become, files: Sequence[int], *, is_forked: bool) -> None:
+    def __init__(self, run_request: Entry, *, files: Sequence[int], imports: Sequence[str], is_forked: bool) -> None:
         self.to_start: int | None = None
         """How many ranks it starts in all, where that is known: the last one leaves nothing that waits."""
-        self._nursery: Nursery | None = None
-        if num_threads() == 1:  # else something that somebody's interpreters import has started one: each rank is a fresh one then
-            self._nursery = fork_nursery(be_rank, without=files) if is_forked else spawn_nursery(interpreter(), with_one_thread(os.environ))
+        self._server: ForkServer | None = None
+        if num_threads() > 1:  # the interpreter's own start has begun one (sitecustomize): each rank is a fresh one then
+            return
+        if is_forked:
+            self._server = fork_as_server(run_request, without=files)
+        else:
+            self._server = spawn_fork_server(with_one_thread(os.environ), imports)
 
     def start(self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], stdout: str, stderr: str, **others: Any) -> Any:
         """Start one rank: in the place of torch's `get_subprocess_handler`, whose arguments these are, and return what torch asks it."""
-        words = [str(each) for each in args]
+        words = [str(word) for word in args]
         is_ours = [entrypoint, *words][: len(interpreter())] == interpreter() and not others.get("numa_options")
-        if not is_ours or self._nursery is None or not self._nursery.is_there():
+        if not is_ours or self._server is None or not self._server.is_there():
             return get_subprocess_handler(entrypoint, args, env, stdout, stderr, **others)
         request = {
             "environment": {**os.environ, **env},
@@ -71,12 +76,12 @@ class Ranks:
         }
         if self.to_start is not None:
             self.to_start -= 1
-        return _Forked(self._nursery.start({"rank": request}, is_last=self.to_start == 0))
+        return _Forked(self._server.start({"rank": request}, is_last=self.to_start == 0))
 
     def end(self) -> None:
-        """End what waits to become a rank."""
-        if self._nursery is not None:
-            self._nursery.end()
+        """End the process that waits to become a rank."""
+        if self._server is not None:
+            self._server.end()
 
 
 class _Forked:

@@ -18,13 +18,13 @@ from ddp_train.launch.launcher import Launcher
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that grows with each check of a whole configuration."""
     made: list[Any] = []
-    check = compose.check_where_torch_is
+    check = compose.check_in_torch_process
 
     def counted(*given: Any, **named: Any) -> Any:
         made.append(given)
         return check(*given, **named)
 
-    monkeypatch.setattr(compose, "check_where_torch_is", counted)
+    monkeypatch.setattr(compose, "check_in_torch_process", counted)
     return made
 
 

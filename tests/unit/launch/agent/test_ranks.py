@@ -8,7 +8,7 @@ import pytest
 
 from ddp_train.launch.agent import ranks
 from ddp_train.launch.agent.ranks import fits
-from ddp_train.system.nursery import interpreter
+from ddp_train.system.fork_server import interpreter
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ def test_what_is_read_while_loading_needs_a_fresh_interpreter(environment: dict[
 
 
 def test_the_last_rank_that_is_started_leaves_nothing_that_waits() -> None:
-    with mock.patch.object(ranks, "fork_nursery") as forked, mock.patch.object(ranks, "num_threads", return_value=1):
-        agent = ranks.Ranks(lambda request: 0, [], is_forked=True)
+    with mock.patch.object(ranks, "fork_as_server") as forked, mock.patch.object(ranks, "num_threads", return_value=1):
+        agent = ranks.Ranks(lambda request: 0, files=[], imports=[], is_forked=True)
         agent.to_start = 2
         for _ in range(2):
             agent.start(*interpreter()[:1], (*interpreter()[1:],), {}, "", "")
-        unknown = ranks.Ranks(lambda request: 0, [], is_forked=True)
+        unknown = ranks.Ranks(lambda request: 0, files=[], imports=[], is_forked=True)
         unknown.start(*interpreter()[:1], (*interpreter()[1:],), {}, "", "")
     assert [call.kwargs["is_last"] for call in forked.return_value.start.call_args_list] == [False, True, False]

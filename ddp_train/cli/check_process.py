@@ -20,28 +20,23 @@ from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.target import NeedsImport, importing_nothing
 from ddp_train.errors import ConfigError
-from ddp_train.launch.agent_process import ask_early, expect_agents
+from ddp_train.launch.agent_process import request_check
 from ddp_train.system.process import file_in_memory
 
-_CANNOT = 1
 
-
-def check_where_torch_is(config: DictConfig, *, hydra: DictConfig, trains_here: bool) -> RunConfig:
+def check_in_torch_process(config: DictConfig, *, hydra: DictConfig, trains_here: bool) -> RunConfig:
     """Resolve and check a composed config, as `check` does, in this process or in one that has torch.
 
     Args:
-        trains_here: what imports torch for the ranks is needed next: it begins where it has not. Else, and for the many jobs of a sweep,
-            torch is imported here.
+        trains_here: the process that imports torch for the ranks is needed next. Else, and for the jobs of a sweep, it is imported here.
     """
     if trains_here and "torch" not in sys.modules:
         try:
             with importing_nothing():
                 return check(config, hydra=hydra)
         except NeedsImport:
-            pass
-        expect_agents()
-        if (found := _ask(config, hydra)) is not None:
-            return found
+            if (answer := _ask(config, hydra)) is not None:
+                return answer
     return check(config, hydra=hydra)
 
 
@@ -53,47 +48,47 @@ def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
     """
     state = {"path": sys.path, "environment": dict(os.environ), "resolvers": set(BaseContainer._resolvers)}
     try:
-        asked = pickle.dumps({**state, "config": config, "hydra": hydra, "global": HydraConfig.instance().cfg})
+        content = pickle.dumps({**state, "config": config, "hydra": hydra, "global": HydraConfig.instance().cfg})
     except Exception:  # what somebody's own resolver or plugin has put there
         return None
-    request, answered = file_in_memory(asked), file_in_memory(b"")
+    files = [file_in_memory(content), file_in_memory(b"")]
     try:
-        child = ask_early({"check": True}, files=[request, answered])
-        if child is None or child.wait() != 0:
+        if request_check(files).wait() != 0:
             return None
-        with open(answered, "rb", closefd=False) as file:
-            file.seek(0)
-            found = pickle.load(file)
+        answer = _read(files[1])
     finally:
-        os.close(request)
-        os.close(answered)
-    if isinstance(found, list):
-        raise ConfigErrors(found)
-    if isinstance(found, ConfigError):
-        raise found
-    assert isinstance(found, RunConfig)
-    return found
+        for descriptor in files:
+            os.close(descriptor)
+    if isinstance(answer, list):
+        raise ConfigErrors(answer)
+    if isinstance(answer, ConfigError):
+        raise answer
+    assert isinstance(answer, RunConfig)
+    return answer
 
 
-def answer(request: int, answered: int) -> int:
+def serve_check(request: int, answer: int) -> int:
     """Check what another process asks for, in a fork that does nothing else; return its exit code."""
-    with open(request, "rb") as file:
-        file.seek(0)
-        asked = pickle.load(file)
+    asked = _read(request)
     sys.path[:] = asked["path"]
     os.environ.clear()
     os.environ.update(asked["environment"])
     setup_globals()
     if asked["resolvers"] - set(BaseContainer._resolvers):
-        return _CANNOT  # of somebody's plugin
+        return 1  # of somebody's plugin
     HydraConfig.instance().cfg = asked["global"]
-    found: Any
     try:
-        found = check(asked["config"], hydra=asked["hydra"])
-    except ConfigErrors as errors:
-        found = errors.errors
+        result: Any = check(asked["config"], hydra=asked["hydra"])
+    except ConfigErrors as error:
+        result = error.errors
     except ConfigError as error:
-        found = error
-    with open(answered, "wb") as file:
-        pickle.dump(found, file)
+        result = error
+    with open(answer, "wb", closefd=False) as file:
+        pickle.dump(result, file)
     return 0
+
+
+def _read(descriptor: int) -> Any:
+    with open(descriptor, "rb", closefd=False) as file:
+        file.seek(0)
+        return pickle.load(file)

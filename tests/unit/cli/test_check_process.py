@@ -9,17 +9,14 @@ from pathlib import Path
 
 PROGRAM = """
 import contextlib, io, json, os, sys
-from ddp_train.cli import check_there
+from ddp_train.cli import check_process
 from ddp_train.cli import main as app
 from ddp_train.launch import agent_process
 from ddp_train.launch.launcher import Launcher
-from ddp_train.system.nursery import spawn_nursery, wait_in_nursery
-
-def load():
-    yield agent_process.TORCH
+from ddp_train.system.fork_server import run_fork_server, spawn_fork_server
 
 if sys.argv[1:] == ["waits"]:
-    sys.exit(wait_in_nursery(load, lambda request: check_there.answer(*request["files"])))
+    sys.exit(run_fork_server(lambda request: check_process.serve_check(*request["files"])))
 
 def run(words):
     said, jobs = io.StringIO(), []
@@ -28,21 +25,20 @@ def run(words):
         code = app.run(Launcher(run=lambda job: jobs.append(job) or 0, slots=lambda *given: []))
     return [code, said.getvalue(), [job.config.hash() for job in jobs]]
 
-cases, results = json.loads(sys.argv[1]), []
+cases, results, ask = json.loads(sys.argv[1]), [], check_process._ask
 sys.path.insert(0, os.getcwd())
 sys.path.append("added")  # what the other process has not from its environment
-nursery = spawn_nursery([sys.executable, __file__, "waits"], os.environ)
-agent_process._nursery = nursery
+agent_process._server = spawn_fork_server(os.environ, ["waits"], command=[sys.executable, __file__])
 for words in cases:
     there = run([*words, "hydra.run.dir=there"])
     imported = [name for name in ("mine", "broken", "torch") if name in sys.modules]
-    check_there.ask_early = lambda request, files: None  # as when it was killed
+    check_process._ask = lambda config, hydra: None  # as when it was killed
     here = run([*words, "hydra.run.dir=here"])
-    check_there.ask_early = agent_process.ask_early
+    check_process._ask = ask
     for name in ("mine", "broken"):
         sys.modules.pop(name, None)
     results.append([there, here, imported])
-nursery.end()
+agent_process.stop_fork_server()
 print(json.dumps(results))
 """
 
