@@ -18,7 +18,7 @@ from omegaconf.basecontainer import BaseContainer
 
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.targets.target import NeedsImport, importing_nothing
+from ddp_train.config.targets.locate import NeedsImport, importing_nothing
 from ddp_train.errors import ConfigError
 from ddp_train.launch.agent_process import request_check
 from ddp_train.system.process import file_in_memory

@@ -29,7 +29,7 @@ from ddp_train.config.rules.copies import check_copies
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
 from ddp_train.config.schema import ClusterConfig, SweepConfig
-from ddp_train.config.targets.target import locate
+from ddp_train.config.targets.locate import locate
 from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.job import Job

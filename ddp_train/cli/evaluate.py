@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import TRUST, ask_trust, record, require_place, run_of, typed
-from ddp_train.config import check as config_check
+from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.composition import loader_of, parse
 from ddp_train.config.command.options import with_conf
@@ -65,19 +65,8 @@ _WITHOUT_EFFECT = (
     *("trainer", "optimizer", "scheduler", "checkpoint", "sweep", "health", "profile", "callbacks", "debug"),
     *("experiment", "hydra", "activation_checkpointing", "compile"),
     *("name", "resume", "init_from", "init_from_keys", "init_from_strict", "sanity_check", "summary", "evaluation.every_steps"),
-    *(
-        f"loader.{name}"
-        for name in (
-            "micro_batch_size",
-            "drop_last",
-            "sampling",
-            "sample_weights",
-            "bucket_batches",
-            "sampler",
-            "mixup_alpha",
-            "cutmix_alpha",
-        )
-    ),
+    *("loader.micro_batch_size", "loader.drop_last", "loader.sampling", "loader.sample_weights", "loader.bucket_batches"),
+    *("loader.sampler", "loader.mixup_alpha", "loader.cutmix_alpha"),
 )
 """What an evaluation does not read: sections, groups and keys."""
 
@@ -171,10 +160,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, part: s
         merged.data.eval = {}
     if predicts:
         merged.evaluation.save_predictions = False  # with targets
-    try:
-        return config_check.check(merged)
-    except config_check.ConfigErrors as error:
-        raise config_check.ConfigErrors(_with_the_way_to_other_data(error.errors, changed)) from None
+    return check(merged)
 
 
 def _evaluated(saved: Mapping[str, Any], part: str, *, is_given: bool, predicts: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -195,22 +181,6 @@ def _evaluated(saved: Mapping[str, Any], part: str, *, is_given: bool, predicts:
     data = splits.pop(part, None)
     own = evaluation_split({**saved["data"], "eval": {}}) if data is None else data
     return {**own, **({"eval": None} if data is None and not is_given else {})}, {} if part or predicts or is_given else splits
-
-
-def _with_the_way_to_other_data(errors: Sequence[ConfigError], overrides: Sequence[str]) -> list[ConfigError]:
-    """Replace what is wrong with the arguments of another data set, which the run's data has left there, by what to type."""
-    target = next((text.partition("=")[2] for text in overrides if text.startswith("data._target_=")), None)
-    others = [error for error in errors if not error.key.startswith("data.") or error.key == "data._target_"]
-    if target is None or len(others) == len(errors) or any(text.startswith("data=") for text in overrides):
-        return list(errors)
-    wrong = ", ".join(error.key for error in errors if error not in others)
-    here = ConfigError(
-        key="data._target_",
-        happened=f"{target} does not fit the arguments of the run's own data: {wrong}",
-        expected="data=custom, which has none, and those of your own",
-        fix=f"data=custom data._target_={target} +data.ARG=VALUE",
-    )
-    return [here, *others]
 
 
 def _of_data(text: str) -> str:
@@ -235,7 +205,7 @@ def _section(group: str, option: str, folder: Path) -> Any:
     found = loader.load_configuration(args.config_name or "config", [f"{group}={option}"], RunMode.RUN)[group]
     composed = resolve(found, errors, section=group)
     if errors:
-        raise config_check.ConfigErrors(errors)
+        raise ConfigErrors(errors)
     if group == "data":
         return evaluation_split({**composed, "eval": composed.get("eval") or {}})
     return composed

@@ -36,7 +36,7 @@ from ddp_train.config.schema import (
 )
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.targets.evaluation_split import evaluation_sets, split_at
-from ddp_train.config.targets.own_target import settle
+from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target
 from ddp_train.config.tree import at, leaves, nodes
 from ddp_train.errors import ConfigError
@@ -83,7 +83,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     errors: list[ConfigError] = []
     if hydra is not None:
         errors += unknown_hydra_names(hydra)
-    tree, left_out = settle({**{name: {} for name in NAMED}, **resolve(config, errors)}, hydra)
+    tree, left_out = drop_unused_option_arguments({**{name: {} for name in NAMED}, **resolve(config, errors)}, hydra)
     errors += unknown_root_names(tree, hydra)
     errors += targets_in_extra(tree)
     errors += [plain_secret(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]

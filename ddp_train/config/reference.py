@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ddp_train.config.schema import SECTIONS, RootConfig, subsection
-from ddp_train.config.targets.target import hints_of, look_up
+from ddp_train.config.targets.locate import hints_of, look_up
 
 _COMMENT = re.compile(r"(?:^|\s)#\s+(.*)$")
 _DIRECTIVES = ("_target_", "_partial_", "defaults", "hydra")

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_train.config import cluster
-from ddp_train.config.targets.target import locate
+from ddp_train.config.targets.locate import locate
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.distributed.world import World, open_world

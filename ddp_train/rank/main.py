@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.checkpoint.catalog import is_checkpoint
-from ddp_train.config.targets.target import locate
+from ddp_train.config.targets.locate import locate
 from ddp_train.distributed import attempt
 from ddp_train.distributed.store import join_store, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, UserError

@@ -15,7 +15,8 @@ from torch import nn
 from ddp_train.config import auto
 from ddp_train.config.hydra_internals import IS_1_4
 from ddp_train.config.spelling import removal
-from ddp_train.config.targets.target import given_in, locate, name_in
+from ddp_train.config.targets.locate import locate
+from ddp_train.config.targets.target import given_in, name_in
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MetricWriter

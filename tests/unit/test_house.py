@@ -31,6 +31,7 @@ SHOWN_BY = {
     "cli/runs.py": "tests/distributed/test_sweep.py",
     "config/check.py": "tests/config/test_config.py",
     "config/limits.py": "tests/config/test_security.py",
+    "config/targets/locate.py": "tests/unit/config/targets/test_target.py",
     "config/schema.py": "tests/config/test_config.py",
     "config/rules/machines.py": "tests/config/test_config.py",
     "config/rules/training.py": "tests/config/test_config.py",

@@ -13,7 +13,8 @@ from ddp_train.config.rules import conflict
 from ddp_train.config.run_config import LR_SCALES
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.targets.evaluation_split import evaluation_sets
-from ddp_train.config.targets.target import accepts, look_up, own_keys, takes
+from ddp_train.config.targets.locate import accepts, look_up_or_none, takes
+from ddp_train.config.targets.target import own_keys
 from ddp_train.errors import ConfigError
 
 _TAKES_GROUPS = "an optimizer that takes parameter groups, as torch's do"
@@ -22,11 +23,8 @@ _TAKES_GROUPS = "an optimizer that takes parameter groups, as torch's do"
 def check_optimization(optimizer: dict[str, Any], scheduler: dict[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     """Yield what is wrong with our keys in these nodes. What is wrong with the nodes themselves is said elsewhere."""
     for name, node, rule in (("optimizer", optimizer, _check_optimizer), ("scheduler", scheduler, _check_scheduler)):
-        try:
-            target = look_up(node["_target_"])
-        except Exception:  # there is none, or it cannot be imported
-            continue
-        yield from rule(target, own_keys(node, name), tree)
+        if (target := look_up_or_none(node.get("_target_"))) is not None:
+            yield from rule(target, own_keys(node, name), tree)
 
 
 def follows_a_metric(target: Any) -> bool:

@@ -33,7 +33,7 @@ from ddp_train.config.schema import (
 )
 from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.evaluation_split import evaluation_sets
-from ddp_train.config.targets.target import locate
+from ddp_train.config.targets.locate import look_up_or_none
 from ddp_train.config.values import batch_changes
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices, handover
@@ -119,10 +119,7 @@ def _check_callbacks(tree: Mapping[str, Any], is_evaluated: bool) -> Iterator[Co
 
 def _check_events(path: str, key: str) -> Iterator[ConfigError]:
     """Refuse a class without any event."""
-    try:
-        target = locate(path)
-    except Exception:  # said of the node
-        return
+    target = look_up_or_none(path)
     if inspect.isclass(target) and not any(hasattr(target, event) for event in EVENTS):
         own = [method for method in vars(target) if not method.startswith("_")]
         close = next((f"; {method} was meant as {event}?" for method in own if (event := nearest(method.removeprefix("on_"), EVENTS))), "")

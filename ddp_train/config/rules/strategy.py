@@ -8,7 +8,7 @@ from typing import Any
 from ddp_train.config.batch_sizes import MICRO_BATCH, BatchSizes
 from ddp_train.config.rules import conflict
 from ddp_train.config.schema import ClusterConfig, CompileConfig, HealthConfig, TrainerConfig
-from ddp_train.config.targets.target import class_of
+from ddp_train.config.targets.locate import class_of
 from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices

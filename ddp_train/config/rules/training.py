@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_train.config.rules import conflict
 from ddp_train.config.schema import DebugConfig, EvaluationConfig, LoaderConfig, TrainerConfig
-from ddp_train.config.targets.target import class_of, is_a
+from ddp_train.config.targets.locate import class_of, is_a
 from ddp_train.config.tree import at
 from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.errors import ConfigError

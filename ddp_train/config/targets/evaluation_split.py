@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_train.config.schema import EVALUATION_SETS
-from ddp_train.config.targets.own_target import takes_by_name
-from ddp_train.config.targets.target import DIRECTIVES, look_up
+from ddp_train.config.targets.locate import accepts, look_up_or_none
+from ddp_train.config.targets.target import DIRECTIVES
 
 
 def evaluation_split(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,16 +54,9 @@ def merged(node: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     """
     kept = dict(node)
     if changes.get("_target_", node.get("_target_")) != node.get("_target_"):
-        target = _target(changes["_target_"])
-        kept = {name: value for name, value in node.items() if name not in DIRECTIVES and target and takes_by_name(target, name)}
+        target = look_up_or_none(changes["_target_"])
+        kept = {name: value for name, value in node.items() if name not in DIRECTIVES and target and accepts(target, name)}
     for name, value in changes.items():
         before = kept.get(name)
         kept[name] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return kept
-
-
-def _target(path: Any) -> Any:
-    try:
-        return look_up(path)
-    except Exception:  # told where targets are checked
-        return None

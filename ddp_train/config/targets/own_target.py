@@ -17,35 +17,36 @@ from omegaconf import DictConfig, OmegaConf
 
 from ddp_train.config.schema import NODE_KEYS, TARGETS
 from ddp_train.config.spelling import text_of
-from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, calls_functions, fits, hints_of, look_up
+from ddp_train.config.targets.locate import accepts, hints_of, look_up_or_none
+from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, calls_functions, fits
 from ddp_train.config.tree import changed, texts
 
 _EVAL = "eval"
 
 
-def settle(tree: Mapping[str, Any], hydra: DictConfig | None) -> tuple[dict[str, Any], list[str]]:
+def drop_unused_option_arguments(tree: Mapping[str, Any], hydra: DictConfig | None) -> tuple[dict[str, Any], list[str]]:
     """Return a configuration whose nodes fit their own targets, and a line for each from which something was left out.
 
     Args:
-        hydra: the `hydra` node, which knows the options; None: of a configuration that was settled before.
+        hydra: the `hydra` node, which knows the options; None: of a configuration of which they were dropped before.
     """
-    settled, lines = dict(tree), list[str]()
+    kept, lines = dict(tree), list[str]()
     for section in TARGETS:
         node = tree.get(section)
         option = _option(hydra, section) if hydra is not None and isinstance(node, Mapping) else {}
         if hydra is None or node is None or option.get("_target_") in (None, "???", node.get("_target_")):
             continue
-        target = _target(node)
+        target = look_up_or_none(node.get("_target_"))
         if target is not None:
-            settled[section] = _without_what_is_not_taken(node, option, target, _typed(hydra, section))
-            lines += _lines(section, node, settled[section], option)
-    return changed(settled, "", _partial), lines
+            kept[section] = _without_what_is_not_taken(node, option, target, _typed(hydra, section))
+            lines += _lines(section, node, kept[section], option)
+    return changed(kept, "", _partial), lines
 
 
 def _partial(key: str, node: Any) -> Any:
     """Return a node with `_partial_`, where the run calls what it names later, with what it has only then."""
     if (key in COMPLETED or calls_functions(key)) and isinstance(node, Mapping) and "_partial_" not in node:
-        target = _target(node)
+        target = look_up_or_none(node.get("_target_"))
         if target is not None and (key in COMPLETED or _needs_arguments(target, node)):
             return {**node, "_partial_": True}
     return node
@@ -63,32 +64,6 @@ def _needs_arguments(target: Any, node: Mapping[str, Any]) -> bool:
     return any(item.default is item.empty and item.name not in node for item in parameters if item.kind in positional)
 
 
-def takes_by_name(target: Any, name: str) -> bool:
-    """Tell whether a callable has an argument of this name; a class that passes on others (`**kwargs`) has its bases' too."""
-    bases = target.__mro__ if inspect.isclass(target) else ()
-    makers = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
-    for make in [target, *makers]:
-        try:
-            parameters = inspect.signature(make).parameters
-        except (TypeError, ValueError):
-            return False
-        if name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
-            return True
-        if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()):
-            return False
-    return False
-
-
-def _target(node: Any) -> Any:
-    """Return what a node names; None where that is told elsewhere."""
-    if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
-        return None
-    try:
-        return look_up(node["_target_"])
-    except Exception:  # a user's module may raise anything while it is imported
-        return None
-
-
 def _without_what_is_not_taken(node: Mapping[str, Any], option: Mapping[str, Any], target: Any, typed: set[str]) -> dict[str, Any]:
     hints, stays, kept = hints_of(target), {*DIRECTIVES, *(key for keys in NODE_KEYS.values() for key in keys)}, {}
     for name, value in node.items():
@@ -99,7 +74,7 @@ def _without_what_is_not_taken(node: Mapping[str, Any], option: Mapping[str, Any
             is_told = inner or any(not _is_the_options(each, changes[each], option[_EVAL]) for each in changes)
             # What was dropped may be what told the splits apart: no evaluation then, rather than one on the training data.
             kept[name] = changes if is_told or len(changes) == len(value) else None
-        elif not is_the_options or name in stays or (takes_by_name(target, name) and (name not in hints or fits(value, hints[name]))):
+        elif not is_the_options or name in stays or (accepts(target, name) and (name not in hints or fits(value, hints[name]))):
             kept[name] = value
     return kept
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections.abc
 import difflib
-import importlib
 import inspect
 import re
 import sysconfig
@@ -15,13 +14,12 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from ddp_train import FOLDER
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, NODE_KEYS, OWN_KEYS
 from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
-from ddp_train.config.targets.from_source import read_class, stand_in
+from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, takes
 from ddp_train.config.tree import leaves
 from ddp_train.errors import ConfigError
 
@@ -59,65 +57,6 @@ RESOLVER = "object"
 
 It stays text in config.yaml, in the hash and between processes: `training/instantiate.py` puts the object in its place.
 """
-
-
-class NeedsImport(BaseException):
-    """Something is to be imported where nothing may be. No Exception: those are told as what is wrong with a component."""
-
-
-_imports = True
-
-
-@contextmanager
-def importing_nothing() -> Iterator[None]:
-    """Let `locate` raise `NeedsImport` while the block runs."""
-    global _imports
-    _imports = False
-    try:
-        yield
-    finally:
-        _imports = True
-
-
-def locate(path: str) -> Any:
-    """Import the object that a dotted path names.
-
-    Raises:
-        ImportError: a module does not exist or does not have the name; the message says which, with the nearest name there is.
-        NeedsImport: see `importing_nothing`.
-    """
-    if not _imports:
-        raise NeedsImport(path)
-    parts = path.split(".")
-    if parts[0] == "__main__":  # of a script, or of a notebook's cells
-        fix = f"put it into a file (in a notebook: %%writefile my_file.py) and name my_file.{parts[-1]}"
-        raise ImportError(f"the processes that train are not the program that has it; {fix}")
-    for length in range(len(parts), 0, -1):
-        module_name = ".".join(parts[:length])
-        try:
-            found: Any = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-                raise  # the module exists; something that it imports does not
-            continue
-        for name in parts[length:]:
-            if not hasattr(found, name):
-                close = difflib.get_close_matches(name, dir(found), n=1)
-                hint = f"; did you mean {'.'.join(parts[: parts.index(name)])}.{close[0]}?" if close else ""
-                raise ImportError(f"{module_name} has no {name!r}{hint}")
-            found = getattr(found, name)
-        return found
-    hint = f"; a path begins with its module, as my_file.{path}" if len(parts) == 1 else ""
-    raise ImportError(f"there is no module {parts[0]!r} here (looked in the current folder and in the installed packages){hint}")
-
-
-def look_up(path: str) -> Any:
-    """Return the object that a dotted path names, or what stands in for it where only its arguments are asked for (`from_source`).
-
-    Raises:
-        ImportError: as `locate` does.
-    """
-    return stand_in(path) or locate(path)
 
 
 def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
@@ -264,34 +203,6 @@ def calls_functions(key: str) -> bool:
     return key in ("objective", "loader.collate") or (key.startswith(f"{EVALUATION_METRICS}.") and key.count(".") == 2)
 
 
-def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types that a callable's arguments are annotated with; {} where they cannot be read."""
-    try:
-        return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except Exception:  # names that exist only for type checkers, and worse: then types are not checked
-        return {}
-
-
-def class_of(path: str) -> type:
-    """Return the class that a dotted path names, or that its function says it returns: what it is derived from, its plain attributes.
-
-    `object` where nobody says it.
-    """
-    if (read := read_class(path)) is not None:
-        return read
-    try:
-        target = look_up(path)
-        found = target if inspect.isclass(target) else typing.get_type_hints(target).get("return")
-    except Exception:  # what is wrong with it is said elsewhere
-        return object
-    return found if inspect.isclass(found) else object
-
-
-def is_a(path: str, names: Collection[str]) -> bool:
-    """Tell whether a path names one of these classes, or one that is derived from it."""
-    return path in names or any(f"{each.__module__}.{each.__qualname__}" in names for each in class_of(path).__mro__)
-
-
 def admits_text(hint: Any) -> bool:
     """Tell whether a hint speaks of text."""
     return any(member is str or AUTO in typing.get_args(member) for member in _members(hint))
@@ -331,20 +242,3 @@ def _is_tensor(member: Any) -> bool:
 def _spell(hint: Any) -> str:
     members = [typing.get_origin(member) or member for member in _members(hint) if not _is_tensor(member)]
     return " or ".join("null" if member is type(None) else str(getattr(member, "__name__", member)) for member in members)
-
-
-def takes(target: Callable[..., Any], name: str) -> bool:
-    """Tell whether a callable may be given an argument of this name: it has one, or takes any."""
-    try:
-        parameters = [inspect.signature(target, follow_wrapped=is_followed).parameters for is_followed in (True, False)]
-    except (TypeError, ValueError):  # some C extensions have no signature
-        return True
-    return any(name in each or any(item.kind is item.VAR_KEYWORD for item in each.values()) for each in parameters)
-
-
-def accepts(target: Callable[..., Any], name: str) -> bool:
-    """Tell whether a callable has an argument of this name."""
-    try:
-        return name in inspect.signature(target).parameters
-    except (TypeError, ValueError):
-        return False

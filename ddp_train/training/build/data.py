@@ -11,7 +11,8 @@ from ddp_train.config.rules.training import uneven_length, without_epochs
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
 from ddp_train.config.targets.evaluation_split import evaluation_sets, set_name, split_at
-from ddp_train.config.targets.target import AUTO, accepts, given_in, locate
+from ddp_train.config.targets.locate import accepts, locate
+from ddp_train.config.targets.target import AUTO, given_in
 from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World

@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddp_train.config.rules.optimization import follows_a_metric
-from ddp_train.config.targets.target import accepts, locate, own_keys
+from ddp_train.config.targets.locate import accepts, locate
+from ddp_train.config.targets.target import own_keys
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Goal, Scheduler
 from ddp_train.loader.order import BatchOrder

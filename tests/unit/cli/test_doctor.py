@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.cli import doctor
-from ddp_train.config.targets.target import locate
+from ddp_train.config.targets.locate import locate
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.launch.engine.slurm_script import batch_script

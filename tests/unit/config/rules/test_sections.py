@@ -35,7 +35,7 @@ def test_early_stopping_needs_an_evaluation_and_freeze_its_patterns() -> None:
 
 def test_ours_are_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(sections, "locate", asked.append)
+    monkeypatch.setattr(sections, "look_up_or_none", asked.append)
     nodes = {"ema": {"_target_": "ddp_train.callbacks.ema.EMA"}, "mine": {"_target_": f"{HERE}.Fine"}}
     assert list(sections._check_callbacks({"callbacks": nodes}, is_evaluated=True)) == []
     assert asked == [f"{HERE}.Fine"]

@@ -17,7 +17,7 @@ import torch
 from ddp_train import FOLDER
 from ddp_train.config.check import CONF
 from ddp_train.config.rules.optimization import follows_a_metric
-from ddp_train.config.targets import from_source, target
+from ddp_train.config.targets import from_source, locate, target
 from ddp_train.traits import needs_whole_matrices
 
 
@@ -52,7 +52,7 @@ def needs_nothing(path: str) -> bool:
 def test_what_is_read_is_what_importing_gives() -> None:
     paths = sorted(set(named()))
     read = {path: found for path in paths if (found := from_source.read(path)) is not None}
-    assert {path: facts(found, path) for path, found in read.items()} == {path: facts(target.locate(path), path) for path in read}
+    assert {path: facts(found, path) for path, found in read.items()} == {path: facts(locate.locate(path), path) for path in read}
     assert len(read) > 40
     ours = [path for path in paths if path.startswith("ddp_train.") and not path.startswith("ddp_train.cli.")]
     assert {path for path in ours if needs_nothing(path)} <= set(read), "each costs torch's import: defaults of arguments are literals"
@@ -109,7 +109,7 @@ def test_what_a_class_is_derived_from_is_read_as_importing_gives_it(monkeypatch:
         "strategy.power_sgd.PowerSGD",
     )
     paths = [*(f"ddp_train.{path}" for path in ours), "torch.optim.Muon", "torch.optim.LBFGS"]
-    real = [target.class_of(path) for path in paths]
+    real = [locate.class_of(path) for path in paths]
     monkeypatch.delitem(sys.modules, "torch")
     for path, kind in zip(paths, real, strict=True):
         read = from_source.read_class(path)
@@ -117,5 +117,5 @@ def test_what_a_class_is_derived_from_is_read_as_importing_gives_it(monkeypatch:
         assert [each.__qualname__ for each in read.__mro__ if each.__module__.startswith("ddp_train")] == [
             each.__qualname__ for each in kind.__mro__ if each.__module__.startswith("ddp_train")
         ]
-    assert [needs_whole_matrices(target.class_of(path)) for path in paths] == [False, True, False, False, False, False, True, True]
+    assert [needs_whole_matrices(locate.class_of(path)) for path in paths] == [False, True, False, False, False, False, True, True]
     monkeypatch.undo()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from ddp_train.config.targets.own_target import takes_by_name
+from ddp_train.config.targets.locate import accepts
 from tests.config.test_config import command_line
 
 HERE = __name__
@@ -110,6 +110,6 @@ def test_custom_options_hold_nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_class_that_passes_arguments_on_takes_those_of_its_bases() -> None:
-    assert takes_by_name(Passing, "extra") and takes_by_name(Passing, "depth")
-    assert not takes_by_name(Passing, "dropout")
-    assert not takes_by_name(lambda **kwargs: None, "num_classes")
+    assert accepts(Passing, "extra") and accepts(Passing, "depth")
+    assert not accepts(Passing, "dropout")
+    assert not accepts(lambda **kwargs: None, "num_classes")

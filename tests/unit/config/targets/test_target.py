@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddp_train.config.targets.target import check_target, locate, refuse
+from ddp_train.config.targets.locate import locate
+from ddp_train.config.targets.target import check_target, refuse
 
 HERE = "tests.unit.config.targets.test_target"
 TOOLS = "os.system logging.os.system subprocess.Popen shutil.rmtree sys.exit importlib.import_module builtins.eval builtins.open"
