@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,9 +19,8 @@ from ddp_train.cli import prepare_weights
 from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
 from ddp_train.data.tokens.token_writer import TokenWriter
 from ddp_train.data.tokens.tokenizer import Tokenizer, make_tokenizer
-from ddp_train.errors import DONE, FAILED, WRONG_INPUT, ConfigError, DataError, UserError
+from ddp_train.errors import DONE, ConfigError, DataError
 from ddp_train.launch.launcher import Launcher
-from ddp_train.run_folder.claim import release
 from ddp_train.system.folder_lock import hold
 
 USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
@@ -50,31 +48,14 @@ _SAY_EVERY_S = 10.0
 
 
 def prepare(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train prepare tokens FILE... to=FOLDER`: make token shards of text."""
-    return main(arguments)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run `ddp-train prepare ARGUMENTS`, and return the exit code."""
-    if not arguments:
-        print(USAGE)
-        return WRONG_INPUT
-    try:
-        if arguments[0] == "weights":
-            prepare_weights.prepare_weights(arguments[1:])
-            return DONE
-        if arguments[0] != "tokens":
-            happened = f"prepare knows no {arguments[0]!r}"
-            raise ConfigError(happened=happened, expected="tokens or weights", fix="ddp-train prepare tokens FILE... to=FOLDER")
+    """`ddp-train prepare tokens FILE... to=FOLDER`: make token shards of text; or `prepare weights`."""
+    if arguments[:1] == ["weights"]:
+        prepare_weights.prepare_weights(arguments[1:])
+    elif arguments[:1] == ["tokens"]:
         _prepare_tokens(_Request.parse(arguments[1:]))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return WRONG_INPUT
-    except OSError as error:  # a disk that is full
-        print(error, file=sys.stderr)
-        return FAILED
-    finally:
-        release()
+    else:
+        happened = f"prepare knows no {arguments[0]!r}" if arguments else "prepare what?"
+        raise ConfigError(happened=happened, expected="tokens or weights", fix="ddp-train prepare tokens FILE... to=FOLDER")
     return DONE
 
 

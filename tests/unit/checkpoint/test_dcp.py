@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from ddp_train.checkpoint.dcp import DcpFolder
 from ddp_train.cli.export import export as typed_export
-from ddp_train.cli.prepare_tokens import main as prepare
 from ddp_train.errors import UserError
+from tests.unit.cli.test_prepare_tokens import prepare_words
 from tests.unit.training.inference.test_export import LAUNCHER, Tied, run_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -46,7 +46,7 @@ def test_what_torch_has_written_comes_back_to_the_bit(tmp_path: Path, capsys: py
     model = Tied().bfloat16()
     state = {"model": model.state_dict(), "optimizer": {"lr": 0.1, "momentum": torch.ones(3)}}
     torch_dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
-    assert prepare(["weights", str(tmp_path / "theirs"), f"to={tmp_path}/weights.safetensors", "--unpickle"]) == 0
+    assert prepare_words(["weights", str(tmp_path / "theirs"), f"to={tmp_path}/weights.safetensors", "--unpickle"]) == 0
     assert "2 other entries are left" in capsys.readouterr().out
     found = safetensors.torch.load_file(tmp_path / "weights.safetensors")
     assert found.keys() == model.state_dict().keys()
@@ -57,7 +57,7 @@ def test_what_torch_has_written_comes_back_to_the_bit(tmp_path: Path, capsys: py
 def test_a_run_goes_to_dcp_and_comes_back_to_the_bit(tmp_path: Path) -> None:
     model = Tied()
     folder = exported(tmp_path, model)
-    assert prepare(["weights", str(folder), f"to={tmp_path}/weights.safetensors", "--unpickle"]) == 0
+    assert prepare_words(["weights", str(folder), f"to={tmp_path}/weights.safetensors", "--unpickle"]) == 0
     found = safetensors.torch.load_file(tmp_path / "weights.safetensors")
     assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
 
@@ -89,10 +89,10 @@ def test_nothing_is_unpickled_unless_that_is_asked_for(tmp_path: Path, capsys: p
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/.metadata").write_bytes(pickle.dumps(_Touches(tmp_path / "ran")))
     words = ["weights", str(tmp_path / "theirs"), f"to={tmp_path}/weights.safetensors"]
-    assert prepare(words) == 2
+    assert prepare_words(words) == 2
     assert "runs whatever its writer has put there" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
-    assert prepare([*words, "--unpickle"]) == 2  # it is no metadata
+    assert prepare_words([*words, "--unpickle"]) == 2  # it is no metadata
     assert (tmp_path / "ran").exists()
     assert not (tmp_path / "weights.safetensors").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 import tiktoken
 from numpy.typing import NDArray
 
+from ddp_train.cli import main as app
 from ddp_train.cli import prepare_tokens
 from ddp_train.data.tokens.token_shards import TokenDocuments
 from ddp_train.data.tokens.tokenizer import TiktokenTokenizer
+from ddp_train.launch.launcher import Launcher
 from tests.conftest import Project
 from tests.unit.data_files import TEXT
 
@@ -55,8 +58,15 @@ def write_jsonl(path: Path, found: list[str]) -> Path:
     return path
 
 
+def prepare_words(words: list[str]) -> int:
+    """Type `ddp-train prepare WORDS`, and return the exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ddp-train", "prepare", *words])
+        return app.run(Launcher(run=lambda job: 0, slots=lambda folder, count: []))
+
+
 def made(*arguments: object) -> None:
-    assert prepare_tokens.main(["tokens", *map(str, arguments)]) == 0
+    assert prepare_words(["tokens", *map(str, arguments)]) == 0
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
@@ -148,7 +158,7 @@ def test_what_cannot_be_prepared_is_said_and_leaves_nothing(
     tmp_path: Path, content: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.jsonl").write_text(content)
-    assert prepare_tokens.main(["tokens", str(tmp_path / "a.jsonl"), f"to={tmp_path / 'tokens'}", *options]) == 2
+    assert prepare_words(["tokens", str(tmp_path / "a.jsonl"), f"to={tmp_path / 'tokens'}", *options]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("tokens/*"))
 
@@ -157,10 +167,7 @@ def test_text_that_is_not_utf_8_is_named_where_the_tokenizer_needs_it(
     tmp_path: Path, tiny: tiktoken.Encoding, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.txt").write_bytes("über".encode("latin1") * 10)
-    assert (
-        prepare_tokens.main(["tokens", str(tmp_path / "a.txt"), f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:tiny", "val_fraction=0"])
-        == 2
-    )
+    assert prepare_words(["tokens", str(tmp_path / "a.txt"), f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:tiny", "val_fraction=0"]) == 2
     assert "a.txt is not UTF-8" in capsys.readouterr().err
 
 
@@ -170,7 +177,7 @@ def test_a_missing_network_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(tiktoken, "get_encoding", fail)
     (tmp_path / "a.txt").write_text(TEXT)
-    assert prepare_tokens.main(["tokens", str(tmp_path / "a.txt"), f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:gpt2"]) == 2
+    assert prepare_words(["tokens", str(tmp_path / "a.txt"), f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:gpt2"]) == 2
     assert "cannot fetch the vocabulary of gpt2: ConnectionError: no route to host" in (said := capsys.readouterr().err)
     assert "TIKTOKEN_CACHE_DIR" in said
 
@@ -188,7 +195,7 @@ def test_an_attempt_that_was_killed_is_done_again_and_a_complete_folder_is_kept(
         *(f"{split}_00000{suffix}" for split in ("train", "val") for suffix in (".bin", ".starts.npy")),
     ]
     before = (root / "index.json").read_bytes()
-    assert prepare_tokens.main(["tokens", str(tmp_path / "a.txt"), f"to={root}", "val_fraction=0.5"]) == 2
+    assert prepare_words(["tokens", str(tmp_path / "a.txt"), f"to={root}", "val_fraction=0.5"]) == 2
     assert "has an index.json already" in capsys.readouterr().err
     assert (root / "index.json").read_bytes() == before
 
