@@ -20,7 +20,7 @@ USAGE = """ddp-train doctor [--full] [key=value group=option ...]
 
   key=value      as for the run that is to come: the machines that it would use are examined, with its data and its folder.
                  By hand the same command on each machine, as for the run itself; with cluster=slurm a short job examines them
-  --full         also how fast each rank reckons, and how fast the machines send to each other; takes up to a minute more
+  --full         also how fast each rank computes, and how fast the machines send to each other; takes up to a minute more
 
 Nothing is trained and nothing is left. The exit code is 0 when the machines are fit, 78 when something is wrong with one of them.
 """

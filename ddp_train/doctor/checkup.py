@@ -1,4 +1,4 @@
-"""What the ranks do for `ddp-train doctor`: the first of each machine examines it, all reckon together, and rank 0 shows what came of it.
+"""What the ranks do for `ddp-train doctor`: the first of each machine examines it, all ranks add known values, and rank 0 shows the result.
 
 Everything is told through the store in which the ranks met, and waited for no longer than `examined` says: what is wrong with a machine is
 often that a process group with it would never open. So the group is opened in a thread that may be left behind.
@@ -25,8 +25,8 @@ from ddp_train.config.targets.locate import locate
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.distributed.world import World, open_world
-from ddp_train.doctor.examined import LOOK_WITHIN_S, MEET_WITHIN_S, Examined, Reckoned, hinders_sums, sums_within_s
-from ddp_train.doctor.machine import Examination, Machine, Way
+from ddp_train.doctor.examined import LOOK_WITHIN_S, MEET_WITHIN_S, Examined, Measurement, blocks_all_reduce, sums_within_s
+from ddp_train.doctor.machine import Examination, MachineReport, PeerReport
 from ddp_train.doctor.problems import problems
 from ddp_train.doctor.table import screen
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
@@ -55,7 +55,7 @@ def quick(attempt: Attempt, rank: int, size: int, job: Job) -> int:
 
 
 def full(attempt: Attempt, rank: int, size: int, job: Job) -> int:
-    """As `quick`, and how fast each rank reckons and the machines send."""
+    """As `quick`, and how fast each rank computes and the machines send."""
     return Checkup(attempt, rank, size, job, is_full=True).run()
 
 
@@ -78,14 +78,14 @@ class Checkup:
     def run(self) -> int:
         """Take part to the end, and return the exit code: the same on all ranks."""
         os.environ.update(cluster.environment_of(self._job.config.cluster.env, given=os.environ))
-        examination = self._look() if torchrun_env.local_rank() == 0 else None
+        examination = self._examine() if torchrun_env.local_rank() == 0 else None
         try:
             return self._judge(examination) if self._rank == 0 and examination is not None else self._follow(examination)
         finally:
             if examination is not None:
                 examination.close()
 
-    def _look(self) -> Examination:
+    def _examine(self) -> Examination:
         """Examine this machine, and tell the others (the first rank of each)."""
         examination = Examination(
             self._job,
@@ -94,18 +94,18 @@ class Checkup:
             processes=torchrun_env.local_world_size(),
             first=torchrun_env.store_address()[0] if self._count > 1 else "",
         )
-        self._store.set(f"machine/{self._machine}", examination.look().to_json())
+        self._store.set(f"machine/{self._machine}", examination.examine().to_json())
         return examination
 
     def _judge(self, examination: Examination) -> int:
         """Hear what all have to say, judge it, show it, and tell the verdict (rank 0)."""
-        machines = self._collect("machine", range(self._count), Machine.from_json, within_s=LOOK_WITHIN_S)
+        machines = self._collect("machine", range(self._count), MachineReport.from_json, within_s=LOOK_WITHIN_S)
         utc = time.time()
         self._store.set("met", json.dumps({number: machine.address for number, machine in machines.items()}))
         own = self._hear()
         heard = self._collect("heard", machines, lambda text: time.time(), within_s=MEET_WITHIN_S)
-        self._meet(examination, own)
-        told = self._collect("way", machines, Way.from_json, within_s=MEET_WITHIN_S)
+        self._probe_peers(examination, own)
+        told = self._collect("way", machines, PeerReport.from_json, within_s=MEET_WITHIN_S)
         ways = {number: _on_time(way, began=utc, heard=heard.get(number, utc)) for number, way in told.items()}
         examined = Examined(
             count=self._count,
@@ -114,16 +114,16 @@ class Checkup:
             machines=machines,
             ways=ways,
             utc=utc,
-            reckoned=None,
+            measured=None,
             downloads=getattr(locate(self._job.config.data["_target_"]), "downloads", False),
             expects_equal=self._job.config.cluster.processes_per_node is None,
         )
-        tries_sums = not hinders_sums(examined)
+        tries_sums = not blocks_all_reduce(examined)
         self._store.set("next", "sums" if tries_sums else "verdict")
         if tries_sums:
             self._begin_sums()
-            reckoned = self._collect("sum", range(self._size), lambda text: Reckoned(**json.loads(text)), within_s=self._sums_within_s)
-            examined = replace(examined, reckoned=reckoned)
+            measured = self._collect("sum", range(self._size), lambda text: Measurement(**json.loads(text)), within_s=self._sums_within_s)
+            examined = replace(examined, measured=measured)
         found = problems(examined)
         text = screen(examined, found, seconds=time.monotonic() - self._begun)
         print(text, flush=True)
@@ -137,7 +137,7 @@ class Checkup:
     def _follow(self, examination: Examination | None) -> int:
         """Do what rank 0 says, and return its verdict (other ranks)."""
         if self._wait("met", within_s=LOOK_WITHIN_S + MEET_WITHIN_S) and examination is not None:
-            self._meet(examination, self._hear())
+            self._probe_peers(examination, self._hear())
         if self._wait("next", within_s=3 * MEET_WITHIN_S) == "sums":
             self._begin_sums()
         if not (told := self._wait("verdict", within_s=self._sums_within_s + MEET_WITHIN_S)):
@@ -154,30 +154,30 @@ class Checkup:
         self._store.set(f"heard/{self._machine}", "")
         return utc
 
-    def _meet(self, examination: Examination, utc: float) -> None:
+    def _probe_peers(self, examination: Examination, utc: float) -> None:
         addresses = {int(number): (host, port) for number, (host, port) in json.loads(self._store.get("met")).items()}
-        self._store.set(f"way/{self._machine}", examination.meet(addresses, utc=utc).to_json())
+        self._store.set(f"way/{self._machine}", examination.probe_peers(addresses, utc=utc).to_json())
 
     def _begin_sums(self) -> None:
-        """Reckon with the others, in a thread: it may wait for ever."""
-        threading.Thread(target=self._reckon, daemon=True).start()
+        """Start the sums with the others in a thread: they may wait for ever."""
+        threading.Thread(target=self._measure, daemon=True).start()
 
-    def _reckon(self) -> None:
+    def _measure(self) -> None:
         # A connection of its own: while one waits in the store, no other thread can use the same one.
         store = dist.PrefixStore("sums", join_store_again(self._attempt.prefix))
         try:
             found = self._sums(store)
         except Exception as error:  # whatever torch, gloo, NCCL or CUDA raise
-            found = Reckoned(rank=self._rank, machine=self._machine, wrong=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            found = Measurement(rank=self._rank, machine=self._machine, wrong=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         dist.PrefixStore("told", store).set(f"sum/{self._rank}", json.dumps(asdict(found)))
 
-    def _sums(self, store: dist.Store) -> Reckoned:
+    def _sums(self, store: dist.Store) -> Measurement:
         timeout = timedelta(seconds=self._sums_within_s)
         world = open_world(store, self._rank, self._size, device=self._device, timeout=timeout)
         kinds = [torch.device("cpu"), *([world.device] if self._device == "cuda" else [])]
         wrong = "; ".join(text for kind in kinds if (text := check_sums(world, kind)))
         speeds = self._speeds(world) if self._is_full and not wrong else {}
-        return Reckoned(rank=self._rank, machine=self._machine, device=str(world.device), wrong=wrong, **speeds)
+        return Measurement(rank=self._rank, machine=self._machine, device=str(world.device), wrong=wrong, **speeds)
 
     def _speeds(self, world: World) -> dict[str, float]:
         kind = world.device.type
@@ -236,7 +236,7 @@ class Checkup:
         return ""
 
 
-def _on_time(way: Way, *, began: float, heard: float) -> Way:
+def _on_time(way: PeerReport, *, began: float, heard: float) -> PeerReport:
     """Return what a machine has said, with what a busy one was late in hearing taken out of its clock: it heard between these times."""
     ahead = way.utc - min(max(way.utc, began), heard)
     return way if abs(ahead) > SKEW_S else replace(way, utc=began + ahead)

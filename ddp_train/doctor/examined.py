@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
-from ddp_train.doctor.machine import Machine, Way
+from ddp_train.doctor.machine import MachineReport, PeerReport
 from ddp_train.launch.node.differences import differences, fingerprint
 from ddp_train.launch.node.interfaces import GLOO, NCCL
 
@@ -20,11 +20,11 @@ _SUMS_OF_A_RANK_S = 0.5
 _SPEEDS_WITHIN_S = 60.0
 _BEGINS_WITHIN_S = 110.0  # from a job's begin until its ranks have met: Python, torch, a container
 
-_MOST_COMPARED = 16  # groups of machines that are alike, each with each, to find the one that most agree with
+_MAX_COMPARED = 16  # groups of machines that are alike, each with each, to find the one that most agree with
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reckoned:
+class Measurement:
     """What a rank says of its sums with the others."""
 
     rank: int
@@ -43,10 +43,10 @@ class Examined:
     count: int  # of machines
     processes: int  # of ranks
     folder: str
-    machines: Mapping[int, Machine]
-    ways: Mapping[int, Way]
+    machines: Mapping[int, MachineReport]
+    ways: Mapping[int, PeerReport]
     utc: float  # the first machine's clock when it told the others that all are there
-    reckoned: Mapping[int, Reckoned] | None  # by rank; None: it was not tried
+    measured: Mapping[int, Measurement] | None  # by rank; None: it was not tried
     downloads: bool = False  # the data set fetches what is missing
     expects_equal: bool = True  # nobody has given a number of processes: each machine should have as many GPUs as the others
 
@@ -66,7 +66,7 @@ class Examined:
         alike: dict[str, list[int]] = {}
         for number, machine in sorted(self.machines.items()):
             alike.setdefault(fingerprint(machine.facts), []).append(number)
-        groups = sorted(alike.values(), key=len, reverse=True)[:_MOST_COMPARED]
+        groups = sorted(alike.values(), key=len, reverse=True)[:_MAX_COMPARED]
         apart = Counter({group[0]: 0 for group in groups})
         for one, other in combinations(groups, 2):
             ours, theirs = self.machines[one[0]].facts, self.machines[other[0]].facts
@@ -76,7 +76,7 @@ class Examined:
 
 
 def sums_within_s(device: str, ranks: int, *, is_full: bool) -> float:
-    """Return how long the ranks may reckon: only what gives no answer is waited for so long."""
+    """Return how long the sums may take: only what gives no answer is waited for so long."""
     return _SUMS_WITHIN_S[device] + _SUMS_OF_A_RANK_S * ranks + _SPEEDS_WITHIN_S * is_full
 
 
@@ -86,7 +86,7 @@ def most_minutes(device: str, ranks: int, *, is_full: bool) -> int:
     return math.ceil(seconds / 60)
 
 
-def hinders_sums(examined: Examined) -> bool:
+def blocks_all_reduce(examined: Examined) -> bool:
     """Tell whether something is wrong that a process group would only wait for."""
     facts = [machine.facts for machine in examined.machines.values()]
     is_whole = len(facts) == len(examined.ways) == examined.count

@@ -24,13 +24,13 @@ Address = tuple[str, int]
 
 _CONNECT_S = 5.0  # a packet that is lost is sent again after one second and after three
 _SHARED_WITHIN_S = 10.0  # a network file system may show late what another machine has written
-_MOST_REACHED = 32  # of many machines each tries so many of those after it
+_MAX_REACHED = 32  # of many machines each tries so many of those after it
 _SHARED_MEMORY = Path("/dev/shm")
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineReport:
     """What a machine says before it has heard of the others."""
 
     facts: Facts
@@ -53,14 +53,14 @@ class Machine:
         return json.dumps(asdict(self) | {"facts": self.facts.to_json()})
 
     @classmethod
-    def from_json(cls, text: str) -> Machine:
+    def from_json(cls, text: str) -> MachineReport:
         fields: dict[str, Any] = json.loads(text)
         lists = {"address": tuple(fields["address"]), "nccl": tuple(fields["nccl"])}
         return cls(**{**fields, **lists, "facts": Facts.from_json(fields["facts"])})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class PeerReport:
     """What a machine says when it has heard of the others."""
 
     utc: float  # its clock when it heard that all are there, in seconds since the epoch
@@ -73,7 +73,7 @@ class Way:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Way:
+    def from_json(cls, text: str) -> PeerReport:
         fields: dict[str, Any] = json.loads(text)
         unreached = {int(number): why for number, why in fields["unreached"].items()}
         lists = {name: tuple(fields[name]) for name in ("unresolved", "unseen")}
@@ -95,14 +95,14 @@ class Examination:
         self._environment = {**os.environ, **environment_of(job.config.cluster.env)}  # of the ranks
         self._listener: socket.socket | None = None
 
-    def look(self) -> Machine:
+    def examine(self) -> MachineReport:
         """Look at this machine, write its file into the run's folder, and listen for the others."""
         # As its node program has told them: from its own command line, and its own `cluster.env`.
         told = Facts.take_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
         facts = told or collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
         writes, free = self._write()
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        return Machine(
+        return MachineReport(
             facts=facts,
             address=self._listen(),
             writes=writes,
@@ -115,7 +115,7 @@ class Examination:
             nccl=() if facts.device == "cpu" else tuple(taken_by_nccl(self._environment.get(NCCL, ""), network.interfaces())),
         )
 
-    def meet(self, addresses: Mapping[int, Address], *, utc: float) -> Way:
+    def probe_peers(self, addresses: Mapping[int, Address], *, utc: float) -> PeerReport:
         """Try the way to the others.
 
         Args:
@@ -123,7 +123,7 @@ class Examination:
             utc: this machine's clock as soon as all were known to have looked.
         """
         others = [number % self._count for number in range(self._number + 1, self._number + self._count)]
-        tried = [other for other in others if other in addresses][:_MOST_REACHED]
+        tried = [other for other in others if other in addresses][:_MAX_REACHED]
         with ThreadPoolExecutor(max_workers=max(1, len(tried))) as pool:
             reached = list(pool.map(lambda other: _reach(addresses[other]), tried))
         unseen: list[int] = []
@@ -133,7 +133,7 @@ class Examination:
             return not unseen
 
         wait_until(sees_all, within_s=_SHARED_WITHIN_S, every_s=0.1)
-        return Way(
+        return PeerReport(
             utc=utc,
             gloo=self._gloo(addresses),
             unresolved=tuple(name for name in (self._first, socket.gethostname()) if others and not _resolves(name)),

@@ -9,15 +9,15 @@ from statistics import median
 from typing import Any
 
 from ddp_train.doctor.examined import Examined
-from ddp_train.doctor.machine import Machine
+from ddp_train.doctor.machine import MachineReport
 from ddp_train.errors import printable
 from ddp_train.launch.node.differences import SKEW_S, differences
 
 _GIB, _MIB = 1 << 30, 1 << 20
-_LEAST_FREE_BYTES = _GIB
-_LEAST_SHARED_BYTES = 512 * _MIB  # docker's default is 64 MiB
-_LEAST_OPEN_FILES = 1024
-_LEAST_LOCKED_BYTES = _GIB
+_MIN_FREE_BYTES = _GIB
+_MIN_SHARED_BYTES = 512 * _MIB  # docker's default is 64 MiB
+_MIN_OPEN_FILES = 1024
+_MIN_LOCKED_BYTES = _GIB
 _SLOW = {"cpu": 0.5, "cuda": 0.8}  # of the others' median; cores are shared with whatever else runs, GPUs are not
 _SLOW_LINK = {"cpu": 0.2, "cuda": 0.5}
 
@@ -94,7 +94,7 @@ def _devices(examined: Examined) -> Iterator[_Found]:
         yield from _odd(examined, _gpus, "has {own} GPUs, the others have {usual}", advice)
 
 
-def _gpus(machine: Machine) -> int:
+def _gpus(machine: MachineReport) -> int:
     return machine.facts.device_count if machine.facts.device != "cpu" else 0
 
 
@@ -105,7 +105,7 @@ def _folder(examined: Examined) -> Iterator[_Found]:
         if machine.writes:
             advice = "hydra.run.dir=FOLDER on a file system that every machine can write to"
             yield number, f"cannot write into {folder}: {machine.writes}", advice
-        elif machine.free_bytes < _LEAST_FREE_BYTES:
+        elif machine.free_bytes < _MIN_FREE_BYTES:
             advice = "remove old runs, checkpoint.keep_last=1, or hydra.run.dir=FOLDER elsewhere"
             yield number, f"{machine.free_bytes / _MIB:.0f} MiB are free where {folder} lies", advice
     writers = {number for number, machine in examined.machines.items() if not machine.writes}
@@ -126,13 +126,13 @@ def _folder(examined: Examined) -> Iterator[_Found]:
 def _limits(examined: Examined) -> Iterator[_Found]:
     """What the operating system lets a process have."""
     for number, machine in sorted(examined.machines.items()):
-        if (size := machine.shared_memory_bytes) is None or size < _LEAST_SHARED_BYTES:
+        if (size := machine.shared_memory_bytes) is None or size < _MIN_SHARED_BYTES:
             what = "there is no /dev/shm" if size is None else f"/dev/shm has {size / _MIB:.0f} MiB; NCCL and data loaders need more"
             yield number, what, "docker run --shm-size=8g (or --ipc=host); mount -o remount,size=8G /dev/shm"
-        if machine.open_files < _LEAST_OPEN_FILES:
-            what = f"a process may have {machine.open_files} open files; connections and data need {_LEAST_OPEN_FILES}"
+        if machine.open_files < _MIN_OPEN_FILES:
+            what = f"a process may have {machine.open_files} open files; connections and data need {_MIN_OPEN_FILES}"
             yield number, what, "ulimit -n 65536; for good in /etc/security/limits.conf, under SLURM in slurmd's service (LimitNOFILE)"
-        if machine.adapters and machine.locked_bytes is not None and machine.locked_bytes < _LEAST_LOCKED_BYTES:
+        if machine.adapters and machine.locked_bytes is not None and machine.locked_bytes < _MIN_LOCKED_BYTES:
             what = f"a process may lock {machine.locked_bytes / _MIB:.0f} MiB of memory; InfiniBand locks what it sends"
             yield number, what, "ulimit -l unlimited; docker run --ulimit memlock=-1; under SLURM in slurmd's service (LimitMEMLOCK)"
 
@@ -169,20 +169,20 @@ def _network(examined: Examined) -> Iterator[_Found]:
 
 
 def _sums(examined: Examined) -> Iterator[_Found]:
-    """What the ranks reckoned together, and those that did not come to it."""
-    if examined.reckoned is None:
+    """What the ranks measured together, and those that did not come to it."""
+    if examined.measured is None:
         return
-    for rank, said in sorted(examined.reckoned.items()):
+    for rank, said in sorted(examined.measured.items()):
         if said.wrong:
             advice = "its log, and NCCL_DEBUG=INFO or GLOO_LOG_LEVEL=DEBUG in cluster.env, say more"
             yield said.machine, f"all-reduce on rank {rank}: {said.wrong}", advice
     advice = "+cluster.env.NCCL_DEBUG=INFO shows where NCCL waits; a firewall or an interface that leads elsewhere is the usual cause"
-    if not examined.reckoned and examined.count > 1:
+    if not examined.measured and examined.count > 1:
         yield "between the machines", "the all-reduce did not end on any rank", advice
         return
     first = 0
     for number, machine in sorted(examined.machines.items()):  # a machine's ranks are counted one after another
-        absent = [rank for rank in range(first, first + machine.facts.processes) if rank not in examined.reckoned]
+        absent = [rank for rank in range(first, first + machine.facts.processes) if rank not in examined.measured]
         first += machine.facts.processes
         if absent:
             yield number, f"the all-reduce did not end on rank {', '.join(map(str, absent))}", advice
@@ -190,13 +190,13 @@ def _sums(examined: Examined) -> Iterator[_Found]:
 
 def _speed(examined: Examined) -> Iterator[_Found]:
     """Ranks and links that are slower than the others (`--full`)."""
-    reckoned = examined.reckoned or {}
-    kinds = {said.machine: said.device.partition(":")[0] for said in reckoned.values()}
-    speeds = {rank: said.matmul_tflops for rank, said in reckoned.items() if said.matmul_tflops is not None}
-    for rank, usual in _slow(speeds, lambda rank: _SLOW[kinds[reckoned[rank].machine]]):
+    measured = examined.measured or {}
+    kinds = {said.machine: said.device.partition(":")[0] for said in measured.values()}
+    speeds = {rank: said.matmul_tflops for rank, said in measured.items() if said.matmul_tflops is not None}
+    for rank, usual in _slow(speeds, lambda rank: _SLOW[kinds[measured[rank].machine]]):
         what = f"rank {rank} multiplies matrices at {speeds[rank]:.3g} TFLOP/s, the others at {usual:.3g}"
-        yield reckoned[rank].machine, what, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE: hot, or held back; top: something else runs there"
-    links = {said.machine: said.link_mb_s for said in reckoned.values() if said.link_mb_s is not None}
+        yield measured[rank].machine, what, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE: hot, or held back; top: something else runs there"
+    links = {said.machine: said.link_mb_s for said in measured.values() if said.link_mb_s is not None}
     for number, usual in _slow(links, lambda number: _SLOW_LINK[kinds[number]]):
         what = f"{links[number]:.3g} MB/s come from {examined.name((number - 1) % examined.count)}; other links have {usual:.3g}"
         yield number, what, "ethtool and the switch say at which speed the cable runs"
@@ -210,7 +210,7 @@ def _slow(values: Mapping[int, float], share: Callable[[int], float]) -> Iterato
             yield key, usual
 
 
-def _odd(examined: Examined, value: Callable[[Machine], Any], what: str, advice: str) -> Iterator[_Found]:
+def _odd(examined: Examined, value: Callable[[MachineReport], Any], what: str, advice: str) -> Iterator[_Found]:
     """Yield what is wrong with each machine that has another value than most; of two the first is right."""
     values = {number: value(machine) for number, machine in sorted(examined.machines.items())}
     usual = most_common(list(values.values()))

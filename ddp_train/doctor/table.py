@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from ddp_train.doctor.examined import Examined
-from ddp_train.doctor.machine import Way
+from ddp_train.doctor.machine import PeerReport
 from ddp_train.doctor.problems import Problem, most_common
 from ddp_train.launch.node.contents import Contents
 
-_MOST_NAMED = 6
+_MAX_NAMED = 6
 _GIB = 1 << 30
 
 
@@ -37,7 +37,7 @@ def screen(examined: Examined, found: list[Problem], *, seconds: float) -> str:
         if values:
             usual = most_common(list(values.values()))
             odd = [f"{examined.name(number)}: {value}" for number, value in sorted(values.items()) if value != usual]
-            shown = "; ".join(odd[:_MOST_NAMED]) + (f"; and {len(odd) - _MOST_NAMED} more" if len(odd) > _MOST_NAMED else "")
+            shown = "; ".join(odd[:_MAX_NAMED]) + (f"; and {len(odd) - _MAX_NAMED} more" if len(odd) > _MAX_NAMED else "")
             table.add_row(title, escape(usual), *([escape(shown)] if examined.count > 1 else []))
     console.print(table)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -79,12 +79,12 @@ def _lines(examined: Examined) -> Iterator[tuple[str, Mapping[int, str]]]:
     yield "gloo takes", {number: way.gloo for number, way in ways.items()}
     yield "NCCL may take", {number: ", ".join(machine.nccl) for number, machine in machines.items() if machine.nccl}
     yield "all-reduce", _sums(examined)
-    reckoned = (examined.reckoned or {}).values()
-    speeds = {f"rank {each.rank} on {examined.name(each.machine)}": each.matmul_tflops for each in reckoned}
+    measured = (examined.measured or {}).values()
+    speeds = {f"rank {each.rank} on {examined.name(each.machine)}": each.matmul_tflops for each in measured}
     yield "matmul", _slowest(speeds, "TFLOP/s")
-    bandwidths = [each.all_reduce_gb_s for each in reckoned if each.all_reduce_gb_s is not None]
+    bandwidths = [each.all_reduce_gb_s for each in measured if each.all_reduce_gb_s is not None]
     yield "all-reduce speed", {0: f"{median(bandwidths):.3g} GB/s"} if bandwidths else {}
-    links = {f"{examined.name((each.machine - 1) % examined.count)} to {examined.name(each.machine)}": each.link_mb_s for each in reckoned}
+    links = {f"{examined.name((each.machine - 1) % examined.count)} to {examined.name(each.machine)}": each.link_mb_s for each in measured}
     yield "links", _slowest(links, "MB/s")
 
 
@@ -98,11 +98,11 @@ def _slowest(speeds: Mapping[str, float | None], unit: str) -> dict[int, str]:
 
 
 def _sums(examined: Examined) -> dict[int, str]:
-    if examined.reckoned is None:
+    if examined.measured is None:
         return dict.fromkeys(examined.machines, "not tried")
     shown = {}
     for number, machine in examined.machines.items():
-        told, ranks = [each for each in examined.reckoned.values() if each.machine == number], machine.facts.processes
+        told, ranks = [each for each in examined.measured.values() if each.machine == number], machine.facts.processes
         whole = "exact" if len(told) >= ranks else f"no answer from {ranks - len(told)} of {ranks} ranks"
         shown[number] = "wrong" if any(each.wrong for each in told) else whole
     return shown
@@ -115,7 +115,7 @@ def _data(found: Contents | None) -> str:
     return f"{len(files)}{'' if found.is_whole else ' or more'} files, {sum(files):,} bytes"
 
 
-def _shared(way: Way | None) -> str:
+def _shared(way: PeerReport | None) -> str:
     return "not shared" if way is not None and way.unseen else "writable"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddp_train.doctor.examined import Examined, Reckoned
-from ddp_train.doctor.machine import Machine, Way
+from ddp_train.doctor.examined import Examined, Measurement
+from ddp_train.doctor.machine import MachineReport, PeerReport
 from tests.unit.launch.node.machines import facts
 
-HEALTHY = Machine(
+HEALTHY = MachineReport(
     facts=facts(),
     address=("10.0.0.1", 4000),
     writes="",
@@ -18,21 +18,21 @@ HEALTHY = Machine(
     open_files=65536,
     locked_bytes=None,
 )
-WAY = Way(utc=1000.0, gloo="eth0")
+WAY = PeerReport(utc=1000.0, gloo="eth0")
 
 
 def three(
     machines: dict[int, dict[str, Any]] | None = None,
     ways: dict[int, dict[str, Any]] | None = None,
     told: dict[int, dict[str, Any]] | None = None,
-    reckoned: dict[int, dict[str, Any]] | None = {},  # noqa: B006  # never changed
+    measured: dict[int, dict[str, Any]] | None = {},  # noqa: B006  # never changed
     **changes: Any,
 ) -> Examined:
     """Return three healthy machines of a rank each, with what is said to be otherwise, by machine.
 
     Args:
         told: what is otherwise in their facts.
-        reckoned: what is otherwise with their ranks' sums; None: they were not tried.
+        measured: what is otherwise with their ranks' sums; None: they were not tried.
     """
     given: dict[str, Any] = {
         "count": 3,
@@ -50,8 +50,8 @@ def three(
             for number in range(3)
         },
         "ways": {number: replace(WAY, **(ways or {}).get(number, {})) for number in range(3)},
-        "reckoned": None
-        if reckoned is None
-        else {number: replace(Reckoned(rank=number, machine=number, device="cpu"), **reckoned.get(number, {})) for number in range(3)},
+        "measured": None
+        if measured is None
+        else {number: replace(Measurement(rank=number, machine=number, device="cpu"), **measured.get(number, {})) for number in range(3)},
     }
     return Examined(**(given | changes))

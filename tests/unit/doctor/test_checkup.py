@@ -1,4 +1,4 @@
-"""What the ranks reckon together, and how the doctor's verdict reaches each of them. Whole examinations: tests/cluster/test_doctor.py."""
+"""What the ranks add together, and how the doctor's verdict reaches each of them. Whole examinations: tests/cluster/test_doctor.py."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from ddp_train.distributed.world import World, alone
 from ddp_train.doctor import checkup
 from ddp_train.doctor.checkup import check_sums
-from ddp_train.doctor.machine import Way
+from ddp_train.doctor.machine import PeerReport
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Third(World):
-    """The third of four ranks, which are all reckoned here; one of the others may send something wrong."""
+    """The third of four ranks, which are all measured here; one of the others may send something wrong."""
 
     spoilt: int = -1
 
@@ -65,7 +65,7 @@ def test_so_many_ranks_as_there_can_be_add_up_exactly_in_float32() -> None:
 @pytest.mark.parametrize(("clock", "seen"), [(7.0, 0.0), (-60.0, -60.0), (75.0, 75.0), (1.0, 0.0), (-1.0, -1.0)])
 def test_a_machine_that_is_late_in_hearing_has_no_other_clock(clock: float, seen: float) -> None:
     """That all are there was said at 1000, and its answer came at 1008."""
-    assert checkup._on_time(Way(utc=1000.0 + clock, gloo="lo"), began=1000.0, heard=1008.0).utc - 1000.0 == seen
+    assert checkup._on_time(PeerReport(utc=1000.0 + clock, gloo="lo"), began=1000.0, heard=1008.0).utc - 1000.0 == seen
 
 
 def test_speeds_are_positive_numbers() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.doctor.examined import hinders_sums, most_minutes, sums_within_s
+from ddp_train.doctor.examined import blocks_all_reduce, most_minutes, sums_within_s
 from tests.unit.doctor.examined import three
 
 GPUS = {"device": "NVIDIA H100", "device_count": 8, "driver": "570.1", "processes": 8}
@@ -23,7 +23,7 @@ def test_machines_of_one_host_are_told_apart_by_their_numbers_and_silent_ones_ha
     assert [examined.name(number) for number in (0, 3)] == ["node0", "machine 3"]
 
 
-def test_who_reckons_with_more_ranks_is_waited_for_longer_and_slurms_job_for_longer_than_that() -> None:
+def test_the_sums_of_more_ranks_are_waited_for_longer_and_slurms_job_for_longer_than_that() -> None:
     assert sums_within_s("cuda", 64, is_full=False) >= 60 + 30  # eight contexts at once, and NCCL over 64 ranks, on a busy machine
     assert sums_within_s("cuda", 512, is_full=False) > 2 * sums_within_s("cuda", 64, is_full=False)
     assert most_minutes("cpu", 2, is_full=False) == 5
@@ -40,4 +40,4 @@ def test_who_reckons_with_more_ranks_is_waited_for_longer_and_slurms_job_for_lon
     ],
 )
 def test_what_a_process_group_would_only_wait_for_is_known_before(faults: dict[str, Any]) -> None:
-    assert hinders_sums(three(**faults))
+    assert blocks_all_reduce(three(**faults))

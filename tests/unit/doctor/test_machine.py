@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddp_train.doctor import machine
-from ddp_train.doctor.machine import Examination, Machine, Way
+from ddp_train.doctor.machine import Examination, MachineReport, PeerReport
 from tests.unit.config.clusters import SILENT
 
 
@@ -30,30 +30,30 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Examin
 
 
 def test_two_machines_reach_each_other_and_see_each_others_files(two: list[Examination]) -> None:
-    told = [each.look() for each in two]
+    told = [each.examine() for each in two]
     for each in told:
         assert (each.writes, each.address[0], each.nccl) == ("", "127.0.0.1", ())
         assert each.free_bytes > 0 and each.open_files > 0
-        assert Machine.from_json(each.to_json()) == each
+        assert MachineReport.from_json(each.to_json()) == each
     addresses = {number: each.address for number, each in enumerate(told)}
     for each in two:
-        way = each.meet(addresses, utc=1.0)
+        way = each.probe_peers(addresses, utc=1.0)
         assert (way.unreached, way.unseen, way.unresolved, way.gloo) == ({}, (), (), "lo")
-        assert Way.from_json(way.to_json()) == way
+        assert PeerReport.from_json(way.to_json()) == way
 
 
 def test_what_is_not_there_is_told(two: list[Examination], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_SHARED_WITHIN_S", 0.0)
-    first = two[0].look()
+    first = two[0].examine()
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()
-    way = two[0].meet({0: first.address, 1: ("127.0.0.1", closed[1])}, utc=1.0)
+    way = two[0].probe_peers({0: first.address, 1: ("127.0.0.1", closed[1])}, utc=1.0)
     assert way.unseen == (1,)
     assert way.unreached == {1: "Connection refused"}
-    assert Way.from_json(way.to_json()) == way
+    assert PeerReport.from_json(way.to_json()) == way
 
 
 def test_a_folder_that_cannot_be_written_is_told(two: list[Examination], tmp_path: Path) -> None:
     two[0]._job = SimpleNamespace(config=two[0]._job.config, run_folder=SimpleNamespace(root=tmp_path / "missing"))  # type: ignore[assignment]
-    found = two[0].look()
+    found = two[0].examine()
     assert (found.writes, found.free_bytes) == ("No such file or directory", 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.doctor.examined import Examined, hinders_sums
+from ddp_train.doctor.examined import Examined, blocks_all_reduce
 from ddp_train.doctor.problems import problems
 from ddp_train.launch.node.source import Source
 from tests.unit.doctor.examined import three
@@ -27,9 +27,9 @@ def said(examined: Examined) -> list[tuple[str, str]]:
 
 def test_healthy_machines_are_fit() -> None:
     assert problems(three()) == []
-    assert not hinders_sums(three())
+    assert not blocks_all_reduce(three())
     gpus = {number: dict(GPUS, processes=1) for number in range(3)}
-    assert problems(three(told=gpus, reckoned={number: {"device": f"cuda:{number}"} for number in range(3)})) == []
+    assert problems(three(told=gpus, measured={number: {"device": f"cuda:{number}"} for number in range(3)})) == []
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_healthy_machines_are_fit() -> None:
         ),
         ({"machines": {2: {"network": "IB"}}}, "NCCL_NET=IB, and no adapter for InfiniBand is active (there is none)"),
         ({"told": {2: {"device": "NVIDIA A100", "device_count": 8, "driver": ""}}}, "has NVIDIA A100, the others have cpu"),
-        ({"reckoned": {2: {"wrong": "the sum has 3 where 4 is right"}}}, "all-reduce on rank 2: the sum has 3 where 4 is right"),
+        ({"measured": {2: {"wrong": "the sum has 3 where 4 is right"}}}, "all-reduce on rank 2: the sum has 3 where 4 is right"),
         (
-            {"reckoned": {number: {"matmul_tflops": 0.01 if number == 2 else 0.1} for number in range(3)}},
+            {"measured": {number: {"matmul_tflops": 0.01 if number == 2 else 0.1} for number in range(3)}},
             "rank 2 multiplies matrices at 0.01 TFLOP/s, the others at 0.1",
         ),
         (
-            {"reckoned": {number: {"link_mb_s": 1.0 if number == 2 else 900.0} for number in range(3)}},
+            {"measured": {number: {"link_mb_s": 1.0 if number == 2 else 900.0} for number in range(3)}},
             "1 MB/s come from node1; other links have 900",
         ),
     ],
@@ -85,7 +85,7 @@ def test_a_fault_is_named_with_its_host(faults: dict[str, Any], what: str) -> No
 
 def test_gpus_that_are_fewer_than_their_processes_or_than_elsewhere_are_named() -> None:
     told = {0: dict(GPUS), 1: {**GPUS, "device_count": 7}, 2: {**GPUS, "device_count": 7, "processes": 7, "driver": "560.2"}}
-    assert said(three(told=told, processes=23, reckoned=None)) == [
+    assert said(three(told=told, processes=23, measured=None)) == [
         ("node1", "8 processes want a GPU each; it shows 7"),
         ("node2", "has the NVIDIA driver 560.2, the others have 570.1"),
         ("node0", "has 8 GPUs, the others have 7"),
@@ -104,7 +104,7 @@ def test_the_odd_ones_of_many_are_found_in_no_time() -> None:
         for number in range(500)
     }
     started = time.monotonic()
-    examined = replace(three_of_them, count=500, processes=500, machines=many, ways={}, reckoned=None)
+    examined = replace(three_of_them, count=500, processes=500, machines=many, ways={}, measured=None)
     assert [host for host, _ in said(examined)] == ["node0", "node7"]
     assert time.monotonic() - started < 3
 
@@ -115,17 +115,17 @@ def test_data_that_is_nowhere_is_missed_unless_it_is_downloaded() -> None:
     assert said(three(told=told, downloads=True)) == []
 
 
-def test_who_is_silent_is_named_and_nobody_reckons_with_it() -> None:
+def test_who_is_silent_is_named_and_no_all_reduce_is_tried_with_it() -> None:
     examined = three()
-    lost = replace(examined, machines={0: examined.machines[0], 1: examined.machines[1]}, reckoned=None)
+    lost = replace(examined, machines={0: examined.machines[0], 1: examined.machines[1]}, measured=None)
     assert said(lost) == [("machine 2", "has said nothing")]
-    assert hinders_sums(lost)
+    assert blocks_all_reduce(lost)
     assert problems(replace(lost, machines={}, ways={}))[2].host == "machine 2"
 
 
 def test_ranks_that_do_not_come_to_the_sums_are_counted() -> None:
     examined = three()
-    assert examined.reckoned is not None
-    found = said(replace(examined, reckoned={0: examined.reckoned[0]}))
+    assert examined.measured is not None
+    found = said(replace(examined, measured={0: examined.measured[0]}))
     assert found == [(f"node{rank}", f"the all-reduce did not end on rank {rank}") for rank in (1, 2)]
-    assert said(replace(examined, reckoned={})) == [("between the machines", "the all-reduce did not end on any rank")]
+    assert said(replace(examined, measured={})) == [("between the machines", "the all-reduce did not end on any rank")]
