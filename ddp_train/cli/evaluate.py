@@ -212,11 +212,7 @@ def _section(group: str, option: str, folder: Path) -> Any:
 
 
 def _refuse_without_effect(overrides: Sequence[str]) -> None:
-    """Refuse what only training reads.
-
-    Raises:
-        ConfigError: naming the first such override.
-    """
+    """Refuse what only training reads."""
     for text in overrides:
         key = text.lstrip("+~").partition("=")[0]
         if any(key == name or key.startswith(f"{name}.") for name in _WITHOUT_EFFECT):

@@ -122,11 +122,7 @@ def _job(composed: DictConfig, checked: RunConfig, folder: Path) -> Job:
 
 
 def _check_place(place: Place, checked: RunConfig) -> None:
-    """Refuse a folder that the run would be refused.
-
-    Raises:
-        ConfigError: another process works in it, it holds something else, or another run.
-    """
+    """Refuse a folder that the run would be refused."""
     if not place.is_new and place.folder.exists():
         _require_free(place.folder, key=place.key)
         if place.is_continued:

@@ -83,11 +83,7 @@ def _number(text: str) -> int:
 
 
 def _require_going_on(run_folder: RunFolder) -> None:
-    """Refuse a folder in which nobody trains, or will soon.
-
-    Raises:
-        ConfigError: saying what it is.
-    """
+    """Refuse a folder in which nobody trains, or will soon."""
     root, shown = run_folder.root, run_folder.shown()
     if is_sweep(root):
         raise ConfigError(happened=f"{shown} is the folder of a sweep", expected="one of its jobs", fix=f"ddp-train profile {shown}/0")

@@ -97,9 +97,6 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
 
     A script that starts a run again until it is done repeats its words. So where it runs (`cluster.*`) may differ, and what config.yaml
     holds by now is no change.
-
-    Raises:
-        ConfigError: one of the overrides would change nothing.
     """
     trainer, result = job.config.trainer, job.run_folder.read_result()
     if result is None or result.status != Status.COMPLETED or result.step is None:
@@ -124,11 +121,7 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
 
 
 def require_more(job: Job) -> None:
-    """Refuse to submit a run of which all steps are taken; one that has some left is completed no more.
-
-    Raises:
-        ConfigError: there is nothing that machines could do.
-    """
+    """Refuse to submit a run of which all steps are taken; one that has some left is completed no more."""
     result = job.run_folder.read_result()
     if result is None or result.status != Status.COMPLETED:
         return
@@ -148,9 +141,6 @@ def require_place(words: Sequence[str], folder: Path, saved: Mapping[str, Any]) 
 
     Args:
         words: the command and what was typed for it.
-
-    Raises:
-        ConfigError: with the command that goes where the run was started.
     """
     try:
         began = Path(json.loads((folder / "environment.json").read_text())["working_directory"])

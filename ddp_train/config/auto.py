@@ -105,11 +105,7 @@ def plain(value: Any) -> Any:
 
 
 def refuse_changed(answers: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Refuse to continue a run with data that answers otherwise than it did. The run's own facts may change: `trainer.max_steps`.
-
-    Raises:
-        ConfigError: naming the first one.
-    """
+    """Refuse to continue a run with data that answers otherwise than it did. The run's own facts may change: `trainer.max_steps`."""
     for key, value in answers.items():
         if key.startswith(BY_DATA) and key in before and before[key] != value:
             happened = f"is auto: the data said {_shown(before[key])} when the run began, and says {_shown(value)} now"
@@ -122,9 +118,6 @@ def require_kind(answers: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
 
     Args:
         answers: what the run's `auto`s have come to, by their keys.
-
-    Raises:
-        ConfigError: naming the first difference.
     """
     for key, value in answers.items():
         name = key.rpartition(".")[2]

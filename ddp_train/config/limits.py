@@ -29,11 +29,7 @@ def install() -> None:
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Refuse overrides that Hydra's parser would choke on.
-
-    Raises:
-        ConfigError: naming the first one.
-    """
+    """Refuse overrides that Hydra's parser would choke on."""
     for text in overrides:
         depth = deepest = 0
         for char in text:

@@ -24,11 +24,7 @@ _BRACKETS = {"[": "]", "{": "}", "(": ")"}
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Refuse overrides that hold a secret, or more than a config may, before anything parses or shows them.
-
-    Raises:
-        ConfigErrors: with every secret.
-    """
+    """Refuse overrides that hold a secret, or more than a config may, before anything parses or shows them."""
     limits.check_overrides(overrides)
     errors = []
     for text in dict.fromkeys([*overrides, *whole(overrides)[0]]):  # as they came, and as they were meant

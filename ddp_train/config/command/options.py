@@ -32,11 +32,7 @@ _PYPROJECT = "pyproject.toml"
 
 
 def refuse_unknown_options(arguments: list[str]) -> None:
-    """Raise for options that are neither Hydra's nor ours, or lack their value, before Hydra's parser shows its usage and leaves.
-
-    Raises:
-        ConfigErrors: with every such option.
-    """
+    """Raise for options that are neither Hydra's nor ours, or lack their value, before Hydra's parser shows its usage and leaves."""
     parser = get_args_parser()
     parser.exit_on_error = False
     own = {text for action in parser._actions for text in action.option_strings}
@@ -83,11 +79,7 @@ def options_first(arguments: list[str]) -> list[str]:
 
 
 def require_config(args: Any, loader: ConfigLoaderImpl) -> None:
-    """Refuse a folder or a root config that is not there.
-
-    Raises:
-        ConfigErrors: naming it, with those that are.
-    """
+    """Refuse a folder or a root config that is not there."""
     if args.config_dir is not None and not os.path.isdir(args.config_dir):
         happened, expected = f"there is no folder {os.path.abspath(args.config_dir)}", "a folder with YAML in folders named after groups"
         raise ConfigErrors([ConfigError(key="--config-dir", happened=happened, expected=expected)])

@@ -22,9 +22,6 @@ def refuse(overrides: list[str], saved: Mapping[str, Any], replaced: Sequence[Ma
 
     Args:
         replaced: what the run had before: a script that resumes a run again repeats its words, and what has gone may go again.
-
-    Raises:
-        ConfigErrors: with every such override.
     """
     saved, overrides = _with_strategy(saved, overrides)
     values = dict(nodes(saved))
