@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 try:
     from ddp_train.errors import FAILED, INTERRUPTED
     from ddp_train.launch.agent_process import COMPILER, start_fork_server, starts_ranks, stop_fork_server
-    from ddp_train.launch.node import early
+    from ddp_train.launch.signals import keep_early
     from ddp_train.system import handover, terminal
     from ddp_train.system.fork_server import import_for_good, run_fork_server
     from ddp_train.system.process import be_private, die_with_parent, exit_at_once, has_free_processor
@@ -33,7 +33,7 @@ def main() -> None:
     """Become what this process was started for, and exit with its code."""
     terminal.open_closed()
     if sys.argv[1:2] == ["node"]:
-        early.keep()  # before what takes its time to import
+        keep_early()  # before what takes its time to import
     be_private()
     if handover.FORK_SERVER in os.environ:
         _run_fork_server()

@@ -37,7 +37,7 @@ def cancel(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train cancel RUN-or-SWEEP [--at-once]`: end it, and wait until it has ended."""
     at_once, folders = "--at-once" in arguments, [text for text in arguments if text != "--at-once"]
     if len(folders) != 1 or folders[0].startswith("-"):
-        raise ConfigError(happened="which run?", expected="ddp-train cancel RUN", fix="give a run folder, or the folder of a sweep")
+        raise ConfigError(happened="no run folder was given", expected="ddp-train cancel RUN")
     path = Path(folders[0]).absolute()
     runs = [run_folder for run_folder, _ in runs_of(path) if not run_folder.is_completed()]
     shown = shlex.quote(folders[0])

@@ -37,7 +37,6 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_given, claim_new
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
-from ddp_train.run_folder.verdict import begin_anew
 from ddp_train.sweep.folder import GOALS, Sweep, is_sweep
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -298,7 +297,7 @@ def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
     require_same(folder, checked, key=key)
     RunFolder(folder).forget_failure()
     if not is_torchrun_worker():
-        begin_anew(RunFolder(folder))
+        RunFolder(folder).cancelled.unlink(missing_ok=True)
     return folder
 
 

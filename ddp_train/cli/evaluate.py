@@ -95,7 +95,7 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
     words = [word for word in words if not word.startswith(_SET) and word != TRUST]
     usage = (USAGE if command == "evaluate" else PREDICT_USAGE).partition("\n")[0]
     if not words or (wrong := next((word for word in words if word.startswith("-")), "")):
-        happened = f"{wrong} is no option of {command}" if words else "which run?"
+        happened = f"{wrong} is no option of {command}" if words else "no run folder was given"
         raise ConfigError(happened=happened, expected=usage, fix="give a run folder, or one of its checkpoints")
     path, overrides = Path(words[0]), words[1:]
     if is_sweep(path):

@@ -27,7 +27,7 @@ def show_logs(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train logs RUN-or-SWEEP [-f]`: show what it says. Starts nothing."""
     follows, folders = "-f" in arguments, [text for text in arguments if text != "-f"]
     if len(folders) != 1 or folders[0].startswith("-"):
-        raise ConfigError(happened="which run?", expected="ddp-train logs RUN [-f]", fix="give a run folder, or the folder of a sweep")
+        raise ConfigError(happened="no run folder was given", expected="ddp-train logs RUN [-f]")
     runs = [run_folder for run_folder, _ in runs_of(Path(folders[0]))]
     tails = {f"{run_folder.root.name}: " if len(runs) > 1 else "": LogTail(run_folder, last=_LAST_BYTES) for run_folder in runs}
     polls = 0

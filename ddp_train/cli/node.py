@@ -15,16 +15,15 @@ from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINAT
 from ddp_train.launch import snapshot
 from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.launcher import Launcher
-from ddp_train.launch.node import early
 from ddp_train.launch.node.facts import collect
-from ddp_train.launch.node.place import Place, place_under_an_engine
 from ddp_train.launch.node.program import run_node
-from ddp_train.launch.node.work import Work
+from ddp_train.launch.node.slot import NodeSlot, Work, slot_under_an_engine
+from ddp_train.launch.signals import received_early
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import count_failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.starts import check_progress
 from ddp_train.sweep.folder import note
 from ddp_train.system.folder_lock import hold
 
@@ -50,35 +49,35 @@ def node(arguments: list[str], launcher: Launcher) -> int:
     options = dict(text.removeprefix("--").split("=", 1) for text in arguments if text.startswith("--") and "=" in text)
     paths = [text for text in arguments if not text.startswith("--")]
     if len(paths) != 1 or set(options) - {"index", "launch", "meeting"} or not options.get("index", "0").isdigit():
-        raise ConfigError(happened="which spec?", expected="ddp-train node RUN/launch/spec.json, as an engine types it")
+        raise ConfigError(happened="no spec was given", expected="ddp-train node RUN/launch/spec.json, as an engine types it")
     if Path(paths[0]).exists():
         ask_trust("node", arguments, Path(paths[0]))
     spec = Spec.read(Path(paths[0]))
     index = int(options["index"]) if "index" in options else None
-    place = place_under_an_engine(spec, os.environ, index=index, launch=options.get("launch"), meeting=options.get("meeting"))
-    with place.listener or nullcontext():
-        return _take_part(spec, place, launcher)
+    slot = slot_under_an_engine(spec, os.environ, index=index, launch=options.get("launch"), meeting=options.get("meeting"))
+    with slot.listener or nullcontext():
+        return _take_part(spec, slot, launcher)
 
 
-def _take_part(spec: Spec, place: Place, launcher: Launcher) -> int:
+def _take_part(spec: Spec, slot: NodeSlot, launcher: Launcher) -> int:
     """Take the folder, look at this machine, and run."""
     run_folder = spec.job.run_folder
-    if place.is_first and (code := _take_folder(run_folder)) is not None:
+    if slot.is_first and (code := _take_folder(run_folder)) is not None:
         return code
     try:
         _stand_in(spec)
-        work = _work(spec, place)
+        work = _work(spec, slot)
     except UserError as error:
         print(f"\n{error}", file=sys.stderr)
-        if _is_ours(run_folder, place):  # `ddp-train verdict` asks its folder alone
+        if _is_ours(run_folder, slot):  # `ddp-train verdict` asks its folder alone
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
     launcher.begun = run_folder.root
-    if place.is_first:
+    if slot.is_first:
         note(run_folder.root, Status.RUNNING)
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new round seconds count
-    code = run_node(work, place, received=early.received)
-    if place.is_first:
+    code = run_node(work, slot, received=received_early)
+    if slot.is_first:
         note(run_folder.root)
     return DONE if code in _SAVED else code
 
@@ -104,17 +103,17 @@ def _stand_in(spec: Spec) -> None:
         ) from None
 
 
-def _work(spec: Spec, place: Place) -> Work:
+def _work(spec: Spec, slot: NodeSlot) -> Work:
     """Say what this machine brings."""
-    assert place.index is not None
+    assert slot.index is not None
     job, cluster = spec.job, spec.job.config.cluster
     if job.checkpoint is not None and job.run_folder.has_continued():
         job = replace(job, checkpoint=None)  # an earlier life of this spec has loaded it: from then on the newest one counts
-    processes = spec.processes[place.index]
+    processes = spec.processes[slot.index]
     facts = collect(
         job.config,
-        launch=place.launch,
-        node=place.index,
+        launch=slot.launch,
+        node=slot.index,
         nodes=f"{spec.min_nodes}:{spec.max_nodes}",
         processes=processes,
         spec_hash=spec.hash(),
@@ -138,26 +137,26 @@ def _take_folder(run_folder: RunFolder) -> int | None:
             hold(run_folder.root, key="RUN")
             break
         except ConfigError:
-            if early.received:  # a batch system does not wait
+            if received_early:  # a batch system does not wait
                 return DONE
             if time.monotonic() > deadline:
                 raise
         time.sleep(_POLL_S)
-    if verdict := count_failure(run_folder):
-        print(verdict, file=sys.stderr)
+    if problem := check_progress(run_folder):
+        print(problem, file=sys.stderr)
         return NO_PROGRESS
     run_folder.forget_failure()
     return None
 
 
-def _is_ours(run_folder: RunFolder, place: Place) -> bool:
+def _is_ours(run_folder: RunFolder, slot: NodeSlot) -> bool:
     """Tell whether a mistake of this machine is one of the run: this start of it has the folder, and there is something left to do.
 
     The first machine has taken it. Another one waits until that one has written where it is: it may still find that another run holds it.
     """
     deadline = time.monotonic() + _LET_GO_WITHIN_S
-    while not place.is_first and (place.notice is None or not place.registry_addresses()):
-        if place.notice is None or early.received or time.monotonic() > deadline:
+    while not slot.is_first and (slot.notice is None or not slot.registry_addresses()):
+        if slot.notice is None or received_early or time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return not run_folder.is_completed()

@@ -29,7 +29,7 @@ from ddp_train.errors import ConfigError, printable
 from ddp_train.job import Job
 from ddp_train.redaction import redact
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import progress_of
+from ddp_train.run_folder.progress import progress_of
 from ddp_train.system import devices
 from ddp_train.system.files import tail
 

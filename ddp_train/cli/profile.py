@@ -32,7 +32,7 @@ def profile(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train profile RUN [--kind=...] [--steps=...] [--ranks=...]`: ask a run to record. Waits for nothing."""
     given, folders = _parse(arguments)
     if len(folders) != 1:
-        raise ConfigError(happened="which run?", expected="ddp-train profile RUN", fix="give the folder of a run that goes on")
+        raise ConfigError(happened="no run folder was given", expected="ddp-train profile RUN", fix="give the folder of a run that goes on")
     root = Path(folders[0]).absolute()
     run_folder = RunFolder(root)
     _require_going_on(run_folder)

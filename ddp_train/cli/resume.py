@@ -16,7 +16,6 @@ from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import release
-from ddp_train.run_folder.verdict import begin_anew
 from ddp_train.sweep.folder import Sweep, is_sweep, sweep_of
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
@@ -44,7 +43,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     typed, arguments = arguments, [word for word in arguments if word != TRUST]
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
-            happened="which run?",
+            happened="no run folder was given",
             expected="ddp-train resume RUN [key=value ...]",
             fix="give a run folder, a checkpoint or the folder of a sweep",
         )
@@ -76,7 +75,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
         require_more(job)
     job.run_folder.forget_failure()
     if not is_restart:
-        begin_anew(job.run_folder)
+        job.run_folder.cancelled.unlink(missing_ok=True)
     saved = job.run_folder.config.read_text()
     record(job.run_folder, job.config)
     code = launcher.begin(job)

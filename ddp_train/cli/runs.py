@@ -23,7 +23,7 @@ USAGE = """ddp-train runs SWEEP
 def show_sweep(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train runs SWEEP`: show the table of a sweep. Starts nothing."""
     if len(arguments) != 1:
-        raise ConfigError(happened="which sweep?", expected="ddp-train runs SWEEP", fix="give the folder of a sweep")
+        raise ConfigError(happened="no folder of a sweep was given", expected="ddp-train runs SWEEP")
     sweep = Sweep.load(Path(arguments[0]).absolute())
     runs_here = {job.number for job in sweep.jobs if job.status == Status.RUNNING} if is_held(sweep.root) else set()
     found = gather(sweep, sweep.metric)  # the folders know more than sweep.json, when everything was killed or nobody waits

@@ -29,7 +29,7 @@ USAGE = """ddp-train status RUN
 def show_status(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train status RUN-or-SWEEP`: show where it is. Starts nothing."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise ConfigError(happened="which run?", expected="ddp-train status RUN", fix="give a run folder, or the folder of a sweep")
+        raise ConfigError(happened="no run folder was given", expected="ddp-train status RUN")
     for run_folder, name in runs_of(Path(arguments[0])):
         print(f"{name}: {state_of(run_folder)}")
         for line in _details(run_folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from ddp_train.cli.saved_run import run_of
@@ -10,7 +11,8 @@ from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import Outcome, Verdict, begin_life, note_refusal, verdict_of
+from ddp_train.run_folder.starts import check_progress, count_start
+from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict_of
 
 USAGE = """ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]
 
@@ -29,7 +31,7 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
     job, ended = _given("--job=", arguments), _given("--ended=", arguments) or "0"
     if len(folders) != 1 or folders[0].startswith("-") or not ended.isdigit():
         expected = "ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]"
-        raise ConfigError(happened="which run?", expected=expected, fix="give a run folder")
+        raise ConfigError(happened="no run folder was given", expected=expected)
     run_folder = RunFolder(run_of(Path(folders[0])))
     if job and (other := _other_job(run_folder, job)):
         print(f"never: job {other} has this run")
@@ -42,7 +44,11 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
         verdict = Verdict(Outcome.NEVER, f"its machines ended with {ended}; mend what its log says", int(ended))
     if "--begins" in arguments and verdict.outcome == Outcome.AGAIN:
         try:
-            begin_life(run_folder)
+            if problem := check_progress(run_folder, by_engine=True):
+                print(problem, file=sys.stderr)
+                verdict = verdict_of(run_folder)
+            else:
+                count_start(run_folder, by_engine=True)
         except OSError as error:
             verdict = Verdict(Outcome.NEVER, f"{run_folder.shown()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
     print(verdict)

@@ -11,7 +11,7 @@ from itertools import combinations
 
 from ddp_train.doctor.machine import MachineReport, PeerReport
 from ddp_train.launch.node.differences import differences, fingerprint
-from ddp_train.launch.node.interfaces import GLOO, NCCL
+from ddp_train.launch.node.facts import GLOO, NCCL
 
 LOOK_WITHIN_S = 60.0
 MEET_WITHIN_S = 30.0

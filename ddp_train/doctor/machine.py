@@ -15,8 +15,7 @@ from typing import Any
 
 from ddp_train.config.cluster import environment_of
 from ddp_train.job import Job
-from ddp_train.launch.node.facts import Facts, collect
-from ddp_train.launch.node.interfaces import GLOO, NCCL, taken_by_nccl
+from ddp_train.launch.node.facts import GLOO, NCCL, Facts, collect, taken_by_nccl
 from ddp_train.system import handover, network
 from ddp_train.system.deadline import wait_until
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from ddp_train.doctor.examined import Examined
 from ddp_train.doctor.machine import PeerReport
 from ddp_train.doctor.problems import Problem, most_common
-from ddp_train.launch.node.contents import Contents
+from ddp_train.launch.node.files import FileList
 
 _MAX_NAMED = 6
 _GIB = 1 << 30
@@ -108,7 +108,7 @@ def _sums(examined: Examined) -> dict[int, str]:
     return shown
 
 
-def _data(found: Contents | None) -> str:
+def _data(found: FileList | None) -> str:
     if found is None:
         return "nothing"
     files = [size for size in found.sizes.values() if size >= 0]

@@ -10,7 +10,7 @@ from ddp_train.errors import NO_PROGRESS
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
 from ddp_train.launch.ending import exit_code
-from ddp_train.run_folder.attempts import count_failure, forget
+from ddp_train.run_folder.starts import check_progress, forget_starts
 from ddp_train.system import handover
 
 _ADAMW = "ddp_train.optimizer.adamw.AdamW"  # not imported: it imports torch
@@ -24,9 +24,9 @@ def run(job: Job) -> int:
     if job.record is None:
         return _run_agent(job)
     if job.checkpoint is not None:
-        forget(job.run_folder)  # somebody has chosen where to go on
-    elif verdict := count_failure(job.run_folder):
-        print(verdict, file=sys.stderr)
+        forget_starts(job.run_folder)  # somebody has chosen where to go on
+    elif problem := check_progress(job.run_folder):
+        print(problem, file=sys.stderr)
         return NO_PROGRESS
     before = job.run_folder.read_result()
     return exit_code(job.run_folder, _run_agent(job), before=before)

@@ -21,14 +21,13 @@ from ddp_train.job import Job
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.node.facts import collect, of_a_command_line
-from ddp_train.launch.node.place import Place, listen
 from ddp_train.launch.node.program import run_node
-from ddp_train.launch.node.work import Work
-from ddp_train.run_folder.attempts import count_failure, forget
+from ddp_train.launch.node.slot import NodeSlot, Work, listen
+from ddp_train.run_folder.starts import check_progress, forget_starts
 from ddp_train.system import devices
 from ddp_train.system.network import is_address
 
-_taken: list[tuple[Place, str]] = []  # by this process, which is the first machine's, and for which run, until that begins
+_taken: list[tuple[NodeSlot, str]] = []  # by this process, which is the first machine's, and for which run, until that begins
 
 
 def follow(config: RunConfig, *, run: str) -> int | None:
@@ -38,50 +37,50 @@ def follow(config: RunConfig, *, run: str) -> int | None:
         run: which run it comes for (`Facts.run`).
     """
     try:
-        place = _place(config.cluster)
+        slot = _slot(config.cluster)
     except EnvironmentRefuses as error:
         print(f"\n{error}", file=sys.stderr)
         return ENVIRONMENT_REFUSES
-    if place is None:
+    if slot is None:
         return None
-    if place.is_first:
-        _taken.append((place, run))
+    if slot.is_first:
+        _taken.append((slot, run))
         return None
-    return _ended(run_node(_work(config, place, run=run), place))
+    return _ended(run_node(_work(config, slot, run=run), slot))
 
 
 def run(job: Job) -> int:
     """Run a job on this machine and those that come, to its end (the first machine, after `follow`); return its exit code."""
     if not _taken:
         return local.run(job)
-    place, came_for = _taken.pop()
+    slot, came_for = _taken.pop()
     if job.checkpoint is not None:
-        forget(job.run_folder)  # somebody has chosen where to go on
-    elif verdict := count_failure(job.run_folder):
-        print(verdict, file=sys.stderr)
+        forget_starts(job.run_folder)  # somebody has chosen where to go on
+    elif problem := check_progress(job.run_folder):
+        print(problem, file=sys.stderr)
         return NO_PROGRESS
-    work = replace(_work(job.config, place, run=came_for), job=job)
-    return _ended(run_node(replace(work, max_restarts=0) if job.program else work, place))
+    work = replace(_work(job.config, slot, run=came_for), job=job)
+    return _ended(run_node(replace(work, max_restarts=0) if job.program else work, slot))
 
 
 def run_sweep(cluster: ClusterConfig, arguments: list[str]) -> int | None:
     """Run what a command line asks for on all machines: global rank 0, on the first, composes it. None: this machine is the only one."""
     try:
-        place = _place(cluster)
+        slot = _slot(cluster)
     except EnvironmentRefuses as error:
         print(f"\n{error}", file=sys.stderr)
         return ENVIRONMENT_REFUSES
-    if place is None:
+    if slot is None:
         return None
-    return _ended(run_node(replace(_work(cluster, place, arguments), arguments=arguments), place))
+    return _ended(run_node(replace(_work(cluster, slot, arguments), arguments=arguments), slot))
 
 
 def _ended(code: int) -> int:
     return PREEMPTED if code == TERMINATED else code  # running again continues either way
 
 
-def _place(cluster: ClusterConfig) -> Place | None:
-    """Find this machine's place, and listen where it is the first. None: there is no other one.
+def _slot(cluster: ClusterConfig) -> NodeSlot | None:
+    """Find this machine's slot, and listen where it is the first. None: there is no other one.
 
     Raises:
         ConfigError: neither the config nor the environment says where the machines meet.
@@ -92,7 +91,7 @@ def _place(cluster: ClusterConfig) -> Place | None:
         return None
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new round seconds count
     listener = _listen(found) if found.node_rank == 0 or (found.node_rank is None and _is_here(found.host)) else None
-    return Place(
+    return NodeSlot(
         index=found.node_rank,
         least=found.min_nodes,
         most=found.max_nodes,
@@ -132,23 +131,23 @@ def _listen(found: Meeting) -> socket.socket | None:
 def _is_here(host: str) -> bool:
     """Tell whether a host is this machine: only then something can be bound to its address."""
     with suppress(OSError):
-        for family, kind, protocol, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind, protocol) as probe:
-                probe.bind((place[0], 0))
+                probe.bind((address[0], 0))
             return True
     return False
 
 
-def _work(config: RunConfig | ClusterConfig, place: Place, arguments: Sequence[str] = (), *, run: str = "") -> Work:
+def _work(config: RunConfig | ClusterConfig, slot: NodeSlot, arguments: Sequence[str] = (), *, run: str = "") -> Work:
     """Say what this machine brings."""
     cluster = config if isinstance(config, ClusterConfig) else config.cluster
     found = meeting(cluster, os.environ)
     processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster.device)
     facts = collect(
         config,
-        launch=place.launch,
-        node=place.index,
-        nodes=str(place.most) if place.least == place.most else f"{place.least}:{place.most}",
+        launch=slot.launch,
+        node=slot.index,
+        nodes=str(slot.most) if slot.least == slot.most else f"{slot.least}:{slot.most}",
         processes=processes,
     )
     if isinstance(config, ClusterConfig):

@@ -78,3 +78,18 @@ def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Itera
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+received_early: list[int] = []
+"""Stop signals that came while a node program was still being started; the program takes them over."""
+
+
+def keep_early() -> None:
+    """Keep stop signals for the node program, which would end it without a word while it imports.
+
+    A batch system may send one at any time. Who starts a node program may block them before Python begins (`env --block-signal=USR1`).
+    """
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, lambda number, frame: received_early.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

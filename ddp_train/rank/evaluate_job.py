@@ -27,11 +27,11 @@ from ddp_train.loader.loader import EvalLoader
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import Stop
-from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import BatchNotes
+from ddp_train.run_folder.progress import BatchNotes, progress_of
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.verdict import Outcome, progress_of, verdict_of
+from ddp_train.run_folder.starts import end_start
+from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.training.build.build import build_evaluated
 from ddp_train.training.inference.finished_run import records
 from ddp_train.training.inference.predict import predict
@@ -90,7 +90,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
             status=Status.COMPLETED, step=state.step, samples=state.samples, metrics={"last": last, "best": {}}, seconds=seconds
         )
         result.write(job.run_folder.result)
-        end(job.run_folder)
+        end_start(job.run_folder)
         print(summary.evaluated(job, metrics), flush=True)
     world.barrier()  # nobody leaves before it is written
     return DONE

@@ -27,9 +27,9 @@ from ddp_train.rank.rank import LOST, Rank
 from ddp_train.rank.stop import end_agent
 from ddp_train.rank.sweep_member import Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import count_failure, forget
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
+from ddp_train.run_folder.starts import check_progress, forget_starts
 from ddp_train.sweep.folder import is_sweep
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
@@ -121,10 +121,10 @@ class Group:
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         if job.checkpoint is not None and not self._attempt.remembered:
-            forget(job.run_folder)  # somebody has chosen where to go on
-        elif verdict := count_failure(job.run_folder):
-            print(verdict, file=sys.stderr, flush=True)
-            failure.from_verdict(verdict).record(job.run_folder)
+            forget_starts(job.run_folder)  # somebody has chosen where to go on
+        elif problem := check_progress(job.run_folder):
+            print(problem, file=sys.stderr, flush=True)
+            failure.from_no_progress(problem).record(job.run_folder)
             restart_note.remember(job.run_folder.root)
             return self._refuse(NO_PROGRESS)
         if torchrun_env.joining_hangs(command_line(os.getppid()), os.environ):

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn, TextIO
@@ -32,9 +33,9 @@ from ddp_train.rank.peers import Peers
 from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import Notes, begin, end
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, status_of
+from ddp_train.run_folder.starts import count_start, end_start
 from ddp_train.system import handover, malloc, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of
@@ -78,9 +79,8 @@ class Rank:
     def __init__(self, store: Store, rank: int, size: int, *, remark: str = "") -> None:
         self._store, self._rank, self._size, self._remark = store, rank, size, remark
         self._world: World | None = None
-        self._stop: Stop | None = None  # of the job at hand, as the next two
+        self._stop: Stop | None = None  # of the job at hand, as the next
         self._peers: Peers | None = None
-        self._notes: Notes | None = None  # on rank 0
         self._num_jobs = 0
         self._watch = WatchdogClient(size)  # has its heartbeats in memory before anybody knows this process
         self._watch.pids = _pids_of_node(store, rank)
@@ -92,7 +92,7 @@ class Rank:
         with rank_log(job.run_folder, self._rank, shows=not job.in_sweep) as terminal:
             if self._remark:
                 logger.warning("%s", self._remark)
-            self._peers = self._notes = None
+            self._peers = None
             state, tracker, started = TrainState(), PhaseTracker(), time.monotonic()
             try:
                 self._watch.begin(tracker, _watch_request(job), terminal=terminal)
@@ -157,14 +157,12 @@ class Rank:
         if world.size != job.config.batch.world_size:
             raise UserError(key="cluster", happened=f"{world.size} ranks were started for a job of {job.config.batch.world_size}")
         if world.is_main:
-            self._notes = begin(job.run_folder)
-            tracker.listen(self._notes)
+            with suppress(OSError):  # a full disk: the run will say so itself
+                count_start(job.run_folder)
         return (run_job if job.task is None else evaluate_job)(job, world, state, stop, tracker)
 
     def _fail(self, error: BaseException, job: Job, state: TrainState, terminal: TextIO, *, seconds: float) -> NoReturn:
         """Record an error and show it, once, and end this rank."""
-        if self._notes is not None:
-            self._notes.close()
         is_a_peers = _comes_from_a_peer(error)
         found = _describe(error, job, state, self._peers, rank=self._rank)
         if not job.in_sweep and (file := torchrun_env.error_file()):
@@ -264,7 +262,7 @@ def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float 
 
 def _leave_untrained(run_folder: RunFolder, number: signal.Signals) -> None:
     """Say that a stop came before the first step (rank 0)."""
-    end(run_folder, is_saved=False)
+    end_start(run_folder, is_saved=False)
     if not run_folder.is_completed():
         Result(status=status_of(number)).write(run_folder.result)
     print(summary.stopped(run_folder, None), flush=True)

@@ -25,8 +25,8 @@ from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.fault_injection import inject
 from ddp_train.rank.stop import WALLTIME, Stop
-from ddp_train.run_folder.attempts import end
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
+from ddp_train.run_folder.starts import end_start
 from ddp_train.sweep.folder import Sweep, sweep_of
 from ddp_train.training.build.build import build
 from ddp_train.training.build.features import Features, add_features
@@ -68,7 +68,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     if is_over and world.from_main(run_folder.is_completed()):
         _make_up_for_predictions(job, components, state, world, tracker)
         if world.is_main:
-            end(run_folder)
+            end_start(run_folder)
             print(summary.over(job, state), flush=True)
         return DONE
     if world.is_main:
@@ -267,7 +267,7 @@ def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: St
     try:
         records.close()
         result.write(run_folder.result)
-        end(run_folder, is_saved=not unsaved)
+        end_start(run_folder, is_saved=not unsaved)
     except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts
         happened = f"{run_folder.shown()} cannot be written: {error.strerror}"
         if is_done:

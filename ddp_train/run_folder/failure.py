@@ -269,9 +269,9 @@ def from_refusal(code: int, *, logs: str) -> Failure:
     return Failure(rank=0, pid=0, error=MACHINE_REFUSED, message=f"a machine refused (exit code {code}); {logs} say why", exit_code=code)
 
 
-def from_verdict(verdict: str) -> Failure:
+def from_no_progress(text: str) -> Failure:
     """Describe that a run gets no further however often it is started again."""
-    return Failure(rank=0, pid=os.getpid(), error="NoProgress", message=verdict.strip(), exit_code=NO_PROGRESS)
+    return Failure(rank=0, pid=os.getpid(), error="NoProgress", message=text.strip(), exit_code=NO_PROGRESS)
 
 
 def ended_since(run_folder: RunFolder, before: Result | None) -> Result | None:
@@ -289,10 +289,9 @@ def load(path: Path) -> Failure | None:
         return None
 
 
-def newest(run_folder: RunFolder) -> Failure | None:
-    """Return the report of the last attempt that left one. It may have made way already (failure.1.json ...)."""
-    found = [report for path in run_folder.root.glob("failure*.json") if (report := load(path)) is not None]
-    return max(found, key=lambda report: report.time, default=None)
+def load_all(run_folder: RunFolder) -> list[Failure]:
+    """Return the reports of all attempts: failure.json, failure.1.json ..."""
+    return [report for path in run_folder.root.glob("failure*.json") if (report := load(path)) is not None]
 
 
 def _text(error: BaseException) -> str:

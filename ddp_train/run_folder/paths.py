@@ -26,7 +26,6 @@ class RunFolder:
         self.events = self.root / "events.jsonl"  # losses that were not finite, spikes, steps that were skipped or taken back; a line each
         self.tensorboard = self.root / "tensorboard"
         self.logs = self.root / "logs"
-        self.steps_taken = self.logs / "steps_taken"  # by the attempt at hand, at least and at most (`run_folder.attempts`)
         self.batches = self.logs / "batches"  # of an evaluation: how far it is (`run_folder.progress`)
         self.checkpoints = self.root / "checkpoints"
         self.profile = self.root / "profile"  # what was recorded of a step's time or memory
@@ -35,7 +34,7 @@ class RunFolder:
         self.predictions = self.root / "predictions"
         self.evaluations = self.root / "evaluations"  # of the finished run, each a folder like this one
         self.task = self.root / "task.json"  # of such a folder: which run, which checkpoint (`ddp_train/job.py`)
-        self.attempts = self.root / "attempts.json"  # the failures since the run last got further (`run_folder.attempts`)
+        self.starts = self.root / "starts.json"  # since the newest checkpoint (`run_folder.starts`)
         self.failure = self.root / "failure.json"
         self.result = self.root / "result.json"
         self.doctor = self.root / "doctor.json"  # what an examination in the place of a run came to (`doctor.checkup`)
@@ -45,7 +44,6 @@ class RunFolder:
         self.submitted = self.launch / "submitted.json"
         self.cancelled = self.launch / "cancelled.json"  # `ddp-train cancel`: it is not started again
         self.continued = self.launch / "continued"  # the checkpoint that the spec begins with has been loaded
-        self.lives = self.launch / "lives.json"  # how often it was started (`run_folder.verdict`)
 
     def has_continued(self) -> bool:
         """Tell whether the run has loaded the checkpoint that it was submitted with."""

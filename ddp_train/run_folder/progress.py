@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_train.run_folder.attempts import steps_taken
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.verdict import Outcome, Verdict
 from ddp_train.system.files import tail, write_json
+from ddp_train.system.folder_lock import is_held
 
 _TAIL_BYTES = 20_000  # of metrics.jsonl
 _NOTE_EVERY_S = 1.0
@@ -48,7 +49,7 @@ class Progress:
 
 
 def progress(run_folder: RunFolder) -> Progress | None:
-    """Return how far a run is; None before its first step."""
+    """Return how far a run is; None before its first record."""
     newest: dict[str, Any] = {}
     for line in tail(run_folder.metrics, _TAIL_BYTES).splitlines():
         try:
@@ -57,8 +58,7 @@ def progress(run_folder: RunFolder) -> Progress | None:
             continue
         if isinstance(record, dict) and record.get("split") == "train":
             newest = record
-    step = max(newest.get("step", 0), steps_taken(run_folder)[0])
-    if not step:
+    if not (step := newest.get("step")):
         return None
     step_ms = newest.get("step_ms")
     return Progress(
@@ -69,6 +69,18 @@ def progress(run_folder: RunFolder) -> Progress | None:
         tokens_per_s=newest.get("tokens_per_s"),
         mfu=newest.get("mfu"),
     )
+
+
+def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:
+    """Return in a few words how far a run is on which this was the verdict."""
+    if verdict.outcome is Outcome.DONE:
+        return "done"
+    if is_held(run_folder.root):
+        far = progress(run_folder)
+        return f"running, step {far.step}" if far else "running"
+    if run_folder.submitted.exists() and run_folder.read_result() is None:
+        return "submitted, not running"
+    return f"not running: {verdict.reason}"
 
 
 def rates(tokens_per_s: float | None, mfu: float | None) -> list[str]:

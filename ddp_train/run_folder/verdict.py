@@ -2,9 +2,6 @@
 
 Batch scripts, people and tests ask nothing else. An exit code would not do: it gets lost with the process that had it, and the one of
 `srun` is that of whichever task was the first to end.
-
-launch/lives.json counts the starts of the run, each with what was saved by then. A failure that leaves a word is counted in attempts.json
-too (`run_folder.attempts`); the lives also end the row where everything is killed before anybody can leave one.
 """
 
 from __future__ import annotations
@@ -20,14 +17,10 @@ from typing import NamedTuple
 
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import NO_PROGRESS_ERROR, steps_taken
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.starts import NO_PROGRESS_ERROR
 from ddp_train.system.files import write_json
-from ddp_train.system.folder_lock import is_held
-
-LIVES = 8
-"""So many lives in a row without a new checkpoint are the last. More than the failures that are counted: an early stop is none."""
 
 _SHOWN = 200  # characters of an error
 _NOT_THERE = (126, 127)  # what a shell ends with that cannot run what it was told to
@@ -70,11 +63,6 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
         return Verdict(Outcome.NEVER, f"{report.who}: {report.line(_SHOWN)}; mend it, then `ddp-train resume {shown}`", report.exit_code)
     if result is not None and result.status == Status.INTERRUPTED:
         return Verdict(Outcome.NEVER, f"stopped by Ctrl-C; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
-    if (lives := lives_without_progress(run_folder)) >= LIVES:
-        reason = (
-            f"it was started {lives} times, and no checkpoint came of it {run_folder.continues()}; mend it, then `ddp-train resume {shown}`"
-        )
-        return Verdict(Outcome.NEVER, reason, NO_PROGRESS)
     if result is not None and result.status == Status.PREEMPTED:
         reason = "stopped in good order"
     elif report is not None:
@@ -82,29 +70,8 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
     elif result is not None and result.status == Status.FAILED:
         reason = f"it failed: {_cut(result.error or 'nobody said why')}"
     else:
-        reason = "it has not ended with a word of its own"
+        reason = "the run ended without writing result.json"
     return Verdict(Outcome.AGAIN, f"{reason}; it continues {run_folder.continues()}", PREEMPTED)
-
-
-def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:
-    """Return how far a run is on which this was the verdict."""
-    if verdict.outcome == Outcome.DONE:
-        return "done"
-    if is_held(run_folder.root):
-        steps, _ = steps_taken(run_folder)
-        return f"running, step {steps}" if steps else "starting"
-    if run_folder.submitted.exists() and run_folder.read_result() is None:
-        return "submitted, not running"
-    return f"not running: {verdict.reason}"
-
-
-def begin_life(run_folder: RunFolder) -> None:
-    """Count a start of the run. Whoever starts the machines of a run calls it once for each start, before anything that may be killed.
-
-    What the starts before it left makes way: a result or a report that is there later is of this one.
-    """
-    run_folder.forget_failure()
-    write_json(run_folder.lives, {"saved": [*_lives(run_folder), max(run_folder.saved_steps(), default=0)]})
 
 
 def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: bool) -> None:
@@ -143,13 +110,6 @@ def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[V
     return verdict, PREEMPTED if result.step is not None or any(run_folder.saved_steps()) else TERMINATED
 
 
-def lives_without_progress(run_folder: RunFolder) -> int:
-    """Return how many lives in a row, to the newest, have left no checkpoint that is newer than those before."""
-    saved = [*_lives(run_folder), max(run_folder.saved_steps(), default=0)]
-    last = max(place for place, step in enumerate(saved) if step > max(saved[:place], default=-1))
-    return len(saved) - 1 - last
-
-
 def mark_cancelled(run_folder: RunFolder) -> None:
     """Say that nothing but a person starts the run again. Done before anything is stopped: a scheduler may ask as soon as it ends.
 
@@ -170,12 +130,6 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def begin_anew(run_folder: RunFolder) -> None:
-    """Forget that the run was cancelled, and its lives: a person has asked for it again."""
-    run_folder.cancelled.unlink(missing_ok=True)
-    run_folder.lives.unlink(missing_ok=True)
-
-
 def _cancelled_by(run_folder: RunFolder) -> str | None:
     """Return by whom and when the run was cancelled, with a blank before it; None where it was not."""
     if not run_folder.cancelled.exists():
@@ -184,14 +138,6 @@ def _cancelled_by(run_folder: RunFolder) -> str | None:
         marker = json.loads(run_folder.cancelled.read_text())
         return f" by {marker['by']} at {marker['time']}"
     return ""
-
-
-def _lives(run_folder: RunFolder) -> list[int]:
-    """Return the newest saved step at the beginning of each life."""
-    try:
-        return [int(step) for step in json.loads(run_folder.lives.read_text())["saved"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
 
 
 def _cut(text: str) -> str:

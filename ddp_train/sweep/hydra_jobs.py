@@ -35,7 +35,6 @@ from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import check_below
-from ddp_train.run_folder.verdict import begin_anew
 from ddp_train.sweep import placement
 from ddp_train.sweep.folder import GOALS, Sweep, SweepJob
 from ddp_train.sweep.frozen_yaml import freeze_yaml
@@ -152,7 +151,8 @@ class Multirun:
             raise config_check.ConfigErrors(problems)
         for entry, job in jobs if is_asked else ():
             if entry.number not in self._gathered.alive:
-                begin_anew(job.run_folder)
+                job.run_folder.cancelled.unlink(missing_ok=True)
+                job.run_folder.forget_failure()
         self.run(jobs)
         self._known = list(self.sweep.jobs)
 

@@ -17,8 +17,8 @@ from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import count_failure
 from ddp_train.run_folder.result import STOPPED, Status, status_of
+from ddp_train.run_folder.starts import check_progress
 from ddp_train.sweep.folder import Sweep, SweepJob
 
 _POLL_S = 0.1
@@ -109,10 +109,10 @@ class SweepScheduler:
         elif entry.status == Status.FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             entry.failures += 1
-            if verdict := count_failure(job.run_folder, has_failed=True):
-                self._say(verdict)
+            if problem := check_progress(job.run_folder, has_failed=job.config.cluster.launcher not in ENGINES):
+                self._say(problem)
             found = failure.load(job.run_folder.failure)
-            is_final = bool(verdict) or (found is not None and found.exit_code in FINAL)
+            is_final = bool(problem) or (found is not None and found.exit_code in FINAL)
             if not is_final and entry.failures <= max(retries, self._restarts(job)):
                 return entry, job
             self.is_stopped = self._policy.on_failure == "stop"

@@ -19,7 +19,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.node import rounds, wire
 from ddp_train.rank.rank import _PEER_REPORTS_S
-from ddp_train.run_folder.attempts import _RESTARTS
+from ddp_train.run_folder import starts
 from ddp_train.system import folder_lock
 from ddp_train.watchdog import __main__
 
@@ -133,7 +133,7 @@ def test_every_fault_is_told() -> None:
         ("decisions/0006-agent.md", r"broke waits up to (\w+) seconds", _PEER_REPORTS_S),
         ("decisions/0013-watch.md", r"up to every ([\d.]+) s", __main__._POLL_S),
         ("decisions/0013-watch.md", r"was (\w+) seconds\s+late", __main__._GAP_S),
-        ("decisions/0014-no-progress.md", r"after (\w+) restarts without it", _RESTARTS),
+        ("decisions/0014-no-progress.md", r"after (\w+) restarts without one", starts.MAX_STARTS_WITHOUT_CHECKPOINT - 1),
         ("decisions/0014-no-progress.md", r"survivors of a failure ([\d.]+) s", elastic._SURVIVORS_S),
         ("security.md", r"refreshed every ([\d.]+) s", folder_lock.REFRESH_S),
         ("security.md", r"until it is ([\d.]+) s old", folder_lock._STALE_AFTER * folder_lock.REFRESH_S),

@@ -13,8 +13,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from ddp_train.errors import FAILED, FINAL, NO_PROGRESS
 from ddp_train.launch.agent.options import Options
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import count_failure
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.starts import check_progress
 from ddp_train.system.process import oom_kills, ran_out
 
 
@@ -45,7 +45,7 @@ class Failures:
             if self._options.in_round:  # at once: ranks of other machines wait for it, and would name this one's neighbours otherwise
                 self._is_reported = is_recorded
                 return False
-            self._verdict = count_failure(run_folder, has_failed=True)
+            self._verdict = check_progress(run_folder, has_failed=True)
         return not self._options.in_round and not self._verdict and _code(failures) not in FINAL
 
     def end(self, error: ChildFailedError) -> int:
@@ -77,7 +77,7 @@ class Failures:
             print(found.screen(run_folder), file=sys.stderr, flush=True)
         if self._options.in_round:
             return ""
-        verdict = count_failure(run_folder, has_failed=True) if self._verdict is None else self._verdict
+        verdict = check_progress(run_folder, has_failed=True) if self._verdict is None else self._verdict
         if verdict:
             print(verdict, file=sys.stderr, flush=True)
         return verdict

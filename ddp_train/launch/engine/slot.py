@@ -19,7 +19,7 @@ from ddp_train.launch.engine.engine import QUEUES, Stage, Submission, engine_of
 from ddp_train.launch.spec import Code
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import WORD_WITHIN_S, Outcome, begin_anew, end_of, mark_cancelled
+from ddp_train.run_folder.verdict import WORD_WITHIN_S, Outcome, end_of, mark_cancelled
 
 _ASK_EVERY_S = 10.0  # whether a job has ended; SLURM is shared by many who ask
 _ASK_SOON_S = 1.0  # when the run's folder says that it has
@@ -84,7 +84,7 @@ class EngineSlot:
             if submission is not None and (is_there or run_folder.is_completed()):
                 self._id = submission.id
             else:
-                begin_anew(run_folder)
+                run_folder.cancelled.unlink(missing_ok=True)
                 self._id = submit_jobs([self._job], self._take_code(self._job.config.cluster.code_limit_mib), parallel=1)
         except EnvironmentRefuses as error:
             if str(error) != self._has_said:

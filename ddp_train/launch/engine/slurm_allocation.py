@@ -15,7 +15,8 @@ from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.slurm_script import container, task_script
 from ddp_train.launch.signals import stop_signals
 from ddp_train.launch.spec import Spec
-from ddp_train.run_folder.verdict import begin_life, end_of, note_refusal
+from ddp_train.run_folder.starts import count_start
+from ddp_train.run_folder.verdict import end_of, note_refusal
 from ddp_train.system.files import write_atomic
 
 
@@ -43,7 +44,7 @@ def run(spec: Spec, job: str) -> int:
     if cpus := _cpus():
         command.append(f"--cpus-per-task={cpus}")
     command += [*inside, "bash", str(run_folder.launch / "task.sh"), "node", str(run_folder.spec)]
-    begin_life(run_folder)
+    count_start(run_folder, by_engine=True)
     ends = slurm_client.state(job).ends
     environment = {**os.environ, **({"SLURM_JOB_END_TIME": str(int(ends))} if ends is not None else {})}
     srun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C reaches us alone

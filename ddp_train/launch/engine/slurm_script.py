@@ -1,6 +1,6 @@
-"""The two scripts of a run under SLURM, as text: readable, commented, to be changed and submitted by hand. Pure.
+"""The two scripts of a run under SLURM, as text: readable, commented, to be changed and submitted by hand.
 
-    RUN/launch/slurm.sbatch   what SLURM is asked for, one srun task on each machine, and by the run's verdict a requeue
+    RUN/launch/slurm.sbatch   launch/slurm.sbatch, filled in: what SLURM is asked for; a task on each machine; a requeue by the verdict
     RUN/launch/task.sh        ddp-train as the run finds it: after cluster.setup, with its interpreter, on the snapshot of its code
 
 Of several runs the first lies in the folder that they have in common, as a job array with one task for each run.
@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ddp_train import FOLDER
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import seconds_of
 from ddp_train.errors import ConfigError
@@ -35,21 +36,9 @@ _OURS = {
         ("wrap", "parsable", "test-only", "wait", "het-group", "no-requeue"), "ddp-train submits one script, and asks for its id"
     ),
 }
-_REQUEUE = (
-    "case $verdict in again*)",
-    "    # Within the grace of a preemption the job must not end by itself: it would have failed. SLURM ends this wait, and requeues.",
-    "    # A controller that is away gives no answer, and is asked again; three refusals are one.",
-    "    for ((times = 0, refused = 0; times < 720 && refused < 3; times++)); do",
-    "        state=$(squeue --noheader --jobs=\"$job\" --format='%T %r')",
-    '        if [ -z "$stopped" ] || [[ $state == *TimeLimit ]]; then',
-    '            scontrol requeue "$job" && exit 0',
-    '            [ -z "$state" ] || refused=$((refused + 1))',
-    "        fi",
-    "        [[ -z $state || $state == RUNNING* || $state == *TimeLimit ]] || break",
-    "        sleep 5",
-    "    done",
-    "esac",
-)
+_LINE = "\n# " + "-" * 136 + "\n"
+"""What stands above it in launch/slurm.sbatch is filled in; what stands below is the script that people can run by hand, too."""
+_FILE = next(path for path in (Path(__file__).with_name("slurm.sbatch"), FOLDER.parent / "launch/slurm.sbatch") if path.is_file())
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-node")
 
 
@@ -63,63 +52,29 @@ def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
     roots = [str(spec.job.run_folder.root) for spec in specs]
     title = f"{len(specs)} runs, a job of this array for each" if is_array else f"The run {roots[0]}"
     machines = "1 machine" if first.max_nodes == 1 else f"{first.max_nodes} machines"
+    if is_array:
+        job = [
+            f"runs=(\n{_lines(roots)})",
+            "run=${runs[$SLURM_ARRAY_TASK_ID]}",
+            "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID  # the number alone may mean all",
+            'exec >> "$run/logs/slurm-$SLURM_JOB_ID.out" 2>&1',
+        ]
+    else:
+        job = [f"run={quoted(roots[0])}", "job=$SLURM_JOB_ID"]
+    is_elastic = first.min_nodes < first.max_nodes
+    before, inside = container(first, folder=common_folder(specs))
+    alone = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", *before, *inside] if before or inside else []
+    options = [f"--kill-on-bad-exit={int(not is_elastic)}", "--export=ALL", "--open-mode=append", *["--no-kill"] * is_elastic, *before]
+    words = {"options": options, "inside": inside, "alone": alone}  # of srun; before a task's own command; or before one on one machine
     head = [
         "#!/bin/bash",
         _comment(f"{title}, on {machines}. Made by ddp-train, to be read, changed and submitted by hand: sbatch FILE"),
         *(f"#SBATCH --{option}" for option in _options(specs, among=among)),
         "",
-        f"runs=(\n{_lines(roots)})" if is_array else f"run={quoted(roots[0])}",
+        *job,
+        *(f"{name}=({' '.join(map(quoted, values))})" for name, values in words.items()),
     ]
-    if is_array:
-        head += ["run=${runs[$SLURM_ARRAY_TASK_ID]}", "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID  # the number alone may mean all"]
-        head += ['exec >> "$run/logs/slurm-$SLURM_JOB_ID.out" 2>&1']
-    else:
-        head += ["job=$SLURM_JOB_ID"]
-    cluster, is_elastic = first.job.config.cluster, first.min_nodes < first.max_nodes
-    flags = ["--ntasks-per-node=1", f"--kill-on-bad-exit={int(not is_elastic)}", "--export=ALL", "--open-mode=append"]
-    flags += ["--no-kill"] if is_elastic else []
-    before, inside = (list(map(quoted, words)) for words in container(first, folder=common_folder(specs)))
-    task = 'bash "$run/launch/task.sh" node "$run/launch/spec.json"'
-    return "\n".join(
-        [
-            *head,
-            "",
-            "# ddp-train as the run finds it",
-            *(
-                [
-                    "ddp_train() {",
-                    f'    srun --overlap --nodes=1 --ntasks=1 --quiet {" ".join([*before, *inside])} bash "$run/launch/task.sh" "$@"',
-                    "}",
-                ]
-                if cluster.slurm.container
-                else ["ddp_train() {", '    bash "$run/launch/task.sh" "$@"', "}"]
-            ),
-            "",
-            "# TERM comes with scancel and preemption, and what follows is SLURM's; also with the time limit: then we ask for the requeue.",
-            "stopped=; trap 'stopped=yes' TERM",
-            "",
-            "# A run that was cancelled, or gets nowhere, is not started again, whoever requeued the job; nor one that another job has.",
-            'verdict=$(ddp_train verdict "$run" --begins --job="$job"); code=$?',
-            'case $verdict in again*) ;; *) echo "$verdict"; exit $code ;; esac',
-            "",
-            "# When the time is up, for a save before it: SLURM before 24.11 does not tell the tasks.",
-            'ends=$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs="$job" --format=%e)',
-            '[ "$ends" ] && ends=$(date --date="$ends" +%s 2> /dev/null) && export SLURM_JOB_END_TIME=$ends',
-            "",
-            "# All CPUs that the job has on a machine are for its one task: srun takes nothing over from sbatch since 22.05.",
-            "cpus=$(tr , '\\n' <<< \"$SLURM_JOB_CPUS_PER_NODE\" | sed 's/(.*//' | sort -n | head -n 1)",
-            "logs=${run//\\%/%%}  # srun fills in what stands behind a %",
-            f'srun {" ".join([*flags, *before])} --cpus-per-task="$cpus" --output="$logs/logs/slurm-%j-%N.out" \\',
-            f"    {' '.join([*inside, task])}",
-            "ended=$?",
-            "",
-            'verdict=$(ddp_train verdict "$run" --ended=$ended); code=$?',
-            'echo "$verdict"',
-            *_REQUEUE,
-            "exit $code",
-            "",
-        ]
-    )
+    return "\n".join([*head, _LINE[1:]]) + _FILE.read_text(encoding="utf-8").partition(_LINE)[2]
 
 
 def task_script(spec: Spec) -> str:

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 
 def _prepare() -> None:
     die_with_parent()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until it listens (`launch.node.early`)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until it listens (`launch.signals.keep_early`)
 
 
 class _Line:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ddp_train.launch.node.contents import Contents
 from ddp_train.launch.node.facts import Facts
+from ddp_train.launch.node.files import FileList
 
 SKEW_S = 2.0
 """Clocks that differ by more are named. They break nothing of ours, but the times in logs, and whatever else compares them."""
 
-_MOST = 8  # lines of a kind
+_MAX = 8  # lines of a kind
 _MAY_DIFFER = (  # by machine
     *("cluster.node_rank", "cluster.processes_per_node", "cluster.threads_per_process", "cluster.rendezvous_endpoint", "cluster.device"),
     "cluster.nodes",  # told by itself, with what the environment says
@@ -35,16 +35,21 @@ def differences(first: Facts, other: Facts) -> list[str]:
     if first.nodes != other.nodes:
         found.append(_sentence("cluster.nodes", first.nodes, other.nodes, names))
     found += _first_of(list(_config(first, other, names)), "keys")
-    found += _first_of(list(_source(first, other, names)), "files of code")
-    for key in first.data:
-        found += _first_of(list(_data(key, first.data[key], other.data.get(key), names)), f"files of {key}")
+    found += _first_of(list(_files("code", first.source, other.source, names)), "files of code")
+    for key, ours in first.data.items():
+        if ours is None:
+            continue  # the first machine may download it
+        if (theirs := other.data.get(key)) is None:
+            found.append(f"{key}: is missing on {names[1]}, is there on {names[0]}")
+        else:
+            found += _first_of(list(_files(key, ours, theirs, names)), f"files of {key}")
     return [*found, *_values(first.versions, other.versions, lambda name: f"version of {name}", names)]
 
 
 def fingerprint(facts: Facts) -> str:
     """Return a text that machines have in common when everything that `differences` compares is the same."""
     config = {key: value for key, value in facts.config.items() if key not in _MAY_DIFFER}
-    data = {key: None if found is None else (found.sizes, found.samples) for key, found in facts.data.items()}
+    data = {key: None if found is None else (found.sizes, found.hashes) for key, found in facts.data.items()}
     return json.dumps([facts.launch, facts.spec, facts.nodes, config, facts.source.hashes, data, facts.versions], sort_keys=True)
 
 
@@ -86,47 +91,26 @@ def _config(first: Facts, other: Facts, names: tuple[str, str]) -> Iterator[str]
         yield sentence + own
 
 
-def _source(first: Facts, other: Facts, names: tuple[str, str]) -> Iterator[str]:
-    ours, theirs = dict(first.source.hashes), dict(other.source.hashes)
-    if not (first.source.is_whole and other.source.is_whole and first.source.listed_by == other.source.listed_by):
-        _keep_common(ours, theirs)
-    unread = {name for files in (ours, theirs) for name, digest in files.items() if not digest}
-    for name in sorted((ours.keys() | theirs.keys()) - unread):
-        if ours.get(name) != theirs.get(name):
-            yield _file(f"code: {name}", _short(ours.get(name)), _short(theirs.get(name)), names)
+def _files(what: str, ours: FileList, theirs: FileList, names: tuple[str, str]) -> Iterator[str]:
+    here, there = _described(ours), _described(theirs)
+    if not (ours.is_whole and theirs.is_whole and ours.listed_by == theirs.listed_by):  # only one may have come to look at it
+        here, there = ({name: text for name, text in files.items() if name in here and name in there} for files in (here, there))
+    for name in sorted(here.keys() | there.keys()):
+        shown, hash_here, hash_there = f"{what}: {name or 'the file'}", ours.hashes.get(name), theirs.hashes.get(name)
+        if name not in there:
+            yield f"{shown} is missing on {names[1]}, is there on {names[0]}"
+        elif name not in here:
+            yield f"{shown} is on {names[1]}, is missing on {names[0]}"
+        elif here[name] != there[name]:
+            yield _sentence(shown, here[name], there[name], names)
+        elif hash_here and hash_there and hash_here != hash_there:
+            yield f"{shown} has other bytes: sample {hash_there[:8]} on {names[1]}, {hash_here[:8]} on {names[0]}; equal in size"
 
 
-def _data(key: str, ours: Contents | None, theirs: Contents | None, names: tuple[str, str]) -> Iterator[str]:
-    if ours is None:
-        return  # the first machine may download it
-    if theirs is None:
-        yield f"{key}: is missing on {names[1]}, is there on {names[0]}"
-        return
-    sizes, others = dict(ours.sizes), dict(theirs.sizes)
-    if not (ours.is_whole and theirs.is_whole):
-        _keep_common(sizes, others)
-    for name in sorted(sizes.keys() | others.keys()):
-        here, there = sizes.get(name), others.get(name)
-        if here != there:
-            yield _file(f"{key}: {name or 'the file'}", _bytes(here), _bytes(there), names)
-        elif name in ours.samples and name in theirs.samples and ours.samples[name] != theirs.samples[name]:
-            here_s, there_s = _short(ours.samples[name]), _short(theirs.samples[name])
-            yield f"{key}: {name or 'the file'} has other bytes: sample {there_s} on {names[1]}, {here_s} on {names[0]}; equal in size"
-
-
-def _keep_common(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Drop the names that only one machine may have come to look at."""
-    for files, others in ((ours, set(theirs)), (theirs, set(ours))):
-        for name in files.keys() - others:
-            del files[name]
-
-
-def _file(what: str, here: str | None, there: str | None, names: tuple[str, str]) -> str:
-    if there is None:
-        return f"{what} is missing on {names[1]}, is there on {names[0]}"
-    if here is None:
-        return f"{what} is on {names[1]}, is missing on {names[0]}"
-    return _sentence(what, here, there, names)
+def _described(files: FileList) -> dict[str, str]:
+    if not files.sizes:  # of source
+        return {name: digest[:8] for name, digest in files.hashes.items()}
+    return {name: "a folder" if size < 0 else f"{size} bytes" for name, size in files.sizes.items()}
 
 
 def _values(ours: Mapping[str, Any], theirs: Mapping[str, Any], name: Callable[[str], str], names: tuple[str, str]) -> Iterator[str]:
@@ -141,13 +125,5 @@ def _sentence(what: str, here: str, there: str, names: tuple[str, str]) -> str:
 
 
 def _first_of(sentences: list[str], what: str) -> list[str]:
-    more = len(sentences) - _MOST
-    return sentences if more <= 0 else [*sentences[:_MOST], f"and {more} more {what}"]
-
-
-def _short(digest: str | None) -> str | None:
-    return digest and digest[:8]
-
-
-def _bytes(size: int | None) -> str | None:
-    return None if size is None else "a folder" if size < 0 else f"{size} bytes"
+    more = len(sentences) - _MAX
+    return sentences if more <= 0 else [*sentences[:_MAX], f"and {more} more {what}"]

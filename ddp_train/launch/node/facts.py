@@ -22,12 +22,11 @@ from ddp_train.config.cluster import environment_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.tree import leaves
-from ddp_train.launch.node.contents import Contents, look_into
-from ddp_train.launch.node.interfaces import interface_problems
-from ddp_train.launch.node.source import Source, look_at_source
+from ddp_train.launch.node.files import FileList, list_data, list_source
 from ddp_train.redaction import HIDDEN, is_secret_key, redact_all
 from ddp_train.system import devices, network, nvml
 
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _DATA_WITHIN_S = 0.9
 _SOURCE_WITHIN_S = 0.4
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf")
@@ -48,8 +47,8 @@ class Facts:
     utc: float  # in seconds since the epoch, when this was told
     spec: str  # the hash of the spec that it was started with; "": of none
     config: Mapping[str, Any]  # key -> value, secrets hidden
-    source: Source
-    data: Mapping[str, Contents | None]  # key -> what its path holds; None: there is nothing
+    source: FileList
+    data: Mapping[str, FileList | None]  # key -> what its path holds; None: there is nothing
     versions: Mapping[str, str]
     device: str  # "cpu", or the kind of the GPUs: "cuda"; with their names where the driver tells them
     device_count: int
@@ -88,8 +87,8 @@ class Facts:
     @classmethod
     def from_json(cls, text: str) -> Facts:
         fields: dict[str, Any] = json.loads(text)
-        data = {key: None if found is None else Contents(**found) for key, found in fields["data"].items()}
-        return cls(**{**fields, "source": Source(**fields["source"]), "data": data})
+        data = {key: None if found is None else FileList(**found) for key, found in fields["data"].items()}
+        return cls(**{**fields, "source": FileList(**fields["source"]), "data": data})
 
 
 def collect(
@@ -131,7 +130,7 @@ def collect(
         utc=time.time(),
         spec=spec_hash,
         config={} if isinstance(config, ClusterConfig) else dict(_values(config)),
-        source=look_at_source(code, within_s=_SOURCE_WITHIN_S),
+        source=list_source(code, within_s=_SOURCE_WITHIN_S),
         data=data,
         versions=_versions(),
         device=_kind(machine) if gpus else device,
@@ -155,7 +154,7 @@ def _values(config: RunConfig) -> Iterator[tuple[str, Any]]:
             yield key, json.loads(json.dumps(shown, default=str))  # as it is after a journey
 
 
-def _data(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, Contents | None]]:
+def _data(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, FileList | None]]:
     """Yield what lies at the paths that the data set is given, each once."""
     paths: dict[Path, str] = {}
     for key, value in leaves(config.data):
@@ -163,7 +162,7 @@ def _data(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, Content
             paths.setdefault(Path(value).absolute(), f"data.{key}")
     for path, key in paths.items():
         try:
-            found = look_into(path, within_s=_DATA_WITHIN_S / len(paths))
+            found = list_data(path, within_s=_DATA_WITHIN_S / len(paths))
         except OSError as error:  # a folder above it that this user may not enter
             problems.append(f"{key}: {path} cannot be read: {error.strerror}")
             continue
@@ -190,3 +189,39 @@ def _versions() -> dict[str, str]:
 def _kind(machine: nvml.Machine | None) -> str:
     """Return the names of the machine's kinds of GPUs."""
     return " and ".join(sorted({gpu.name for gpu in machine.gpus if gpu.name})) if machine is not None and machine.gpus else "cuda"
+
+
+def interface_problems(environment: Mapping[str, str], interfaces: Mapping[str, Sequence[str]], *, uses_gpu: bool) -> Iterator[str]:
+    """Yield what is wrong with the network interfaces that gloo and NCCL are told to take.
+
+    Args:
+        environment: as the ranks will have it.
+        interfaces: those that the machine has, with their addresses.
+        uses_gpu: NCCL's variable counts, too.
+    """
+    there = f"this machine has {', '.join(interfaces)}"
+    for name in filter(None, environment.get(GLOO, "").split(",")):
+        if name not in interfaces:
+            yield f"{GLOO}={environment[GLOO]} names {name}, which is not there; {there}"
+        elif not interfaces[name]:
+            yield f"{GLOO}={environment[GLOO]} names {name}, which has no address"
+    wanted = environment.get(NCCL, "")
+    if uses_gpu and wanted and not taken_by_nccl(wanted, interfaces):
+        yield f"{NCCL}={wanted} leaves no interface with an address; {there}"
+
+
+def taken_by_nccl(wanted: str, interfaces: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the interfaces with an address that NCCL may take.
+
+    Args:
+        wanted: beginnings of names, `=` for whole names, `^` for all but these, `^=` for both. "": NCCL chooses, and takes the loopback
+            interface and docker's only where there is no other.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
+    usable = [name for name, addresses in interfaces.items() if addresses]
+    if not wanted:
+        return [name for name in usable if name != "lo" and not name.startswith("docker")] or usable
+    is_not, is_exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
+    names = tuple(filter(None, wanted.lstrip("^").lstrip("=").split(",")))
+    return [name for name in usable if (name in names if is_exact else name.startswith(names)) != is_not]

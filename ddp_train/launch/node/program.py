@@ -20,13 +20,12 @@ from typing import NoReturn
 
 from ddp_train.errors import FAILED
 from ddp_train.launch.ending import exit_code
-from ddp_train.launch.node.arrival import Arrival, End, HasEnded
-from ddp_train.launch.node.place import Place
+from ddp_train.launch.node.membership import End, HasEnded, Membership
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.round_agent import SHOWN, RoundAgent
 from ddp_train.launch.node.rounds import Rounds
+from ddp_train.launch.node.slot import NodeSlot, Work
 from ddp_train.launch.node.wire import MOST_BYTES, SILENT_S, Line, of_socket
-from ddp_train.launch.node.work import Work
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
 from ddp_train.run_folder import failure
 from ddp_train.system.network import WAITING
@@ -37,27 +36,26 @@ _CLOSES_WITHIN_S = 3.0
 _POLL_S = 0.05
 
 
-def run_node(work: Work, place: Place, *, received: Sequence[int] = ()) -> int:
+def run_node(work: Work, slot: NodeSlot, *, received: Sequence[int] = ()) -> int:
     """Take part in a run until it ends, and return its exit code, the same on all machines.
 
     Args:
         work: what this machine brings. The first one's is done.
-        place: this machine's.
         received: stop signals that have come already.
     """
-    return asyncio.run(_Program(work, place).run(received))
+    return asyncio.run(_Program(work, slot).run(received))
 
 
 class _Program:
-    def __init__(self, work: Work, place: Place) -> None:
-        self._work, self._place = work, place
+    def __init__(self, work: Work, slot: NodeSlot) -> None:
+        self._work, self._slot = work, slot
         self._stops: list[int] = []  # the stop signals that came to this machine
         self._is_final = False  # one of them was to end all at once
         self._ours: socket.socket | None = None  # the first machine's end of the line to its own registry
         self._theirs: socket.socket | None = None
-        if place.is_first:
+        if slot.is_first:
             self._ours, self._theirs = socket.socketpair()
-        self._arrival = Arrival(work, place, self._stops, self._ours)
+        self._membership = Membership(work, slot, self._stops, self._ours)
         self._agent: RoundAgent | None = None  # of the last round that was begun
         self._rounds: Rounds | None = None
 
@@ -70,7 +68,7 @@ class _Program:
         for number in received:
             self._on_signal(number)
         try:
-            return await (self._lead() if self._place.is_first else self._take_part())
+            return await (self._lead() if self._slot.is_first else self._take_part())
         except End as end:
             return end.code
         finally:
@@ -78,16 +76,16 @@ class _Program:
 
     async def _lead(self) -> int:
         """Serve the registry, and take part (the first machine)."""
-        assert self._place.listener is not None and self._theirs is not None
+        assert self._slot.listener is not None and self._theirs is not None
         job = self._work.job
         registry = Registry(
-            self._place,
+            self._slot,
             first=self._work.facts,
             token=self._work.token,
             folder=None if job is None else job.run_folder.root,
             takes_all=job is not None and bool(job.program),
         )
-        self._rounds = Rounds(registry, self._work, self._place)
+        self._rounds = Rounds(registry, self._work, self._slot)
         connections = set[asyncio.Task[None]]()
 
         def serve(line: Line, *, is_first: bool = False) -> None:
@@ -96,10 +94,10 @@ class _Program:
             task.add_done_callback(connections.discard)
 
         server = await asyncio.start_server(
-            lambda reader, writer: serve(Line(reader, writer)), sock=self._place.listener, limit=MOST_BYTES, backlog=WAITING
+            lambda reader, writer: serve(Line(reader, writer)), sock=self._slot.listener, limit=MOST_BYTES, backlog=WAITING
         )
         serve(await of_socket(self._theirs), is_first=True)
-        self._place.publish()
+        self._slot.publish()
         rounds = asyncio.get_running_loop().create_task(self._rounds.run())
         own = asyncio.get_running_loop().create_task(self._take_part())
         try:
@@ -113,9 +111,9 @@ class _Program:
             return code
         finally:
             server.close()
-            if self._place.notice is not None:
+            if self._slot.notice is not None:
                 with suppress(OSError):
-                    self._place.notice.unlink()
+                    self._slot.notice.unlink()
             for task in (rounds, own, *connections):
                 task.cancel()
 
@@ -138,26 +136,26 @@ class _Program:
 
     async def _take_part(self) -> int:
         """Be a member until the run has ended, and return its exit code."""
-        arrival, has_closed = self._arrival, False
+        membership, has_closed = self._membership, False
         while True:
             left = None if self._agent is None else self._agent.folder()
-            arrival.left = "" if left is None else str(left.root)
+            membership.left = "" if left is None else str(left.root)
             try:
-                line = await arrival.come(is_back=self._agent is not None, has_closed=has_closed)
+                line = await membership.join(is_back=self._agent is not None, has_closed=has_closed)
             except HasEnded:
                 self._end_without_it("has ended its node program")
             try:
                 found = await self._follow(line)
             except TimeoutError:
-                found, why = "", f"{arrival.first_host} has been silent for {SILENT_S:.0f} s"
+                found, why = "", f"{membership.first_host} has been silent for {SILENT_S:.0f} s"
                 has_closed = False
             else:
                 if isinstance(found, int):
                     return found
                 has_closed = not found  # who drops a machine is still there
-                why = found or f"{arrival.first_host} has ended its node program, or the line to it was cut"
+                why = found or f"{membership.first_host} has ended its node program, or the line to it was cut"
             finally:
-                arrival.is_member = False
+                membership.is_member = False
                 line.cut()
             await self._be_lost(why)
 
@@ -183,7 +181,7 @@ class _Program:
             elif kind == "say":
                 print(message["text"], file=sys.stderr, flush=True)
             elif kind == "dropped":
-                dropped = f"{self._arrival.first_host} has dropped this machine: it {message['why']}"
+                dropped = f"{self._membership.first_host} has dropped this machine: it {message['why']}"
             elif kind == "over":
                 return int(message["code"])
         return dropped
@@ -201,10 +199,10 @@ class _Program:
         has_ended = await self._end_agent()  # before anything else: what looks at the run's folder may wait for a network that is gone
         if not has_ended or self._ours is not None:  # it has no place in another round; and without the first machine there is none
             raise End(FAILED)
-        self._arrival.leave_if_told()
+        self._membership.leave_if_told()
         if self._agent is None:
             return
-        if self._place.is_elastic or self._agent.has_restarts:
+        if self._slot.is_elastic or self._agent.has_restarts:
             within_s = self._work.cluster.join_timeout_s
             print(f"this machine tries to come back, for {within_s} s at most", file=sys.stderr, flush=True)
             return
@@ -217,12 +215,12 @@ class _Program:
         Raises:
             End: always.
         """
-        text, agent = f"{self._arrival.first_host} {why}", self._agent
+        text, agent = f"{self._membership.first_host} {why}", self._agent
         if agent is not None and (folder := agent.folder()) is not None:
             if failure.ended_since(folder, agent.before) is not None:
                 print(f"{text}; the run itself has ended as it should", file=sys.stderr, flush=True)
                 raise End(exit_code(folder, FAILED, before=agent.before))
-            found = failure.from_machine(host=self._arrival.first_host, ranks=agent.ranks_of_first, why=why)
+            found = failure.from_machine(host=self._membership.first_host, ranks=agent.ranks_of_first, why=why)
             if found.record_unless_ended(folder, before=agent.before):
                 text = found.screen(folder)
         print(text, file=sys.stderr, flush=True)
@@ -240,8 +238,8 @@ class _Program:
                 self._agent.kill()
             else:
                 self._agent.tell(number)
-        line = self._arrival.line
-        if line is not None and self._arrival.is_member:
+        line = self._membership.line
+        if line is not None and self._membership.is_member:
             line.send("stop", signal=number, is_final=is_final)
         elif line is not None and self._ours is None:
             line.cut()  # nobody counts on this machine yet

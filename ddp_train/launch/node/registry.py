@@ -12,7 +12,7 @@ from typing import Any
 from ddp_train.errors import ENVIRONMENT_REFUSES
 from ddp_train.launch.node.differences import clock, differences
 from ddp_train.launch.node.facts import Facts
-from ddp_train.launch.node.place import Place
+from ddp_train.launch.node.slot import NodeSlot
 from ddp_train.launch.node.wire import SILENT_S, Line, Message, is_proven, nonce, plain_address, proof, shown
 
 _HELLO_WITHIN_S = 10.0
@@ -26,7 +26,7 @@ _DERIVED = "trainer.grad_accum_steps"  # follows from the global batch and from 
 
 
 @dataclass(eq=False, kw_only=True)
-class Machine:
+class Member:
     """A machine that was taken in."""
 
     name: str
@@ -49,7 +49,7 @@ class Event:
     """What the rounds hear of: a machine that came, was lost, or said something."""
 
     kind: str  # came | lost | ended | stop
-    machine: Machine
+    machine: Member
     message: Message = field(default_factory=dict)
 
 
@@ -57,16 +57,16 @@ class Registry:
     """The machines of one start of a run. Made and used in one event loop.
 
     Args:
-        place: the first machine's.
+        slot: the first machine's.
         first: what the first machine tells of itself.
         token: who does not know it is of another run.
         folder: the run folder, which every machine must see; None: nobody knows it yet.
         takes_all: also machines that disagree with the first: the program that they run compares them itself.
     """
 
-    def __init__(self, place: Place, *, first: Facts, token: str, folder: Path | None, takes_all: bool = False) -> None:
-        self._place, self._first, self._token, self._folder, self.takes_all = place, first, token, folder, takes_all
-        self.machines: list[Machine] = []
+    def __init__(self, slot: NodeSlot, *, first: Facts, token: str, folder: Path | None, takes_all: bool = False) -> None:
+        self._slot, self._first, self._token, self._folder, self.takes_all = slot, first, token, folder, takes_all
+        self.machines: list[Member] = []
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back
         self.refusal = ""  # of the first machine of this run that was refused
@@ -98,7 +98,7 @@ class Registry:
         for machine in self.machines:
             machine.line.send(kind, **fields)
 
-    def drop(self, machine: Machine, why: str) -> None:
+    def drop(self, machine: Member, why: str) -> None:
         """Count a machine as lost."""
         if machine not in self.machines:
             return
@@ -111,15 +111,15 @@ class Registry:
     def missing(self) -> str:
         """Say who is not here."""
         here = {machine.index for machine in self.machines}
-        count = self._place.most - len(self.machines)
-        known = [index for index in range(self._place.most) if index not in here] if None not in here else []
-        names = [f"machine {index}" + (f" ({self._place.names[index]})" if self._place.names else "") for index in known]
+        count = self._slot.most - len(self.machines)
+        known = [index for index in range(self._slot.most) if index not in here] if None not in here else []
+        names = [f"machine {index}" + (f" ({self._slot.names[index]})" if self._slot.names else "") for index in known]
         gone = [f"{name} ({why})" for name, why in self.lost.items()]
         here_s = ", ".join(machine.name for machine in self.machines)
         who = ", ".join(gone or names) or f"{count} machine{'s' if count > 1 else ''}"
-        return f"of {self._place.most} machines {who} {'is' if count == 1 else 'are'} missing; here: {here_s or 'none'}"
+        return f"of {self._slot.most} machines {who} {'is' if count == 1 else 'are'} missing; here: {here_s or 'none'}"
 
-    async def _take_in(self, line: Line, *, is_first: bool) -> Machine | None:
+    async def _take_in(self, line: Line, *, is_first: bool) -> Member | None:
         """Hear what a machine tells of itself, and take it in or refuse it."""
         ours = nonce()
         line.send("challenge", nonce=ours)
@@ -155,7 +155,7 @@ class Registry:
         if reasons:
             self._refuse(line, name, reasons)
             return None
-        machine = Machine(
+        machine = Member(
             name=name,
             line=line,
             life=hello["life"],
@@ -166,7 +166,9 @@ class Registry:
         )
         self.machines.append(machine)
         # The first one first; then as they are numbered, or as they came.
-        self.machines.sort(key=lambda each: (not each.is_first, each.index if each.index is not None else self._place.most, each.came))
+        self.machines.sort(
+            key=lambda member: (not member.is_first, member.index if member.index is not None else self._slot.most, member.came)
+        )
         self.lost.pop(name, None)
         sealed = proof(self._token, by="registry", over=theirs, own=ours)
         line.send("welcome", first=self._first.host, folder=str(self._folder or ""), proof=sealed)
@@ -206,7 +208,7 @@ class Registry:
             self.say(f"warning: {skew}")
         return []
 
-    async def _listen_to(self, machine: Machine) -> None:
+    async def _listen_to(self, machine: Member) -> None:
         """Pass on what a machine says, until it is lost."""
         while True:
             try:
@@ -240,8 +242,8 @@ class Registry:
                 self.drop(machine, "has come again")
             elif has_its_place:
                 return [f"machine {machine.index} is here already: {machine.name}"]
-        if len(self.machines) >= self._place.most:
-            return [f"the run has its {self._place.most} machines: {', '.join(machine.name for machine in self.machines)}"]
+        if len(self.machines) >= self._slot.most:
+            return [f"the run has its {self._slot.most} machines: {', '.join(machine.name for machine in self.machines)}"]
         return []
 
     def _refuse(self, line: Line, name: str, reasons: list[str], *, is_foreign: bool = False) -> None:

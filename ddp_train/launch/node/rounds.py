@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.ending import exit_code
-from ddp_train.launch.node.place import Place, listen
-from ddp_train.launch.node.registry import Event, Machine, Registry
-from ddp_train.launch.node.work import Work, on_ranks
+from ddp_train.launch.node.registry import Event, Member, Registry
+from ddp_train.launch.node.slot import NodeSlot, Work, listen, with_world_size
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import count_failure
 from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.starts import check_progress
 from ddp_train.system.process import STOP_SIGNALS
 
 _LAST_CALL_S = 2.0  # how long an elastic run that has machines enough waits for one more
@@ -44,16 +43,16 @@ class _Round:
     """One start of all ranks."""
 
     number: int
-    machines: list[Machine]
-    codes: dict[Machine, int] = field(default_factory=dict)  # how the agents ended
-    lost: list[Machine] = field(default_factory=list)
+    machines: list[Member]
+    codes: dict[Member, int] = field(default_factory=dict)  # how the agents ended
+    lost: list[Member] = field(default_factory=list)
     ending: str = ""  # why it was told to end: stop | join | failed
     kill_at: float = float("inf")
     is_killed: bool = False
     is_cut_off: bool = False  # it is this machine that was lost, and not the others
 
     @property
-    def open(self) -> list[Machine]:
+    def open(self) -> list[Member]:
         return [machine for machine in self.machines if machine not in self.codes and machine not in self.lost]
 
     def end(self, why: str, *, within_s: float) -> None:
@@ -61,7 +60,7 @@ class _Round:
             self.ending = why
         self.kill_at = min(self.kill_at, time.monotonic() + within_s)
 
-    def ranks_of(self, machine: Machine) -> range:
+    def ranks_of(self, machine: Member) -> range:
         first = sum(each.processes for each in self.machines[: self.machines.index(machine)])
         return range(first, first + machine.processes)
 
@@ -69,8 +68,8 @@ class _Round:
 class Rounds:
     """Begins rounds until the run has ended (the first machine). Made and used in one event loop."""
 
-    def __init__(self, registry: Registry, work: Work, place: Place) -> None:
-        self._registry, self._work, self._place = registry, work, place
+    def __init__(self, registry: Registry, work: Work, slot: NodeSlot) -> None:
+        self._registry, self._work, self._slot = registry, work, slot
         self._job = work.job
         self.before = None if work.run_folder is None else work.run_folder.read_result()
         self._restarts = self._number = 0
@@ -94,9 +93,9 @@ class Rounds:
             if code is not None:
                 return code
 
-    async def _gather(self) -> list[Machine] | int:
+    async def _gather(self) -> list[Member] | int:
         """Wait for machines enough, and return them; or the exit code where they do not come."""
-        registry, place, began = self._registry, self._place, time.monotonic()
+        registry, slot, began = self._registry, self._slot, time.monotonic()
         say_at, enough_since = began + _NAMED_AFTER_S, None
         problems = [] if self._registry.takes_all else self._work.facts.problems
         for problem in problems:
@@ -107,28 +106,28 @@ class Rounds:
                 return self._stopped()
             if problems and now > began + _TELLS_S:
                 return self._refuse("\n".join(problems))
-            if place.is_given and not place.is_elastic and registry.refusal:
+            if slot.is_given and not slot.is_elastic and registry.refusal:
                 return self._refuse(registry.refusal)
             count = len(registry.machines)
-            enough_since = None if count < place.least else enough_since or now
-            is_called = count == place.most or (enough_since is not None and (self._number > 0 or now > enough_since + _LAST_CALL_S))
+            enough_since = None if count < slot.least else enough_since or now
+            is_called = count == slot.most or (enough_since is not None and (self._number > 0 or now > enough_since + _LAST_CALL_S))
             if is_called and not problems and all(machine.is_fresh for machine in registry.machines):
                 return list(registry.machines)
-            if now > began + self._work.cluster.join_timeout_s and count < place.least:
+            if now > began + self._work.cluster.join_timeout_s and count < slot.least:
                 return self._too_few()
-            if now > say_at and count < place.least:
+            if now > say_at and count < slot.least:
                 say_at = now + _NAMED_EVERY_S
                 registry.say(f"waiting: {registry.missing()}")
             if (event := await self._event()) is not None:
                 self._hear_of_a_stop(event)
                 say_at = min(say_at, time.monotonic() + _NAMED_AFTER_S) if event.kind == "came" else say_at
 
-    def _begin(self, machines: list[Machine]) -> _Round:
+    def _begin(self, machines: list[Member]) -> _Round:
         """Tell the machines to start their ranks."""
         self._number += 1
         world_size = sum(machine.processes for machine in machines)
         if self._job is not None:
-            self._job = on_ranks(self._job, world_size)
+            self._job = with_world_size(self._job, world_size)
         # One interface, where all others have found us at it; TCP to several addresses of ours at once is rare.
         reached = {machine.reached for machine in machines if not machine.is_first}
         if self.listener is not None:  # of a round in which our own agent never began
@@ -205,7 +204,7 @@ class Rounds:
         elif number == signal.SIGINT:
             self._stop = number  # a Ctrl-C counts more than the batch system's warning before it
 
-    def _report_loss(self, machine: Machine, why: str, this: _Round) -> None:
+    def _report_loss(self, machine: Member, why: str, this: _Round) -> None:
         """Name a machine that was lost, before ranks that have lost it can name each other."""
         others = [each for each in this.machines if not each.is_first and each not in this.lost]
         if this.is_cut_off:
@@ -246,8 +245,8 @@ class Rounds:
         code = code or FAILED
         if code in FINAL:
             return code
-        if folder is not None and (verdict := count_failure(folder, has_failed=True)):
-            self._registry.say(verdict)
+        if folder is not None and (problem := check_progress(folder, has_failed=True)):
+            self._registry.say(problem)
             return NO_PROGRESS
         if self._restarts >= self._work.max_restarts or any(machine.is_first for machine in this.lost):  # nobody leads without it
             self._registry.say(f"the run has failed{self._where()}")
@@ -277,10 +276,10 @@ class Rounds:
 
     def _too_few(self) -> int:
         """Say that machines did not come, and return the exit code."""
-        place, within_s = self._place, self._work.cluster.join_timeout_s
+        slot, within_s = self._slot, self._work.cluster.join_timeout_s
         error = ConfigError(
             key="cluster.join_timeout_s",
-            happened=f"fewer than {place.least} machines came in {within_s} s: {self._registry.missing()}",
+            happened=f"fewer than {slot.least} machines came in {within_s} s: {self._registry.missing()}",
             expected="the same command on every machine",
             fix="start the run there too, or a longer cluster.join_timeout_s for machines that start late",
         )

@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ddp_train.errors import DONE, FAILED
-from ddp_train.launch.node.source import Source
+from ddp_train.launch.node.files import FileList
 from ddp_train.launch.node.wire import Line, connect, proof
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import Result, Status
@@ -26,7 +26,7 @@ from tests.unit.launch.node.fake_machines import FIRST, Bed, bed
 _RANKS = 8  # of a machine
 _FILES, _KEYS = 300, 300  # of a project, and of its configuration: what each machine tells of itself
 _OPEN_FILES = 64  # beside two for each machine
-_RETRY_S = 0.5  # as launch/node/arrival.py
+_RETRY_S = 0.5  # as launch/node/membership.py
 _WITHIN_S = 120
 
 
@@ -87,7 +87,9 @@ class _Member:
 
 
 async def _story(folder: Path, count: int, sent: Counter[str]) -> Story:
-    source = Source(hashes={f"mine/part_{number}.py": f"{number:016x}" for number in range(_FILES)}, listed_by="git", is_whole=True)
+    source = FileList(
+        sizes={}, hashes={f"mine/part_{number}.py": f"{number:016x}" for number in range(_FILES)}, listed_by="git", is_whole=True
+    )
     config = {f"group.key_{number}": number for number in range(_KEYS)}
     first = replace(FIRST, processes=_RANKS, nodes=str(count), source=source, config=config).now()
     batch = [f"trainer.global_batch_size={_RANKS * count}", "loader.micro_batch_size=1"]

@@ -229,7 +229,7 @@ def test_every_checkpoint_is_scored_as_it_comes(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
-    for words, said in (([], "which run?"), (["--wach"], "no option"), ([str(tmp_path)], "no run folder")):
+    for words, said in (([], "no run folder was given"), (["--wach"], "no option"), ([str(tmp_path)], "no run folder")):
         with pytest.raises(ConfigError, match=said):
             begun(evaluate, *words)
     finished(tmp_path)

@@ -56,8 +56,8 @@ def test_a_run_of_this_machine_is_asked_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "which run"),
-        (["RUN", "other"], "which run"),
+        ([], "no run folder was given"),
+        (["RUN", "other"], "no run folder was given"),
         (["RUN", "--step=3"], "no option --step=3"),
         (["RUN", "--steps"], "--steps has no value"),
         (["RUN", "--steps=0"], "not a number of at least 1"),

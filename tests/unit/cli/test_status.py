@@ -46,7 +46,7 @@ def test_a_run_from_its_start_to_its_end(tmp_path: Path, capsys: pytest.CaptureF
         "step 40 of 100, epoch 1.50 of 6, loss 0.5, 2 steps/s, 30 s left",
     ]
     found = State(stage=Stage.ENDED, why="out_of_memory", nodes=("node1",))
-    assert status(tmp_path, capsys)[0].startswith("not running; again: it has not ended with a word of its own")
+    assert status(tmp_path, capsys)[0].startswith("not running; again: the run ended without writing result.json")
     assert status(tmp_path, capsys)[1] == "job 17 ended on node1: out_of_memory"
     Result(status=Status.COMPLETED, step=100, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
     assert status(tmp_path, capsys)[0] == "done" and status(tmp_path, capsys)[-1] == "eval/loss 0.25"
@@ -94,7 +94,7 @@ def test_a_run_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_of_an_evaluation_its_batches_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_folder = a_run(tmp_path)
     Task(run="there", checkpoint="there/checkpoints/last").write(run_folder)
-    run_folder.steps_taken.write_text(f"{'7':<20}{'7':<20}\n")
+    run_folder.metrics.write_text('{"split": "train", "step": 7}\n')
     BatchNotes(run_folder, step=7, num_batches=12).begin()
     assert status(tmp_path, capsys)[1:] == ["checkpoint of step 7, batch 0 of 12"]
     Result(status=Status.COMPLETED, step=7, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
@@ -109,7 +109,7 @@ def test_a_cut_off_file_of_a_run_is_named_and_is_no_mistake_of_the_command_line(
     monkeypatch.setattr(sys, "argv", ["ddp-train", "status", str(run_folder.root)])
     assert main.run(LAUNCHER) == 0
     shown = capsys.readouterr().out
-    assert "not running; again: it has not ended with a word of its own" in shown
+    assert "not running; again: the run ended without writing result.json" in shown
     assert f"{run_folder.result} is damaged, and passed over" in shown
     run_folder.submitted.parent.mkdir()
     run_folder.submitted.write_text('{"engine": "sl')

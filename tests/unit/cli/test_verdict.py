@@ -13,7 +13,8 @@ from ddp_train.errors import ConfigError
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
-from ddp_train.run_folder import failure, verdict
+from ddp_train.run_folder import failure
+from ddp_train.run_folder import starts as counting
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from tests.unit.launch.engine.specs import spec
@@ -35,15 +36,19 @@ def test_it_prints_one_line_and_says_the_same_with_its_code(run_folder: RunFolde
     assert first.startswith("again: ") and second == "done"
 
 
-def test_a_life_is_counted_where_one_begins(run_folder: RunFolder) -> None:
+def starts(run_folder: RunFolder) -> int:
+    return len(json.loads(run_folder.starts.read_text())["began"])
+
+
+def test_a_start_is_counted_where_one_begins(run_folder: RunFolder) -> None:
     show_verdict([str(run_folder.root)], LAUNCHER)
-    assert not run_folder.lives.exists()
+    assert not run_folder.starts.exists()
     for _ in range(2):
         show_verdict([str(run_folder.root), "--begins"], LAUNCHER)
-    assert json.loads(run_folder.lives.read_text())["saved"] == [0, 0]
+    assert starts(run_folder) == 2
     Result(status=Status.COMPLETED).write(run_folder.result)
     show_verdict(["--begins", str(run_folder.root)], LAUNCHER)
-    assert json.loads(run_folder.lives.read_text())["saved"] == [0, 0]
+    assert starts(run_folder) == 2
 
 
 def test_a_run_that_cannot_be_written_is_never_started_again_and_the_disk_is_named(
@@ -52,7 +57,7 @@ def test_a_run_that_cannot_be_written_is_never_started_again_and_the_disk_is_nam
     def full(*args: object, **named: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(verdict, "write_json", full)
+    monkeypatch.setattr(counting, "write_json", full)
     monkeypatch.setattr(failure, "create_json", full)
     assert show_verdict([str(run_folder.root), "--begins"], LAUNCHER) == 78
     assert show_verdict([str(run_folder.root), "--ended=78"], LAUNCHER) == 78
@@ -60,9 +65,19 @@ def test_a_run_that_cannot_be_written_is_never_started_again_and_the_disk_is_nam
     assert first.endswith("cannot be written: No space left on device") and "its machines ended with 78" in second
 
 
+def test_a_run_that_leaves_no_word_is_started_so_often_and_no_oftener(run_folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(counting.MAX_STARTS_WITHOUT_CHECKPOINT):
+        assert show_verdict([str(run_folder.root), "--begins"], LAUNCHER) == 75
+    assert show_verdict([str(run_folder.root), "--begins"], LAUNCHER) == 93
+    said = capsys.readouterr()
+    assert "never: NoProgress: everything ended without a report" in said.out and "was started again 3 times" in said.err
+    run_folder.forget_failure()  # as `ddp-train resume` does
+    assert show_verdict([str(run_folder.root), "--begins"], LAUNCHER) == 75
+
+
 @pytest.mark.parametrize("arguments", [[], ["--begins"], ["--other", "x"], ["a", "b"]])
 def test_it_asks_for_the_run(arguments: list[str]) -> None:
-    with pytest.raises(ConfigError, match="which run"):
+    with pytest.raises(ConfigError, match="no run folder was given"):
         show_verdict(arguments, LAUNCHER)
 
 
@@ -82,7 +97,7 @@ def test_one_job_at_a_time_has_a_run(run_folder: RunFolder, capsys: pytest.Captu
     assert (asks("8"), noted()) == ("again", "8")  # who submitted it was killed before it could note it
     assert (asks("8"), noted()) == ("again", "8")
     assert (asks("7"), noted()) == ("never", "8")
-    assert len(json.loads(run_folder.lives.read_text())["saved"]) == 2
+    assert starts(run_folder) == 2
     stages["8"] = Stage.ENDED
     assert (asks("7"), noted()) == ("again", "7")  # submitted by hand, when the first one was over
     assert show_verdict([str(run_folder.root), "--begins", "--job=8"], LAUNCHER) == 0

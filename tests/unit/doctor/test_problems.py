@@ -10,7 +10,7 @@ import pytest
 
 from ddp_train.doctor.examined import Examined, blocks_all_reduce
 from ddp_train.doctor.problems import problems
-from ddp_train.launch.node.source import Source
+from ddp_train.launch.node.files import FileList
 from tests.unit.doctor.examined import three
 from tests.unit.launch.node.machines import DATA, HASHES, facts
 
@@ -37,11 +37,11 @@ def test_healthy_machines_are_fit() -> None:
     [
         ({"told": {2: {"config": {"optimizer.lr": 0.5}}}}, "optimizer.lr: 0.5 on node2, 0.1 on node0"),
         (
-            {"told": {2: {"source": Source(hashes={**HASHES, "mine.py": "6" * 16}, listed_by="git", is_whole=True)}}},
+            {"told": {2: {"source": FileList(sizes={}, hashes={**HASHES, "mine.py": "6" * 16}, listed_by="git", is_whole=True)}}},
             "code: mine.py: 66666666 on node2, 22222222 on node0",
         ),
         (
-            {"told": {2: {"data": {"data.root": replace(DATA, samples={"a.bin": "5" * 16})}}}},
+            {"told": {2: {"data": {"data.root": replace(DATA, hashes={"a.bin": "5" * 16})}}}},
             "data.root: a.bin has other bytes",
         ),
         ({"told": {2: LOST}}, "data.root: is missing on node2, is there on node0"),

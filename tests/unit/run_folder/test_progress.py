@@ -12,15 +12,13 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import BatchNotes, Progress, evaluation_line, progress
 
 
-def test_the_newest_record_and_the_newest_step_count(tmp_path: Path) -> None:
+def test_the_newest_record_counts(tmp_path: Path) -> None:
     run_folder = RunFolder(tmp_path)
     run_folder.logs.mkdir()
     assert progress(run_folder) is None
-    run_folder.steps_taken.write_text(f"{'3':<20}{'4':<20}\n")
-    assert progress(run_folder) == Progress(step=3, epoch=None, loss=None, step_s=None)
     train = {"split": "train", "step": 2, "loss": 1.5, "step_ms": 250, "epoch": 0.1, "tokens_per_s": 9.5, "mfu": 0.5}
     run_folder.metrics.write_text(json.dumps(train) + '\n{"split": "eval", "step": 2}\n{"split"')
-    assert progress(run_folder) == Progress(step=3, epoch=0.1, loss=1.5, step_s=0.25, tokens_per_s=9.5, mfu=0.5)
+    assert progress(run_folder) == Progress(step=2, epoch=0.1, loss=1.5, step_s=0.25, tokens_per_s=9.5, mfu=0.5)
 
 
 def test_it_is_said_in_one_line_with_what_is_known() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from ddp_train.errors import ConfigError, DataError, EnvironmentRefuses
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.attempts import begin, count_failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.verdict import LIVES, Outcome, begin_anew, begin_life, end_of, mark_cancelled, note_refusal, verdict_of
+from ddp_train.run_folder.starts import check_progress, count_start
+from ddp_train.run_folder.verdict import Outcome, end_of, mark_cancelled, note_refusal, verdict_of
 
 
 @pytest.fixture
@@ -72,32 +72,12 @@ def test_a_failure_is_tried_again_until_it_gets_nowhere(run_folder: RunFolder) -
     verdicts = []
     for _ in range(4):
         run_folder.forget_failure()
-        run_folder.logs.mkdir(exist_ok=True)
-        begin(run_folder).close()
+        count_start(run_folder)
         failed(run_folder, ValueError("too large"))
-        count_failure(run_folder, has_failed=True)
+        check_progress(run_folder, has_failed=True)
         verdicts.append(verdict_of(run_folder))
     assert [each.exit_code for each in verdicts] == [75, 75, 75, 93]
     assert all("ValueError: too large" in each.reason for each in verdicts)
-
-
-def test_a_run_that_leaves_no_word_is_started_so_often_and_no_oftener(run_folder: RunFolder) -> None:
-    for _ in range(LIVES):
-        assert verdict_of(run_folder).outcome == Outcome.AGAIN
-        begin_life(run_folder)
-    verdict = verdict_of(run_folder)
-    assert (verdict.outcome, verdict.exit_code) == (Outcome.NEVER, 93)
-    assert f"started {LIVES} times" in verdict.reason
-    begin_anew(run_folder)
-    assert verdict_of(run_folder).outcome == Outcome.AGAIN
-
-
-def test_a_new_checkpoint_begins_the_row_of_lives_anew(run_folder: RunFolder) -> None:
-    for life in range(3 * LIVES):
-        begin_life(run_folder)
-        if life % (LIVES - 1) == 0:
-            save(run_folder, life + 1)
-        assert verdict_of(run_folder).outcome == Outcome.AGAIN, life
 
 
 def test_cancelled_is_never_until_somebody_asks_for_it_again(run_folder: RunFolder) -> None:
@@ -107,12 +87,12 @@ def test_cancelled_is_never_until_somebody_asks_for_it_again(run_folder: RunFold
     assert (verdict.outcome, verdict.exit_code) == (Outcome.NEVER, 130) and "cancelled by " in verdict.reason
     run_folder.cancelled.write_text("{")  # a disk that was full
     assert verdict_of(run_folder).outcome == Outcome.NEVER
-    begin_anew(run_folder)
+    run_folder.cancelled.unlink()
     assert verdict_of(run_folder).outcome == Outcome.AGAIN
 
 
 def test_damaged_files_are_no_word(run_folder: RunFolder) -> None:
-    for path in (run_folder.result, run_folder.failure, run_folder.lives):
+    for path in (run_folder.result, run_folder.failure, run_folder.starts):
         path.parent.mkdir(exist_ok=True)
         path.write_text("{")
     assert verdict_of(run_folder).outcome == Outcome.AGAIN
@@ -120,7 +100,7 @@ def test_damaged_files_are_no_word(run_folder: RunFolder) -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [(2, 2), (78, 78), (93, 93), (126, 78), (127, 78), (1, 75), (137, 75), (143, 75)])
 def test_a_machine_that_could_leave_nothing_has_said_it_with_its_exit_code(run_folder: RunFolder, code: int, expected: int) -> None:
-    begin_life(run_folder)
+    count_start(run_folder, by_engine=True)
     ended(run_folder, Status.PREEMPTED)  # by the others, which were stopped for it
     note_refusal(run_folder, code, logs="the logs x", is_elastic=False)
     verdict = verdict_of(run_folder)
@@ -130,11 +110,11 @@ def test_a_machine_that_could_leave_nothing_has_said_it_with_its_exit_code(run_f
 
 def test_the_word_of_those_that_went_on_without_it_counts_in_an_elastic_run(run_folder: RunFolder) -> None:
     ended(run_folder, Status.PREEMPTED, step=5)
-    begin_life(run_folder)
+    count_start(run_folder, by_engine=True)
     note_refusal(run_folder, 78, logs="x", is_elastic=True)
     assert verdict_of(run_folder).exit_code == 78  # what lay there was of the life before
     run_folder.forget_failure()
-    begin_life(run_folder)
+    count_start(run_folder, by_engine=True)
     ended(run_folder, Status.PREEMPTED, step=7)
     note_refusal(run_folder, 78, logs="x", is_elastic=True)
     assert verdict_of(run_folder).outcome == Outcome.AGAIN

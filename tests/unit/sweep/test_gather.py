@@ -10,7 +10,8 @@ from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.verdict import LIVES, begin_life, mark_cancelled
+from ddp_train.run_folder.starts import NO_PROGRESS_ERROR
+from ddp_train.run_folder.verdict import mark_cancelled
 from ddp_train.sweep.folder import Sweep, SweepJob
 from ddp_train.sweep.gather import gather
 
@@ -33,8 +34,7 @@ def test_the_engine_and_the_folders_say_it_together(sweep: Sweep, monkeypatch: p
     Result(status=Status.PREEMPTED).write(requeued.result)
     Result(status=Status.FAILED).write(failed.result)
     mark_cancelled(cancelled)
-    for _ in range(LIVES):
-        begin_life(hopeless)
+    Result(status=Status.FAILED, error=f"{NO_PROGRESS_ERROR}: everything ended without a report").write(hopeless.result)
     found = gather(sweep, "eval/loss")
     assert [job.status for job in sweep.jobs] == ["completed", "running", "queued", "failed", "interrupted", "failed", "interrupted"]
     assert found.alive == {1, 2} and found.problems == [] and sweep.jobs[0].metric == 2.0

@@ -66,7 +66,7 @@ def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
     assert started_again == [False] and failure.load(run_folder.failure) is None
     assert "rank 1 on" in (said := capfd.readouterr().err) and "has died after the run had ended: the process was ended by SIGSEGV" in said
     result = run_folder.read_result()
-    assert result is not None and (result.status, result.step) == (status, 8) and not run_folder.attempts.exists()
+    assert result is not None and (result.status, result.step) == (status, 8) and not run_folder.starts.exists()
     assert exit_code(run_folder, code, before=before) == (0 if status is Status.COMPLETED else 75)
 
 

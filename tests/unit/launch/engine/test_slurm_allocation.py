@@ -83,4 +83,4 @@ def test_it_ends_as_the_run_did_and_as_a_machine_that_refused(
     (commands / "code").write_text(str(code))
     one = inside(tmp_path)
     assert slurm_allocation.run(one, "7") == expected
-    assert one.job.run_folder.lives.exists()
+    assert one.job.run_folder.starts.exists()

@@ -20,11 +20,10 @@ from ddp_train.launch.node import registry as registry_module
 from ddp_train.launch.node import rounds as rounds_module
 from ddp_train.launch.node import wire
 from ddp_train.launch.node.facts import Facts
-from ddp_train.launch.node.place import Place, listen
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.rounds import Rounds
+from ddp_train.launch.node.slot import NodeSlot, Work, listen
 from ddp_train.launch.node.wire import Line, Message, connect, of_socket, proof
-from ddp_train.launch.node.work import Work
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.network import WAITING
 from tests.unit.launch.node.machines import facts
@@ -143,7 +142,7 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
     cluster = replace(config.cluster, join_timeout_s=changes.pop("join_timeout_s", 30), grace_s=0)
     job = Job(config=config, run_folder=run_folder, command=[], overrides=[], program=changes.pop("program", ""))
     listener = listen("127.0.0.1", 0)
-    place = Place(index=None, least=nodes[0], most=nodes[1], launch="", is_first=True, listener=listener, **changes)
+    place = NodeSlot(index=None, least=nodes[0], most=nodes[1], launch="", is_first=True, listener=listener, **changes)
     work = Work(cluster=cluster, processes=first.processes, facts=first, max_restarts=max_restarts, token=token, job=job)
     registry = Registry(place, first=first, token=token, folder=folder, takes_all=bool(job.program))
     rounds = Rounds(registry, work, place)

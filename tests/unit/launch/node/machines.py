@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp_train.launch.node.contents import Contents
 from ddp_train.launch.node.facts import Facts
-from ddp_train.launch.node.source import Source
+from ddp_train.launch.node.files import FileList
 
 HASHES = {"ddp_train/job.py": "1" * 16, "mine.py": "2" * 16}
-DATA = Contents(sizes={"a.bin": 10, "b": -1, "b/c.bin": 20}, samples={"a.bin": "3" * 16, "b/c.bin": "4" * 16}, is_whole=True)
+DATA = FileList(sizes={"a.bin": 10, "b": -1, "b/c.bin": 20}, hashes={"a.bin": "3" * 16, "b/c.bin": "4" * 16}, is_whole=True)
 
 
 def facts(host: str = "node0", **changes: Any) -> Facts:
@@ -23,7 +22,7 @@ def facts(host: str = "node0", **changes: Any) -> Facts:
         "utc": 1000.0,
         "spec": "",
         "config": {"optimizer.lr": 0.1, "cluster.node_rank": 0, "cluster.nodes": 2},
-        "source": Source(hashes=HASHES, listed_by="git", is_whole=True),
+        "source": FileList(sizes={}, hashes=HASHES, listed_by="git", is_whole=True),
         "data": {"data.root": DATA},
         "versions": {"python": "3.11.2", "torch": "2.13.0", "ddp_train": "1"},
         "device": "cpu",

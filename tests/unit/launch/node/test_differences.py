@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_train.launch.node.differences import clock, differences, fingerprint, skew_s
-from ddp_train.launch.node.source import Source
+from ddp_train.launch.node.files import FileList
 from tests.unit.launch.node.machines import DATA, HASHES, facts
 
 FIRST = facts(config={**facts().config, "trainer.global_batch_size": 64})
@@ -48,7 +48,7 @@ def test_a_variable_of_the_ranks_that_differs_is_refused_with_the_way_to_have_it
             ["data.root: a.bin: 11 bytes on node1, 10 bytes on node0"],
         ),
         (
-            {"data": {"data.root": replace(DATA, samples={**DATA.samples, "a.bin": "5" * 16})}},
+            {"data": {"data.root": replace(DATA, hashes={**DATA.hashes, "a.bin": "5" * 16})}},
             ["data.root: a.bin has other bytes: sample 55555555 on node1, 33333333 on node0; equal in size"],
         ),
         (
@@ -56,11 +56,11 @@ def test_a_variable_of_the_ranks_that_differs_is_refused_with_the_way_to_have_it
             ["data.root: b/c.bin is missing on node1, is there on node0", "data.root: b/d.bin is on node1, is missing on node0"],
         ),
         (
-            {"source": Source(hashes={**HASHES, "mine.py": "6" * 16}, listed_by="git", is_whole=True)},
+            {"source": FileList(sizes={}, hashes={**HASHES, "mine.py": "6" * 16}, listed_by="git", is_whole=True)},
             ["code: mine.py: 66666666 on node1, 22222222 on node0"],
         ),
         (
-            {"source": Source(hashes={"ddp_train/job.py": "1" * 16, "new.py": "7" * 16}, listed_by="git", is_whole=True)},
+            {"source": FileList(sizes={}, hashes={"ddp_train/job.py": "1" * 16, "new.py": "7" * 16}, listed_by="git", is_whole=True)},
             ["code: mine.py is missing on node1, is there on node0", "code: new.py is on node1, is missing on node0"],
         ),
     ],
@@ -71,12 +71,11 @@ def test_a_difference_is_named(changes: dict[str, Any], said: list[str]) -> None
 
 
 def test_what_one_machine_has_not_come_to_look_at_is_no_difference() -> None:
-    part = replace(DATA, sizes={"a.bin": 10}, samples={"a.bin": "3" * 16}, is_whole=False)
+    part = replace(DATA, sizes={"a.bin": 10}, hashes={"a.bin": "3" * 16}, is_whole=False)
     assert other(data={"data.root": part}) == []
     for source in (
-        Source(hashes={"mine.py": HASHES["mine.py"]}, listed_by="git", is_whole=False),
-        Source(hashes={"mine.py": HASHES["mine.py"], "ignored.py": "8" * 16}, listed_by="folder", is_whole=True),
-        Source(hashes={**HASHES, "mine.py": ""}, listed_by="git", is_whole=True),  # it could not be read
+        FileList(sizes={}, hashes={"mine.py": HASHES["mine.py"]}, listed_by="git", is_whole=False),
+        FileList(sizes={}, hashes={"mine.py": HASHES["mine.py"], "ignored.py": "8" * 16}, listed_by="folder", is_whole=True),
     ):
         assert other(source=source) == []
     assert differences(facts(data={"data.root": None}, config=FIRST.config), FIRST) == []  # the first machine downloads it

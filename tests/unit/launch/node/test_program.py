@@ -16,13 +16,12 @@ import pytest
 
 from ddp_train.errors import FAILED, TERMINATED
 from ddp_train.job import Job
-from ddp_train.launch.node import arrival, round_agent
+from ddp_train.launch.node import membership, round_agent
 from ddp_train.launch.node import program as module
-from ddp_train.launch.node.arrival import End, HasEnded
-from ddp_train.launch.node.place import Place, listen
+from ddp_train.launch.node.membership import End, HasEnded
 from ddp_train.launch.node.program import _Program
+from ddp_train.launch.node.slot import NodeSlot, Work, listen
 from ddp_train.launch.node.wire import Line, Message, of_socket
-from ddp_train.launch.node.work import Work
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
@@ -62,10 +61,10 @@ class Agents(list[Agent]):
 def agents(monkeypatch: pytest.MonkeyPatch) -> Agents:
     found = Agents()
     monkeypatch.setattr(round_agent, "start_agent", found.start)
-    for where, name in ((round_agent, "_POLL_S"), (module, "_POLL_S"), (arrival, "_RETRY_S"), (module, "_OTHERS_SAY_S")):
+    for where, name in ((round_agent, "_POLL_S"), (module, "_POLL_S"), (membership, "_RETRY_S"), (module, "_OTHERS_SAY_S")):
         monkeypatch.setattr(where, name, 0.01)
     monkeypatch.setattr(round_agent, "_GIVES_UP_S", 0.3)
-    monkeypatch.setattr(arrival, "_GONE_AFTER_S", 0.2)
+    monkeypatch.setattr(membership, "_GONE_AFTER_S", 0.2)
     return found
 
 
@@ -93,7 +92,7 @@ def a_program(folder: Path, *, join_timeout_s: int = 30, **changes: Any) -> _Pro
     work = Work(cluster=replace(checked().cluster, join_timeout_s=join_timeout_s), processes=2, facts=facts(), max_restarts=0)
     if place["is_first"]:
         work = replace(work, job=job(folder))
-    return _Program(work, Place(**place))
+    return _Program(work, NodeSlot(**place))
 
 
 @dataclass
@@ -120,7 +119,7 @@ async def bed(folder: Path, **changes: Any) -> AsyncIterator[Bed]:
     theirs, _ = listener.accept()
     line, registry = await of_socket(ours), await of_socket(theirs)
     program = a_program(folder, **changes)
-    program._arrival.line, program._arrival.is_member = line, True
+    program._membership.line, program._membership.is_member = line, True
     end = asyncio.get_running_loop().create_task(program._follow(line))
     try:
         yield Bed(program, registry, end)
@@ -258,7 +257,7 @@ def test_a_lost_machine_ends_as_the_run_has_ended(
     async def lose(program: _Program) -> None:
         await program._be_lost("node0 is silent")
         with pytest.raises(HasEnded):
-            await program._arrival.come(is_back=True, has_closed=False)
+            await program._membership.join(is_back=True, has_closed=False)
         program._end_without_it("has ended its node program")
 
     store(monkeypatch)
@@ -316,15 +315,15 @@ def test_a_line_that_is_gone_at_once_and_a_silent_stranger_end_nothing(
         with listen("127.0.0.1", 0) as one, listen("127.0.0.1", 0) as two:
             program = a_program(tmp_path, addresses=tuple(("127.0.0.1", each.getsockname()[1]) for each in (one, two)))
             began = asyncio.get_running_loop().time()
-            line, problem = await program._arrival._try(began + 600)
+            line, problem = await program._membership._try(began + 600)
             took_s = asyncio.get_running_loop().time() - began
             assert line is None and "does not answer" in problem
             monkeypatch.setattr(program._arrival, "_introduce", gone)
-            line, problem = await program._arrival._try(began + 600)
+            line, problem = await program._membership._try(began + 600)
             assert line is None
             return problem, took_s
 
-    monkeypatch.setattr(arrival, "_ANSWERS_WITHIN_S", 0.1)
+    monkeypatch.setattr(membership, "_ANSWERS_WITHIN_S", 0.1)
     problem, took_s = asyncio.run(story())
     assert "has closed the line" in problem and took_s < 10
 
@@ -344,8 +343,8 @@ def test_what_goes_wrong_on_the_first_machine_is_reported_and_ends_the_run(
 
     async def story() -> int:
         code = await program.run(())
-        assert program._arrival.line is not None
-        program._arrival.line.cut()
+        assert program._membership.line is not None
+        program._membership.line.cut()
         await asyncio.sleep(0.05)
         return code
 

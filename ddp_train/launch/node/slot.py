@@ -1,4 +1,4 @@
-"""A machine's place among those of a run: which one it is, which start of the run this is, and where the first machine is found.
+"""What a machine knows before it joins a run: which one it is, where the first machine is (`NodeSlot`), and what it brings (`Work`).
 
 The first machine serves the registry (`registry.py`). By hand that is at the endpoint that everybody has typed; under an engine at a port
 that is free, which the first machine writes into a file of the run folder.
@@ -9,14 +9,19 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddp_train.config.cluster import hosts_of
+from ddp_train.config.saved import answers_before
+from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ConfigError
+from ddp_train.job import Job
+from ddp_train.launch.node.facts import Facts
 from ddp_train.launch.spec import Spec
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import write_json
 from ddp_train.system.network import WAITING, interfaces
 from ddp_train.system.slurm_step import slurm_step
@@ -25,8 +30,8 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """One machine's place."""
+class NodeSlot:
+    """One machine of a run."""
 
     index: int | None  # which machine it is, from 0; None: as they come
     least: int  # so many machines are needed to train
@@ -49,7 +54,7 @@ class Place:
         if self.notice is None:
             return self.addresses
         with suppress(OSError, ValueError, KeyError):  # not yet
-            look_anew(self.notice.parent)
+            refresh(self.notice.parent)
             found = json.loads(self.notice.read_text())
             return tuple((host, found["port"]) for host in found["hosts"])
         return ()
@@ -60,10 +65,40 @@ class Place:
             write_json(self.notice, {"hosts": _own_names(), "port": self.listener.getsockname()[1]})
 
 
-def place_under_an_engine(
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one machine brings to a run: one job, or what a command line asks for."""
+
+    cluster: ClusterConfig
+    processes: int  # on this machine
+    facts: Facts
+    max_restarts: int  # the first machine's count
+    token: str = ""  # a machine with another one is of another run
+    job: Job | None = None  # the first machine's; it sends it to the others. None: rank 0 composes what `arguments` ask for
+    arguments: Sequence[str] = field(default_factory=list)
+
+    @property
+    def run_folder(self) -> RunFolder | None:
+        """Where the run is; None: nobody knows it before rank 0 has composed, or it is no run that is recorded."""
+        return None if self.job is None else self.job.record
+
+
+def with_world_size(job: Job, world_size: int) -> Job:
+    """Return the same job for another number of ranks, and write its config down.
+
+    Raises:
+        ConfigError: there are more ranks than samples in a batch.
+    """
+    config = job.config.on(world_size)
+    if config is not job.config:
+        job.run_folder.record_config(config.yaml(answers_before(config, job.run_folder.root)))
+    return replace(job, config=config)
+
+
+def slot_under_an_engine(
     spec: Spec, environment: Mapping[str, str], *, index: int | None = None, launch: str | None = None, meeting: str | None = None
-) -> Place:
-    """Find the place of a machine on which an engine has started `ddp-train node SPEC`.
+) -> NodeSlot:
+    """Find which machine this is, where an engine has started `ddp-train node SPEC`.
 
     In a step of SLURM everything comes from SLURM's variables. Elsewhere the engine says it.
 
@@ -82,18 +117,18 @@ def place_under_an_engine(
     launch = launch or (step.id if step is not None else None)
     if index is None or index >= spec.max_nodes:
         raise ConfigError(
-            happened="which machine is this?" if index is None else f"this would be machine {index} of {spec.max_nodes}",
+            happened="nobody has said which machine this is" if index is None else f"this would be machine {index} of {spec.max_nodes}",
             expected="a step of SLURM, NODE_RANK, or --index",
             fix="ddp-train node SPEC --index=0 --launch=WORD",
         )
     if launch is None:
         raise ConfigError(
-            happened="which start of the run is this?",
+            happened="nobody has said which start of the run this is",
             expected="a step of SLURM, or --launch=WORD, the same on each machine and new each time",
         )
     is_first = index == 0
     host, _, port = (meeting or "").rpartition(":")
-    return Place(
+    return NodeSlot(
         index=index,
         least=spec.min_nodes,
         most=spec.max_nodes,
@@ -122,7 +157,7 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=WAITING, dualstack_ipv6=is_ipv6 and not host)
 
 
-def look_anew(folder: Path) -> None:
+def refresh(folder: Path) -> None:
     """Let a network file system look what is in a folder: it may believe for a minute that what was missing there once still is.
 
     Opening the folder is what makes NFS ask its server (close-to-open).
@@ -135,5 +170,5 @@ def look_anew(folder: Path) -> None:
 
 def _own_names() -> list[str]:
     """Return by what other machines may find this one, the likeliest first."""
-    addresses = [each for name, found in interfaces().items() if name != "lo" for each in found]
+    addresses = [address for name, found in interfaces().items() if name != "lo" for address in found]
     return [socket.gethostname(), *addresses, *([] if addresses else ["127.0.0.1"])]

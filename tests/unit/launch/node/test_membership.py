@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import ENVIRONMENT_REFUSES
-from ddp_train.launch.node import arrival
-from ddp_train.launch.node.place import Place
+from ddp_train.launch.node import membership
 from ddp_train.launch.node.program import _Program
+from ddp_train.launch.node.slot import NodeSlot, Work
 from ddp_train.launch.node.wire import Line, Message, is_proven, proof
-from ddp_train.launch.node.work import Work
 from tests.unit.launch.node.machines import facts
 from tests.unit.parts import checked
 
@@ -34,15 +33,15 @@ async def come(*answers: Message, token: str = "ours") -> tuple[int, Message]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = server.sockets[0].getsockname()
-    place = Place(index=1, least=2, most=2, launch="", is_first=False, addresses=(address,))
+    place = NodeSlot(index=1, least=2, most=2, launch="", is_first=False, addresses=(address,))
     work = Work(
         cluster=replace(checked().cluster, join_timeout_s=20), processes=2, facts=facts("node1"), max_restarts=0, token=token, job=None
     )
     machine = _Program(work, place)
     async with asyncio.timeout(10):
         code = await machine.run([])
-    assert machine._arrival.line is not None
-    machine._arrival.line.cut()  # a process that ends does that
+    assert machine._membership.line is not None
+    machine._membership.line.cut()  # a process that ends does that
     server.close()
     await asyncio.sleep(0.05)
     return code, hello
@@ -55,7 +54,7 @@ def test_nothing_is_taken_from_a_registry_that_does_not_know_the_word(capsys: py
             assert code == ENVIRONMENT_REFUSES
             assert is_proven(hello["proof"], proof("ours", by="member", over="n0", own=hello["nonce"]))
             assert "token" not in hello and "ours" not in str(hello)
-        assert "does not know this run's word" in capsys.readouterr().err
+        assert "does not know this run's token" in capsys.readouterr().err
         code, hello = await come({"kind": "welcome", "first": "node0", "proof": hello["proof"]})  # its own, sent back
         assert code == ENVIRONMENT_REFUSES
 
@@ -71,13 +70,13 @@ def test_what_a_registry_says_before_it_has_proven_anything_is_spelled_out(capsy
 
 
 def test_a_folder_that_is_seen_some_moments_late_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "_RETRY_S", 0.02)
-    monkeypatch.setattr(arrival, "_SEES_WITHIN_S", 0.3)
+    monkeypatch.setattr(membership, "_RETRY_S", 0.02)
+    monkeypatch.setattr(membership, "_SEES_WITHIN_S", 0.3)
 
     async def story() -> None:
-        assert await arrival._sees("") and await arrival._sees(str(tmp_path))
-        assert not await arrival._sees(str(tmp_path / "a/b"))
+        assert await membership._sees("") and await membership._sees(str(tmp_path))
+        assert not await membership._sees(str(tmp_path / "a/b"))
         asyncio.get_running_loop().call_later(0.1, os.mkdir, tmp_path / "late")
-        assert await arrival._sees(str(tmp_path / "late"))
+        assert await membership._sees(str(tmp_path / "late"))
 
     asyncio.run(story())

@@ -1,7 +1,4 @@
-"""How a machine comes to the registry.
-
-It finds the first machine, both prove that they know the run's word, and it is taken in or refused.
-"""
+"""How a machine joins a run: it finds the registry, both prove that they know the run's token, and it is taken in or refused."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
-from ddp_train.launch.node.place import Place, look_anew
+from ddp_train.launch.node.slot import NodeSlot, Work, refresh
 from ddp_train.launch.node.wire import Line, connect, is_proven, nonce, of_socket, proof, reason, shown
-from ddp_train.launch.node.work import Work
 from ddp_train.launch.signals import is_final_stop
 
 _RETRY_S = 0.5
 _CONNECT_S = 2.0
-_ANSWERS_WITHIN_S = 5.0  # whoever listens at one of several addresses
+_ANSWERS_WITHIN_S = 5.0  # at one of several addresses
 _SAID_AFTER_S, _SAID_EVERY_S = 5.0, 30.0
 _GONE_AFTER_S = 3.0  # a first machine that runs, and on which nobody listens any more
 _SEES_WITHIN_S = 5.0
@@ -43,26 +40,24 @@ class HasEnded(Exception):
     """The first machine runs, and its node program does not."""
 
 
-class Arrival:
-    """This machine's way to the registry, which it may have to take again.
+class Membership:
+    """This machine's line to the registry, which it may have to open again.
 
     Args:
-        work: what this machine brings.
-        place: this machine's.
         stops: the stop signals that have come to this machine, kept up to date by the program.
         ours: the first machine's own end of its line to its registry, which is in the same process; None: the registry is elsewhere.
     """
 
-    def __init__(self, work: Work, place: Place, stops: Sequence[int], ours: socket.socket | None) -> None:
-        self._work, self._place, self._stops, self._ours = work, place, stops, ours
+    def __init__(self, work: Work, slot: NodeSlot, stops: Sequence[int], ours: socket.socket | None) -> None:
+        self._work, self._slot, self._stops, self._ours = work, slot, stops, ours
         self._life = uuid.uuid4().hex
         self.line: Line | None = None  # the last one, taken in or not
         self.is_member = False  # the registry counts on this machine
         self.first_host = "the first machine"
         self.left = ""  # the folder of the run that this machine has been a member of
 
-    async def come(self, *, is_back: bool, has_closed: bool) -> Line:
-        """Come to the registry, and be taken in.
+    async def join(self, *, is_back: bool, has_closed: bool) -> Line:
+        """Connect to the registry, and be taken in.
 
         Args:
             is_back: this machine has been a member of the run.
@@ -85,8 +80,13 @@ class Arrival:
             if refused_since is not None and now > refused_since + _GONE_AFTER_S:
                 raise HasEnded
             if now > deadline:
-                print(f"\n{self._unreachable(problem)}", file=sys.stderr, flush=True)
-                raise End(FAILED if is_back else ENVIRONMENT_REFUSES)
+                error = UserError(
+                    key="cluster.rendezvous_endpoint",
+                    happened=f"the first machine was not there in {self._work.cluster.join_timeout_s} s: {problem}",
+                    expected="the run on the first machine, at a port that is open between the machines",
+                    fix="start the run there too; or another host and port; or a longer cluster.join_timeout_s",
+                )
+                self._end(str(error), FAILED if is_back else ENVIRONMENT_REFUSES)
             if now > say_at:
                 say_at = now + _SAID_EVERY_S
                 print(f"waiting for the first machine: {problem}", file=sys.stderr, flush=True)
@@ -102,12 +102,12 @@ class Arrival:
             raise End(INTERRUPTED if signal.SIGINT in self._stops else TERMINATED)
 
     async def _try(self, deadline: float) -> tuple[Line | None, str]:
-        """Try each place where the registry may be once; return the line, or why there is none."""
+        """Try each address of the registry once; return the line, or why there is none."""
         if self._ours is not None:
             line = await of_socket(self._ours)
             return line, await self._introduce(line, deadline)
         problem = "it has not said yet where it is"
-        addresses = self._place.registry_addresses()
+        addresses = self._slot.registry_addresses()
         for host, port in addresses:
             self.leave_if_told()
             try:
@@ -115,7 +115,7 @@ class Arrival:
             except OSError as error:
                 problem = f"{host}:{port} could not be reached: {reason(error)}"
                 continue
-            is_only_one = len(addresses) == 1  # else whoever is silent at one address keeps nobody from the next
+            is_only_one = len(addresses) == 1  # else silence at one address keeps nobody from the next
             try:
                 problem = await self._introduce(
                     line, deadline if is_only_one else min(deadline, time.monotonic() + _ANSWERS_WITHIN_S), is_only_one=is_only_one
@@ -136,7 +136,6 @@ class Arrival:
         """
         self.line, token, ours, theirs = line, self._work.token, nonce(), None
         facts, where = self._work.facts.now(), line.connection.getpeername()
-        facts = replace(facts, run=self.left or facts.run)
         while True:
             try:
                 message = await line.receive(silent_s=max(1.0, deadline - time.monotonic()))
@@ -144,7 +143,8 @@ class Arrival:
                 return f"whoever listens at {where[0]}:{where[1]} does not answer"
             if message is None:
                 return "it has closed the line"
-            if message.get("kind") == "challenge" and theirs is None:
+            kind = message.get("kind")
+            if kind == "challenge" and theirs is None:
                 theirs = str(message.get("nonce"))
                 line.send(
                     "hello",
@@ -153,43 +153,44 @@ class Arrival:
                     proof=proof(token, by="member", over=theirs, own=ours),
                     life=self._life,
                     pid=os.getpid(),
-                    index=self._place.index,
+                    index=self._slot.index,
                     processes=self._work.processes,
-                    facts=facts.to_json(),
+                    facts=replace(facts, run=self.left or facts.run).to_json(),
                 )
             elif theirs is None:
                 return f"who listens at {where[0]}:{where[1]} is no ddp_train of this version"
-            elif message.get("kind") == "say":
+            elif kind == "say":
                 print(shown(message.get("text")), file=sys.stderr, flush=True)
-            elif message.get("kind") == "look":
+            elif kind == "look":
                 line.send("seen", sees=await _sees(str(message.get("folder", ""))), utc=time.time())
-            elif message.get("kind") == "refused":
+            elif kind == "refused":
                 if message.get("is_foreign") and not is_only_one:
                     return "another run is there"
                 head = f"{message.get('first')} refuses this machine, {facts.host}:"
-                print("\n" + shown("\n  ".join([head, *map(str, message.get("reasons", []))])), file=sys.stderr, flush=True)
-                raise End(ENVIRONMENT_REFUSES)
-            elif message.get("kind") == "welcome":
+                self._end(shown("\n  ".join([head, *map(str, message.get("reasons", []))])))
+            elif kind == "welcome":
                 if not is_proven(message.get("proof"), proof(token, by="registry", over=ours, own=theirs)):
                     if not is_only_one:
-                        return "somebody else is there"
-                    print(f"\n{_impostor(where)}", file=sys.stderr, flush=True)
-                    raise End(ENVIRONMENT_REFUSES)
+                        return "another program is there"
+                    error = UserError(
+                        key="cluster.rendezvous_id",
+                        happened=f"whoever listens at {where[0]}:{where[1]} does not know this run's token; nothing that it sends is run",
+                        expected="the first machine of this run",
+                        fix="look who listens there; the same cluster.rendezvous_id on all machines, or another port",
+                    )
+                    self._end(str(error))
                 self.first_host, self.is_member = shown(message["first"]), True
                 if self._ours is None and message.get("folder"):
                     print(f"joined {shown(message['folder'])}, whose first machine is {self.first_host}", file=sys.stderr, flush=True)
                 line.beat()
-                for place, number in enumerate(self._stops):
-                    line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:place]))
+                for index, number in enumerate(self._stops):
+                    line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:index]))
                 return ""
 
-    def _unreachable(self, problem: str) -> UserError:
-        return UserError(
-            key="cluster.rendezvous_endpoint",
-            happened=f"the first machine was not there in {self._work.cluster.join_timeout_s} s: {problem}",
-            expected="the run on the first machine, at a port that is open between the machines",
-            fix="start the run there too; or another host and port; or a longer cluster.join_timeout_s",
-        )
+    @staticmethod
+    def _end(text: str, code: int = ENVIRONMENT_REFUSES) -> NoReturn:
+        print(f"\n{text}", file=sys.stderr, flush=True)
+        raise End(code)
 
 
 async def _sees(folder: str) -> bool:
@@ -198,14 +199,5 @@ async def _sees(folder: str) -> bool:
     while not (is_there := not folder or os.path.isdir(folder)) and time.monotonic() < deadline:
         await asyncio.sleep(_RETRY_S)
         with suppress(OSError):
-            look_anew(Path(folder).parent)
+            refresh(Path(folder).parent)
     return is_there
-
-
-def _impostor(where: tuple[object, ...]) -> UserError:
-    return UserError(
-        key="cluster.rendezvous_id",
-        happened=f"whoever listens at {where[0]}:{where[1]} does not know this run's word; nothing that it sends is run",
-        expected="the first machine of this run",
-        fix="look who listens there; the same cluster.rendezvous_id on all machines, or another port",
-    )

@@ -1,0 +1,175 @@
+"""What lies below a path, in a few kilobytes: names, sizes and hashes, so that two machines can compare their data and their code.
+
+It cannot see everything: of a large file blocks are read, of many files some, and nothing after the time is over. Two machines compare only
+what both have looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from pathlib import Path
+
+from xxhash import xxh3_64, xxh3_64_hexdigest
+
+from ddp_train import FOLDER
+
+_MAX_DATA_FILES = 2000
+_MAX_SOURCE_FILES = 3000
+_MAX_IN_A_FOLDER = 20_000
+_MAX_SAMPLED = 64
+_BLOCK_BYTES = 1 << 16
+_NUM_BLOCKS = 16
+_FOLDER = -1  # in the place of a size
+_GIT_WITHIN_S = 1.0
+_NO_SOURCE = ("__pycache__", "site-packages", "node_modules")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileList:
+    """Files of a machine, by their names ("": the path itself, a file)."""
+
+    sizes: dict[str, int]  # of data, in bytes; folders -1
+    hashes: dict[str, str]  # of source, and of samples of data: of a large file some blocks
+    is_whole: bool  # everything that lies there is named
+    listed_by: str = "folder"  # or "git": what one names the other may pass over
+    problem: str = ""  # the first thing that could not be read
+
+
+def list_data(path: Path, *, within_s: float) -> FileList | None:
+    """Return what a file or a folder of data holds; None: it is not there.
+
+    Names that begin with a dot are passed over: downloads at work, indices and locks, which may differ.
+
+    Args:
+        within_s: how long it may take. One file is sampled in any case.
+    """
+    deadline = time.monotonic() + within_s
+    if not path.exists():
+        return None
+    listing = _Listing(path, deadline)
+    hashes: dict[str, str] = {}
+    # By the hashes of their names: wherever a listing ends, on each machine mostly the same files are chosen.
+    files = sorted((name for name, size in listing.sizes.items() if size >= 0), key=lambda name: xxh3_64_hexdigest(os.fsencode(name)))
+    for name in files[:_MAX_SAMPLED]:
+        if hashes and time.monotonic() > deadline:
+            break
+        try:
+            hashes[name] = _sample(path / name if name else path, listing.sizes[name])
+        except OSError as error:
+            listing.problems.append(f"{name or path} cannot be read: {error.strerror}")
+    problem = listing.problems[0] if listing.problems else ""
+    return FileList(sizes=listing.sizes, hashes=hashes, is_whole=listing.is_whole, problem=problem)
+
+
+def list_source(snapshot: Path | None, *, within_s: float) -> FileList:
+    """Hash the Python files that the ranks of this machine would run: ddp_train's own, and the user's.
+
+    Args:
+        snapshot: the folder of the frozen code; None: what the repository in which the user stands tracks or does not ignore, or else
+            all Python files below where they stand.
+        within_s: how long it may take. Our own files are read in any case.
+    """
+    deadline = time.monotonic() + within_s
+    hashes = {f"{FOLDER.name}/{file.relative_to(FOLDER)}": xxh3_64_hexdigest(file.read_bytes()) for file in sorted(FOLDER.rglob("*.py"))}
+    own = FOLDER.resolve()
+    root, listed_by, is_whole = snapshot or Path.cwd(), "folder", True
+    names: Iterable[str] | None = None
+    if snapshot is None and (tracked := _tracked()) is not None:
+        (root, names), listed_by = tracked, "git"
+    if names is None:
+        listing = _Listing(root, deadline, is_source=True)
+        names, is_whole = listing.sizes, listing.is_whole
+    for name in names:
+        if len(hashes) >= _MAX_SOURCE_FILES or time.monotonic() > deadline:
+            is_whole = False
+            break
+        with suppress(OSError):  # git lists what was removed, too
+            if not (root / name).resolve().is_relative_to(own):
+                hashes[name] = xxh3_64_hexdigest((root / name).read_bytes())
+    return FileList(sizes={}, hashes=hashes, is_whole=is_whole, listed_by=listed_by)
+
+
+class _Listing:
+    """Names and sizes, all of a folder before those of the folders in it, until there are enough or the time is over.
+
+    Args:
+        is_source: only Python files, and not those of environments, hidden folders and the frozen code of runs.
+    """
+
+    def __init__(self, path: Path, deadline: float, *, is_source: bool = False) -> None:
+        self.sizes: dict[str, int] = {}
+        self.problems: list[str] = []
+        self.is_whole = True
+        self._path, self._deadline, self._is_source = path, deadline, is_source
+        if not path.is_dir():
+            self.sizes[""] = path.stat().st_size
+            return
+        waiting = deque([""])
+        while waiting and self.is_whole:
+            below = waiting.popleft()
+            try:
+                waiting += self._add(below)
+            except OSError as error:
+                self.problems.append(f"{below or path} cannot be read: {error.strerror}")
+
+    def _add(self, below: str) -> list[str]:
+        """Add what lies in a folder, and return the folders in it."""
+        with os.scandir(self._path / below) as stream:
+            entries = list(islice(takewhile(lambda _: time.monotonic() < self._deadline, stream), _MAX_IN_A_FOLDER))
+            self.is_whole = next(stream, None) is None  # a folder may have millions, and only to name them takes long
+        folders = []
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.startswith("."):
+                continue
+            if len(self.sizes) == _MAX_DATA_FILES or time.monotonic() > self._deadline:
+                self.is_whole = False
+                break
+            name = f"{below}/{entry.name}".lstrip("/")
+            try:
+                if entry.is_dir(follow_symlinks=not self._is_source):
+                    folders += [name] if not self._is_source or _may_hold_source(Path(entry.path)) else []
+                    self.sizes |= {} if self._is_source else {name: _FOLDER}
+                elif not self._is_source or name.endswith(".py"):
+                    self.sizes[name] = entry.stat().st_size
+            except OSError as error:  # a link that leads nowhere
+                self.problems.append(f"{name} cannot be read: {error.strerror}")
+        return folders
+
+
+def _may_hold_source(folder: Path) -> bool:
+    is_snapshot = folder.name == "code" and (folder.parent / "spec.json").exists()
+    return not (folder.name in _NO_SOURCE or is_snapshot or (folder / "pyvenv.cfg").exists())
+
+
+def _tracked() -> tuple[Path, list[str]] | None:
+    """Return the root of the git repository in which the user stands, and its Python files that it does not ignore; None: there is none."""
+    root = _git("rev-parse", "--show-toplevel")
+    names = _git("ls-files", "-z", "--full-name", "--cached", "--others", "--exclude-standard", "--", ":(top)*.py") if root else None
+    return None if root is None or names is None else (Path(root.rstrip("\n")), sorted(set(filter(None, names.split("\0")))))
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, timeout=_GIT_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return os.fsdecode(done.stdout) if done.returncode == 0 else None
+
+
+def _sample(file: Path, size: int) -> str:
+    """Return the hash of a file's first and last block and of some between them; of a small file the hash of all of it."""
+    if size <= _NUM_BLOCKS * _BLOCK_BYTES:
+        return xxh3_64_hexdigest(file.read_bytes())
+    digest = xxh3_64()
+    with file.open("rb", buffering=0) as stream:
+        for number in range(_NUM_BLOCKS):
+            stream.seek(number * (size - _BLOCK_BYTES) // (_NUM_BLOCKS - 1))
+            digest.update(stream.read(_BLOCK_BYTES))
+    return digest.hexdigest()

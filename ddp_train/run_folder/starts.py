@@ -1,0 +1,140 @@
+"""How often a run was started since its newest checkpoint. After so many starts without a new one it is not started again: exit code 93.
+
+starts.json in the run folder counts the starts, whoever makes them: an agent, a scheduler, a script. Not counted are a start whose mistake
+a person has to mend, and one that was stopped before it could save, unless an engine made it: it would start the run again for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+
+from ddp_train.errors import FINAL, NO_PROGRESS
+from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Result, Status
+from ddp_train.system.files import write_json
+
+MAX_STARTS_WITHOUT_CHECKPOINT = 4
+NO_PROGRESS_ERROR = "NoProgress"
+"""How the error in result.json begins after the last of them."""
+
+_SHOWN = 100  # characters of an error
+_ENGINE, _TAKEN, _RANKS = "engine", "ranks of an engine", "ranks"
+
+
+@dataclass
+class _Starts:
+    """What starts.json holds."""
+
+    checkpoint: int = 0  # the newest one's step
+    began: list[float] = field(default_factory=list)  # of the starts that could have saved a newer one; in seconds since the epoch
+    open: str = ""  # who has counted the start that nobody has ended yet
+
+    def write(self, run_folder: RunFolder) -> None:
+        if self.began:
+            write_json(run_folder.starts, asdict(self))
+        else:
+            forget_starts(run_folder)
+
+
+def count_start(run_folder: RunFolder, *, by_engine: bool = False) -> None:
+    """Count a start: rank 0 as it begins; before it whoever starts the machines of a run under an engine, which is the same start.
+
+    Args:
+        by_engine: what earlier starts left makes way: a result or a report that is there later is of this one.
+    """
+    if by_engine:
+        run_folder.forget_failure()
+    starts = _load(run_folder)
+    if not by_engine and starts.open == _ENGINE:
+        starts.open = _TAKEN
+    else:
+        starts.began.append(time.time())
+        starts.open = _ENGINE if by_engine else _RANKS
+    starts.write(run_folder)
+
+
+def end_start(run_folder: RunFolder, *, is_saved: bool = True) -> None:
+    """Note that the start has ended in good order: completed, or stopped (rank 0).
+
+    Args:
+        is_saved: it got somewhere; otherwise the starts before it still count.
+    """
+    starts = _load(run_folder)
+    if is_saved:
+        starts.began.clear()
+    elif starts.open == _RANKS:
+        starts.began.pop()
+    starts.open = ""
+    starts.write(run_folder)
+
+
+def forget_starts(run_folder: RunFolder) -> None:
+    """Begin to count anew."""
+    run_folder.starts.unlink(missing_ok=True)
+
+
+def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine: bool = False) -> str:
+    """Take the start before this moment for ended, and return why the run is not to be started again; "" where it may be.
+
+    It is said once: whoever starts the run again after it has mended something, and the count begins anew. result.json says `failed`.
+
+    Args:
+        has_failed: the caller knows that the start has failed. Otherwise it did when nobody has said how it ended.
+        by_engine: whoever starts the machines asks; a start that it has counted is over as well.
+    """
+    starts = _load(run_folder)
+    if not has_failed and not by_engine and starts.open in ("", _ENGINE):
+        return ""
+    reports = sorted(failure.load_all(run_folder), key=lambda report: report.time)
+    report = reports[-1] if reports and (not starts.began or reports[-1].time >= starts.began[-1]) else None
+    if has_failed and not starts.open:  # it came before rank 0 could count
+        starts.began.append(report.time if report else time.time())
+    starts.open = ""
+    if report is not None and report.exit_code in FINAL and starts.began:  # only a person starts it again
+        starts.began.pop()
+    if len(starts.began) < MAX_STARTS_WITHOUT_CHECKPOINT:
+        with suppress(OSError):  # a full disk
+            starts.write(run_folder)
+        return ""
+    lines = []
+    for began, next_began in zip(starts.began, [*starts.began[1:], float("inf")], strict=True):
+        report = next((report for report in reports if began <= report.time < next_began), None)
+        after = "" if report is None or report.step is None else f"after step {report.step}: "
+        lines.append(f"{after}{report.who}: {report.line(_SHOWN)}" if report else "everything ended without a report")
+    forget_starts(run_folder)
+    with suppress(OSError):
+        Result(status=Status.FAILED, step=report.step if report else None, error=f"{NO_PROGRESS_ERROR}: {lines[-1]}").write(
+            run_folder.result
+        )
+    return _screen(run_folder, starts.checkpoint, lines)
+
+
+def _screen(run_folder: RunFolder, checkpoint: int, lines: list[str]) -> str:
+    origin = f"its checkpoint of step {checkpoint}" if checkpoint else "the start"
+    return "\n".join(
+        [
+            "",
+            f"No progress: the run was started again {len(lines) - 1} times from {origin}, and no new checkpoint came of it",
+            "",
+            *(f"  {number}  {line}" for number, line in enumerate(lines, 1)),
+            "",
+            f"  reports  {run_folder.shown()}/failure*.json",
+            f"  fix: mend it before it runs again (exit code {NO_PROGRESS}: do not requeue);"
+            f" `ddp-train resume {shlex.quote(run_folder.shown())}` counts anew",
+            "",
+        ]
+    )
+
+
+def _load(run_folder: RunFolder) -> _Starts:
+    try:
+        starts = _Starts(**json.loads(run_folder.starts.read_text()))
+    except (OSError, ValueError, TypeError):
+        starts = _Starts()
+    newest = max(run_folder.saved_steps(), default=0)
+    return starts if starts.checkpoint == newest else _Starts(checkpoint=newest, began=starts.began[-1:], open=starts.open)
