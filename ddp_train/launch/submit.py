@@ -15,7 +15,7 @@ from ddp_train.errors import DONE, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import snapshot
 from ddp_train.launch.agent_process import stop_fork_server
-from ddp_train.launch.engine import slurm, slurm_allocation, slurm_client
+from ddp_train.launch.engine import slurm, slurm_client
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder
@@ -44,7 +44,7 @@ def run(job: Job) -> int:
         spec.write()
         release()  # the machines of the job take the folder
         if allocation is not None:
-            return slurm_allocation.run(spec, allocation)
+            return slurm.run_in_allocation(spec, allocation)
         engine = engine_of(name)
         rendered = engine.render([spec])
         _require_possible([job])

@@ -9,7 +9,7 @@ from contextlib import suppress
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import seconds_of
 from ddp_train.errors import UserError
-from ddp_train.launch import restart_note
+from ddp_train.run_folder import restart_note
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 

@@ -21,12 +21,11 @@ from ddp_train.distributed import attempt
 from ddp_train.distributed.store import join_store, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, UserError
 from ddp_train.job import Job
-from ddp_train.launch import restart_note
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank.rank import LOST, Rank
 from ddp_train.rank.stop import end_agent
 from ddp_train.rank.sweep_member import Leader, Member, be_fresh_rank, serve
-from ddp_train.run_folder import failure
+from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
 from ddp_train.run_folder.starts import check_progress, forget_starts

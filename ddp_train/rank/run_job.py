@@ -19,12 +19,12 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, RunError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job
-from ddp_train.launch import restart_note
 from ddp_train.loader.order import epochs
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.fault_injection import inject
 from ddp_train.rank.stop import WALLTIME, Stop
+from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
 from ddp_train.run_folder.starts import end_start
 from ddp_train.sweep.folder import Sweep, sweep_of

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import reduce
 from pathlib import Path
 from typing import Protocol, cast
 
-from ddp_train.errors import DataError
+from ddp_train.errors import ConfigError, DataError
 from ddp_train.launch.spec import Spec
+from ddp_train.redaction import reference, references
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import read_json, write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
@@ -143,6 +146,24 @@ class Submission:
 def engine_of(name: str) -> Engine:
     """Return an engine by its name."""
     return cast(Engine, importlib.import_module(f"{__package__}.{name}").ENGINE)
+
+
+def setup_lines(setup: Sequence[str], *, refuse: str) -> Iterator[str]:
+    """Yield `cluster.setup` as lines of bash, and after each what ends the script where its last command has failed.
+
+    A secret stands in a line as the variable that has it, which every engine brings to the machines: no script holds its value.
+
+    Args:
+        refuse: a function of the script, which is told what happened, and does not come back.
+
+    Raises:
+        ConfigError: one has a line end: the scripts are read by people, line by line.
+    """
+    for line in setup:
+        if "\n" in line or "\0" in line:
+            raise ConfigError(key="cluster.setup", happened=f"{line!r} has a line end", expected="lines of bash, each an item of the list")
+        yield reduce(lambda text, name: text.replace(reference(name), f"${{{name}}}"), references(line), line)
+        yield f"[ $? = 0 ] || {refuse} {shlex.quote(f'cluster.setup failed: {line}')}"
 
 
 def _clock(seconds: float) -> str:

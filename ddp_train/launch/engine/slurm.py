@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -9,15 +11,17 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from ddp_train.errors import EnvironmentRefuses
+from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Rendered, Stage, State, Submission
-from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, signal_s, task_script, without_secrets
-from ddp_train.launch.signals import held_back
+from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, container, signal_s, task_script, without_secrets
+from ddp_train.launch.signals import held_back, stop_signals
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.log_tail import LogTail
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import end_of, mark_cancelled
+from ddp_train.run_folder.starts import count_start
+from ddp_train.run_folder.verdict import end_of, mark_cancelled, note_refusal
+from ddp_train.system.files import write_atomic
 
 _POLL_S = 2.0
 _SIGNAL_EVERY_S = 5.0  # one that comes while a job is between two of its steps reaches nobody
@@ -126,6 +130,66 @@ def cautions(spec: Spec) -> list[str]:
             "  Save often (checkpoint.every_minutes)"
         )
     return lines
+
+
+def run_in_allocation(spec: Spec, job: str) -> int:
+    """Run it in an allocation that is there already (salloc, a batch script of the user's own) to its end, and return the run's exit code.
+
+    The same task on each machine as in a job of its own, started by srun as a child of this process. Nothing is requeued from here.
+
+    Ctrl-C lets it save; a second one ends it at once.
+    """
+    has = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES", "")
+    if has.isdigit() and int(has) < spec.min_nodes:
+        raise ConfigError(
+            key="cluster.nodes",
+            happened=f"is {spec.min_nodes}, and the allocation (job {job}) has {has}",
+            expected="as many machines as the allocation has, or fewer",
+            fix=f"cluster.nodes={has}",
+        )
+    run_folder = spec.job.run_folder
+    write_atomic(run_folder.launch / "task.sh", task_script(spec))
+    run_folder.logs.mkdir(exist_ok=True)
+    name = f"ddp_train-{spec.token[:8]}"  # by which the step is found
+    before, inside = container(spec, folder=run_folder.root)
+    nodes = min(spec.max_nodes, int(has)) if has.isdigit() else spec.max_nodes
+    command = ["srun", f"--job-name={name}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]
+    command += [f"--kill-on-bad-exit={int(spec.min_nodes == spec.max_nodes)}", *before]
+    if cpus := _cpus():
+        command.append(f"--cpus-per-task={cpus}")
+    command += [*inside, "bash", str(run_folder.launch / "task.sh"), "node", str(run_folder.spec)]
+    count_start(run_folder, by_engine=True)
+    ends = slurm_client.state(job).ends
+    environment = {**os.environ, **({"SLURM_JOB_END_TIME": str(int(ends))} if ends is not None else {})}
+    srun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C reaches us alone
+
+    def step() -> str | None:
+        return slurm_client.step_named(job, name)
+
+    def stop(number: int) -> None:
+        if (found := step()) is not None:
+            slurm_client.signal(found, str(number))
+        else:
+            srun.terminate()
+
+    def kill() -> None:
+        if (found := step()) is not None:
+            slurm_client.signal(found, "KILL")
+        with suppress(ProcessLookupError):
+            srun.kill()
+
+    with stop_signals(stop, kill):
+        srun.wait()
+    note_refusal(run_folder, srun.returncode, logs="the lines above", is_elastic=spec.min_nodes < spec.max_nodes)
+    verdict, code = end_of(run_folder)
+    print(verdict, file=sys.stderr)
+    return code
+
+
+def _cpus() -> int | None:
+    """Return the CPUs that the allocation has on each of its machines at least."""
+    counts = [part.partition("(")[0] for part in os.environ.get("SLURM_JOB_CPUS_PER_NODE", "").split(",")]
+    return min(map(int, counts)) if all(count.isdigit() for count in counts) else None
 
 
 ENGINE = Slurm()

@@ -18,7 +18,7 @@ from ddp_train import FOLDER
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import seconds_of
 from ddp_train.errors import ConfigError
-from ddp_train.launch.engine.setup_lines import setup_lines
+from ddp_train.launch.engine.engine import setup_lines
 from ddp_train.launch.spec import Spec
 from ddp_train.redaction import redact, references
 

@@ -18,8 +18,7 @@ from contextlib import suppress
 
 from ddp_train.config.cluster import hosts_of
 from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
-from ddp_train.launch.engine.engine import Engine, Rendered, Stage, State, Submission
-from ddp_train.launch.engine.setup_lines import setup_lines
+from ddp_train.launch.engine.engine import Engine, Rendered, Stage, State, Submission, setup_lines
 from ddp_train.launch.engine.ssh_client import Remote, run_client
 from ddp_train.launch.engine.ssh_remote import MARK
 from ddp_train.launch.signals import stop_signals
