@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ddp_train.cli.status import runs_of, submitted_state
 from ddp_train.config.saved import saved_config
@@ -58,8 +58,7 @@ def cancel(arguments: list[str], launcher: Launcher) -> int:
     return DONE
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ending:
+class _Ending(NamedTuple):
     """Something that is to end."""
 
     ask: Callable[[bool], None]  # True: at once
@@ -71,42 +70,33 @@ def _ending(run_folder: RunFolder) -> _Ending | None:
     submission = Submission.read(run_folder)
     if submission is not None and not _has_ended(run_folder):
         engine, id = engine_of(submission.engine), submission.id
-        return _Ending(ask=lambda at_once: engine.stop(id, at_once=at_once), has_ended=lambda: _has_ended(run_folder))
+        return _Ending(lambda at_once: engine.stop(id, at_once=at_once), lambda: _has_ended(run_folder))
     return _ending_here(run_folder.root)
 
 
 def _ending_here(folder: Path) -> _Ending | None:
-    """Return the process that holds a folder, on this machine; None when nobody does.
-
-    Raises:
-        EnvironmentRefuses: it runs on another one.
-    """
+    """Return the process that holds a folder; None when nobody does. EnvironmentRefuses: it runs on another machine."""
     holder = holder_of(folder)
     if not folder.is_dir() or not is_held(folder) or holder is None:
         return None
     if not is_here(holder):
-        raise EnvironmentRefuses(
-            happened=f"the process that has {folder} runs on {holder.host} (pid {holder.pid})",
-            expected="the same command there: no engine started it, which could be asked",
-            fix=f"ssh {holder.host} kill {holder.pid}",
-        )
-    left = [signal.SIGTERM]
+        happened = f"the process that has {folder} runs on {holder.host} (pid {holder.pid})"
+        raise EnvironmentRefuses(happened=happened, expected="the same command there", fix=f"ssh {holder.host} kill {holder.pid}")
+    once = [signal.SIGTERM]
 
     def ask(at_once: bool) -> None:
-        if left or at_once:
+        if once or at_once:
             with suppress(ProcessLookupError):
-                os.kill(holder.pid, signal.SIGQUIT if at_once else left.pop())
+                os.kill(holder.pid, signal.SIGQUIT if at_once else once.pop())
 
-    return _Ending(ask=ask, has_ended=lambda: not is_held(folder))
+    return _Ending(ask, lambda: not is_held(folder))
 
 
 def _mark_and_ask(runs: Sequence[RunFolder], endings: Mapping[Path, _Ending], *, at_once: bool) -> None:
     """Mark runs as cancelled, and ask what works on them to end. Marked first: a scheduler may ask for the verdict as soon as it ends.
 
-    One that cannot be marked, on a full disk, would be started again after a save: an engine ends it for good only at once.
-
-    Raises:
-        EnvironmentRefuses, OSError: one cannot be asked. It and those after it are not marked: they go on.
+    One that cannot be marked, on a full disk, would be started again after a save: it is ended at once. Where one cannot be asked, it and
+    those after it are not marked: they go on.
     """
     new = {run_folder.root: run_folder for run_folder in runs if not run_folder.cancelled.exists()}
     unmarked = {}
@@ -151,9 +141,7 @@ def _is_over(ending: _Ending) -> bool:
 def _has_ended(run_folder: RunFolder) -> bool:
     state = submitted_state(run_folder)
     if isinstance(state, str):
-        raise EnvironmentRefuses(
-            happened=state, expected="an answer: what runs there could not be told to end", fix="try again in a minute"
-        )
+        raise EnvironmentRefuses(happened=state, fix="try again in a minute")
     return state is None or (isinstance(state, State) and state.stage is Stage.ENDED)
 
 
@@ -161,8 +149,4 @@ def _refuse_job_of_a_sweep(path: Path) -> None:
     """Refuse to cancel one job of a sweep that works on it: it would come to the job again, or have its result."""
     sweep = None if is_sweep(path) else sweep_of(path)
     if sweep is not None and is_held(sweep) and Submission.read(RunFolder(path)) is None:
-        raise ConfigError(
-            happened=f"{path} is a job of a sweep that is running",
-            expected="the sweep as a whole",
-            fix=f"ddp-train cancel {shlex.quote(str(sweep))}",
-        )
+        raise ConfigError(happened=f"{path} is a job of a sweep that is running", fix=f"ddp-train cancel {shlex.quote(str(sweep))}")

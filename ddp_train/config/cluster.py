@@ -25,12 +25,9 @@ _PORT = 29500  # torchrun's own default; only where several machines are given M
 _ENDPOINTS_PORT = 29400  # torch's own default, for operators that give the host alone
 _STEPS_PORTS = range(10_000, 30_000)  # of SLURM's steps: below those that the kernel gives away
 _TRIED_PORTS = 8  # one after another, where others have taken the first
-LOOPBACK = "loopback"
-"""The rendezvous of one machine (`launch/agent/rendezvous.py`)."""
-ROUND = "round"
-"""That of one start of the ranks of several machines."""
-ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")
-"""What an agent of ours that is alone is told."""
+LOOPBACK = "loopback"  # the rendezvous of one machine (`launch/agent/rendezvous.py`)
+ROUND = "round"  # that of one start of the ranks of several machines
+ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")  # what an agent of ours that is alone is told
 _VARIABLES = {
     "nodes": ("PET_NNODES", "NNODES"),
     "node_rank": ("PET_NODE_RANK", "NODE_RANK"),
@@ -67,11 +64,7 @@ class Meeting:
 
 
 def meeting(cluster: ClusterConfig, environment: Mapping[str, str]) -> Meeting:
-    """Read where the machines meet from the config, or else from the environment; what neither says a step of SLURM does.
-
-    Raises:
-        ConfigError: something is missing, malformed, or contradicts something else.
-    """
+    """Read where the machines meet from the config, or else from the environment; what neither says a step of SLURM does."""
     nodes, nodes_from = _setting("nodes", cluster, environment)
     min_nodes, max_nodes = _read(node_range, nodes or 1, nodes_from)
     word, _ = _setting("rendezvous_id", cluster, environment)

@@ -36,10 +36,8 @@ _KEY = "cluster.code_limit_mib"
 def take(into: Path, *, limit_mib: int) -> Code:
     """Copy the source of the folder where this process stands, and return what the copy is.
 
-    A snapshot that is there already, of an earlier start of the run, stays as code.1, code.2, ... where it differs.
-
-    Raises:
-        ConfigError: it is larger than the limit; the message names the largest files.
+    A snapshot that is there already, of an earlier start of the run, stays as code.1, code.2, ... where it differs. What is larger than the
+    limit is refused, with the largest files.
     """
     files, roots, _ = _look(limit_mib)
     with _beside(into) as temporary:
@@ -70,35 +68,25 @@ def take_for_several(launch: Path, *, limit_mib: int) -> Code:
 
 
 def look(into: Path, *, limit_mib: int) -> tuple[Code, int, int]:
-    """Return what `take` would: the code without its hash, how many files it has, and how many bytes. Copies nothing.
-
-    Raises:
-        ConfigError: as `take` does.
-    """
+    """Return what `take` would copy: the code without its hash, how many files it has, and how many bytes."""
     files, roots, size = _look(limit_mib)
     return Code(folder=str(into), hash="", roots=roots), len(files), size
 
 
 def verify(code: Code) -> None:
-    """Check on a machine that it sees the code that was submitted.
-
-    Raises:
-        EnvironmentRefuses: it does not; the message names the files that differ.
-    """
-    folder = Path(code.folder)
-    found = _listing(folder)
-    if _hash(found) == code.hash:
+    """Check on a machine that it sees the code that was submitted; else name the files that differ (EnvironmentRefuses)."""
+    folder, host = Path(code.folder), os.uname().nodename
+    listing = _listing(folder)
+    if _hash(listing) == code.hash:
         return
-    host = os.uname().nodename
     if not folder.is_dir():
-        raise EnvironmentRefuses(
-            happened=f"{folder}, the run's code, is not on {host}", expected="a run folder on a file system that every machine sees"
-        )
+        expected = "a run folder on a file system that every machine sees"
+        raise EnvironmentRefuses(happened=f"{folder}, the run's code, is not on {host}", expected=expected)
     try:
         submitted = set(_listing_file(folder).read_text(encoding="utf-8").splitlines())
     except OSError:
         submitted = set()
-    names = sorted({line.partition("  ")[2] for line in submitted ^ set(found.splitlines())}) if submitted else ["unknown files"]
+    names = sorted({line.partition("  ")[2] for line in submitted ^ set(listing.splitlines())}) if submitted else ["unknown files"]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     raise EnvironmentRefuses(
         happened=f"the run's code is not what was submitted, as {host} sees it: {', '.join(names[:3])}{more} in {folder}",
@@ -109,7 +97,7 @@ def verify(code: Code) -> None:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """Give a path on the same file system that nobody else has; what lies there afterwards is removed."""
+    """Give a temporary path on the same file system."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -142,9 +130,7 @@ def _source(here: Path) -> tuple[Path, dict[str, Path]]:
         root = Path(asked.stdout.removesuffix("\n"))
         return root, {name: root / name for name in sorted(_repository_files(root)) if not _is_of_a_run(root, (root / name).parent)}
     if asked is not None and "not a git repository" not in asked.stderr:
-        raise ConfigError(
-            happened=f"git does not say what the source in {here} is: {asked.stderr.strip()}", expected="a repository of yours"
-        )
+        raise ConfigError(happened=f"git does not say what the source in {here} is: {asked.stderr.strip()}")
     return here, {str(path.relative_to(here)): path for path in _python_files(here)}
 
 

@@ -82,11 +82,7 @@ class Spec:
 
     @classmethod
     def read(cls, path: Path) -> Spec:
-        """Read a spec back.
-
-        Raises:
-            EnvironmentRefuses: this machine does not see it, it is damaged, or it was edited.
-        """
+        """Read a spec back. EnvironmentRefuses: this machine does not see it, it is damaged, or it was edited."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             submitted, spec = content.pop("hash"), cls.from_json(json.dumps(content))
@@ -97,8 +93,5 @@ class Spec:
             happened = f"{path} cannot be read on {os.uname().nodename}: {error.strerror}"
         except (ValueError, TypeError, KeyError) as error:
             happened = f"{path} holds no spec that can be read: {error!r}"
-        raise EnvironmentRefuses(
-            happened=happened,
-            expected="RUN/launch/spec.json as it was written, in a folder that every machine sees",
-            fix="`ddp-train resume RUN key=value` for another value",
-        )
+        expected = "RUN/launch/spec.json as it was written, in a folder that every machine sees"
+        raise EnvironmentRefuses(happened=happened, expected=expected, fix="`ddp-train resume RUN key=value` for another value")

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ddp_train.config.cluster import processes_of_nodes
@@ -35,12 +34,9 @@ def run(job: Job) -> int:
         allocation = slurm_client.allocation() if name == "slurm" else None
         spec = freeze(job, snapshot.take(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
         if allocation is not None and (before := spec.engine_options["after"]):
-            raise ConfigError(
-                key="after",
-                happened=f"job {', '.join(before)} is not done, and allocation {allocation} would be held for nothing",
-                expected="runs that are done; outside an allocation SLURM waits for them",
-                fix=f"`ddp-train ... && ddp-train resume {shlex.quote(run_folder.shown())}`",
-            )
+            happened = f"job {', '.join(before)} is not done, and allocation {allocation} would be held for nothing"
+            fix = f"`ddp-train ... && ddp-train resume {shlex.quote(run_folder.shown())}`"
+            raise ConfigError(key="after", happened=happened, expected="runs that are done", fix=fix)
         spec.write()
         release()  # the machines of the job take the folder
         if allocation is not None:
@@ -48,7 +44,6 @@ def run(job: Job) -> int:
         engine = engine_of(name)
         rendered = engine.render([spec])
         _require_possible([job])
-        _say_cautions(spec)
         id = engine.submit(rendered)
     except UserError as error:
         if job.record is None:
@@ -64,15 +59,7 @@ def run(job: Job) -> int:
 
 
 def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
-    """Submit jobs of a sweep to an engine, and return its id of them.
-
-    Args:
-        code: what they have in common.
-        parallel: so many at a time.
-
-    Raises:
-        UserError: the engine does not take them. Each run's folder says whether it was submitted before.
-    """
+    """Submit jobs of a sweep to an engine, so many at a time, and return its id of them. Each folder says whether it was submitted."""
     stop_fork_server()  # as above
     cluster = jobs[0].config.cluster
     most = slurm_client.most_tasks() if len(jobs) > 1 and cluster.launcher == "slurm" else len(jobs)
@@ -82,17 +69,11 @@ def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
     for spec in specs:
         spec.write()
     _require_possible(jobs)
-    if len(specs) > 1:
-        _say_cautions(specs[0])
     return engine.submit(rendered)
 
 
 def freeze(job: Job, code: Code | None, **options: int) -> Spec:
-    """Return what an engine is given for a job.
-
-    Args:
-        options: of the engine, for several jobs at once.
-    """
+    """Return what an engine is given for a job."""
     cluster = job.config.cluster
     processes = processes_of_nodes(cluster)
     return Spec(
@@ -111,59 +92,32 @@ def _runs_before(job: Job) -> list[Path]:
 
 
 def _jobs_before(job: Job) -> list[str]:
-    """Return the engine's jobs that have to be done before this one begins.
-
-    Raises:
-        ConfigError: a run that it waits for is none of the engine's.
-    """
+    """Return the engine's jobs that have to be done before this one begins."""
     found = []
     for folder in _runs_before(job):
         if verdict_of(RunFolder(folder)).outcome is Outcome.DONE:
             continue
         submission = Submission.read(RunFolder(folder))
         if submission is None or submission.engine != job.config.cluster.launcher:
-            raise ConfigError(
-                key="after",
-                happened=f"{folder} is not done, and no job of {job.config.cluster.launcher}",
-                expected="runs that are done, or submitted to the same engine: it waits for them by itself",
-                fix="submit this run when that one is done",
-            )
+            happened = f"{folder} is not done, and no job of {job.config.cluster.launcher}"
+            raise ConfigError(key="after", happened=happened, expected="runs that are done, or submitted to the same engine")
         found.append(submission.id)
     return found
 
 
 def _require_possible(jobs: Sequence[Job]) -> None:
-    """Refuse jobs that would come after one that has ended, and is not done: SLURM would take them out at once.
-
-    Raises:
-        ConfigError: naming it.
-    """
+    """Refuse jobs that would come after one that has ended, and is not done: SLURM would take them out at once."""
     for folder in dict.fromkeys(folder for job in jobs for folder in _runs_before(job)):
         submission = Submission.read(RunFolder(folder))
         if submission is None or verdict_of(RunFolder(folder)).outcome is Outcome.DONE:
             continue
         if (state := engine_of(submission.engine).state(submission.id)).stage is Stage.ENDED:
-            raise ConfigError(
-                key="after",
-                happened=f"{folder} is not done, and its job {submission.id} has ended{state.why and f' ({state.why})'}",
-                expected="runs that are done, or in the queue",
-                fix=f"`ddp-train resume {shlex.quote(RunFolder(folder).shown())}` first",
-            )
-
-
-def _say_cautions(spec: Spec) -> None:
-    """Say before anything is submitted where SLURM kills too soon; what it does not answer is not said."""
-    with suppress(UserError):
-        for line in slurm.cautions(spec) if spec.engine == "slurm" else ():
-            print(line, file=sys.stderr)
+            happened = f"{folder} is not done, and its job {submission.id} has ended{state.why and f' ({state.why})'}"
+            raise ConfigError(key="after", happened=happened, fix=f"`ddp-train resume {shlex.quote(RunFolder(folder).shown())}` first")
 
 
 def require_ended(folder: Path) -> None:
-    """Refuse to start a run again that an engine has still.
-
-    Raises:
-        ConfigError: it is queued, or runs.
-    """
+    """Refuse to start a run again that an engine has still: queued, or running."""
     run_folder = RunFolder(folder)
     submission = Submission.read(run_folder)
     if submission is None:
@@ -173,11 +127,9 @@ def require_ended(folder: Path) -> None:
     except EnvironmentRefuses as error:
         raise ConfigError(key="resume", happened=f"nobody knows whether {folder} runs: {error.happened}", fix=error.fix) from None
     if state.stage is not Stage.ENDED:
+        fix = f"`ddp-train cancel {shlex.quote(run_folder.shown())}` first; a stopped run is requeued by itself"
         raise ConfigError(
-            key="resume",
-            happened=f"{folder} is {state.stage} as job {submission.id}",
-            expected="a run that has ended; a stopped one is requeued by itself",
-            fix=f"`ddp-train cancel {shlex.quote(run_folder.shown())}` first; or `ddp-train status` and patience",
+            key="resume", happened=f"{folder} is {state.stage} as job {submission.id}", expected="a run that has ended", fix=fix
         )
 
 

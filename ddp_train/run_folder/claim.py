@@ -27,11 +27,7 @@ def claim_new(wanted: Path) -> Path:
 
 
 def claim_given(folder: Path, *, key: str) -> Path:
-    """Create the folder that the user named, or take it over when it is empty.
-
-    Raises:
-        ConfigError: it holds something, or another run has it. Nothing is ever written over.
-    """
+    """Create the folder that the user named, or take it over when it is empty. Nothing is ever written over (ConfigError)."""
     with contextlib.suppress(FileExistsError):
         _make(folder)
     if folder.is_dir():
@@ -41,11 +37,7 @@ def claim_given(folder: Path, *, key: str) -> Path:
 
 
 def require_empty(folder: Path, *, key: str) -> None:
-    """Refuse a folder that holds something.
-
-    Raises:
-        ConfigError: it does, or is no folder.
-    """
+    """Refuse a folder that holds something, or is none (ConfigError)."""
     if not folder.is_dir() or any(path.name != folder_lock.HOLDER for path in folder.iterdir()):
         raise ConfigError(
             key=key,
@@ -75,8 +67,6 @@ def clear(folder: Path) -> None:
 
 
 _made: list[Path] = []
-
-
 _NO_USE = {"multirun.yaml", "conf"}  # what a sweep has before its first job
 
 
@@ -90,6 +80,5 @@ def _make(folder: Path) -> None:
             raise ConfigError(key="hydra.run.dir", happened=f"{folder.parent} is not a folder") from None
         raise
     except OSError as error:
-        raise ConfigError(
-            key="hydra.run.dir", happened=f"{folder} cannot be created: {error.strerror}", fix="hydra.run.dir=FOLDER"
-        ) from None
+        happened = f"{folder} cannot be created: {error.strerror}"
+        raise ConfigError(key="hydra.run.dir", happened=happened, fix="hydra.run.dir=FOLDER") from None

@@ -51,12 +51,8 @@ _FIXES = {  # of errors that are not ours: what their text looks like -> what he
     r"does not have a deterministic implementation": "deterministic=false, or another operation in its place",
 }
 
-
-MACHINE_LOST = "MachineLost"
-"""The error of a machine that went away with all its ranks."""
-
-MACHINE_REFUSED = "MachineRefused"
-"""The error of a machine that could leave nothing in the run's folder itself."""
+MACHINE_LOST = "MachineLost"  # the error of a machine that went away with all its ranks
+MACHINE_REFUSED = "MachineRefused"  # and of one that could leave nothing in the run's folder itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +88,7 @@ class Failure:
     def record(self, run_folder: RunFolder, *, seconds: float = 0.0) -> bool:
         """Write failure.json and result.json unless another rank was earlier; tell whether this one was first.
 
-        Never raises. On a full disk, say, which may be the very failure, that is said, and it is the first where no report is there.
+        Never raises: a full disk, which may be the very failure, is said.
         """
         is_first = not os.path.exists(run_folder.failure)  # unlike Path.exists it never raises
         try:
@@ -105,12 +101,8 @@ class Failure:
         return is_first
 
     def tell_torchrun(self, file: str, *, is_a_peers: bool) -> None:
-        """Write what torchrun's own page shows, and TorchX and operators pass on: the file `error.json` in torch's own form.
-
-        Args:
-            is_a_peers: another rank is to blame. torch takes the earliest second for the cause, and this rank's may be the same one.
-        """
-        second = math.ceil(self.time) if is_a_peers else int(self.time)
+        """Write what torchrun's own page shows, and TorchX and operators pass on: the file `error.json` in torch's own form."""
+        second = math.ceil(self.time) if is_a_peers else int(self.time)  # torch takes the earliest second for the cause
         more = {"py_callstack": self.traceback or self.message, "timestamp": str(second)}
         with suppress(OSError):
             create_json(Path(file), {"message": {"message": f"{self.error}: {self.message}", "extraInfo": more}})
@@ -190,8 +182,12 @@ def from_exit(
 
 def from_loss(*, rank: int, pid: int) -> Failure:
     """Describe a rank that another one found gone, where no agent of ours can tell of what it died."""
-    message = "the process ended without a report; torchrun's own page has its signal or exit code"
-    return Failure(rank=rank, pid=pid, error="ProcessLost", message=message)
+    return Failure(
+        rank=rank,
+        pid=pid,
+        error="ProcessLost",
+        message="the process ended without a report; torchrun's own page has its signal or exit code",
+    )
 
 
 def from_departure(*, rank: int, pid: int, step: int) -> Failure:
@@ -210,7 +206,7 @@ def describe(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def own_line(error: BaseException) -> str:
-    """Return the innermost line of an error's stack that is the user's, else of ours: where it is, and what stands there."""
+    """Return the innermost line of an error's stack that is the user's, else of ours."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     users = [frame for frame in frames if not frame.filename.startswith(str(FOLDER))]
     frame = (users or frames)[-1]
@@ -241,11 +237,7 @@ def native_words(run_folder: RunFolder, rank: int, pid: int) -> str:
 
 
 def last_words(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int, str]:
-    """Return what ranks that have ended were doing, as far as they logged it (`activity_line`).
-
-    Args:
-        pids: rank -> pid; earlier attempts wrote to the same logs.
-    """
+    """Return what ranks (-> pid: earlier attempts wrote to the same logs) were doing before they ended, as they logged it."""
     found = {}
     for rank, pid in pids.items():
         lines = re.findall(rf"\(pid {pid}\) was (.+)", tail(run_folder.rank_log(rank), _TAIL_BYTES))

@@ -71,7 +71,7 @@ class RunFolder:
         return f"from step {max(steps)}" if steps else "from the start"
 
     def predictions_of(self, step: int, part: str = "") -> Path:
-        """Where the per-sample outputs of the evaluation after a step are (`evaluation.save_predictions=true`), by the evaluation set."""
+        """Where the per-sample outputs of the evaluation after a step are (`evaluation.save_predictions=true`)."""
         return self.predictions / part / f"step_{step:08d}"
 
     def record_config(self, text: str) -> None:

@@ -26,10 +26,8 @@ class ProfileRequest:
             raise ValueError(f"kind is {self.kind!r}, not {' or '.join(KINDS)}")
         if self.steps is not None and not _is_number(self.steps, least=1):
             raise ValueError(f"steps is {self.steps!r}, not a number of at least 1")
-        is_list = self.ranks is None or (
-            isinstance(self.ranks, list) and self.ranks and all(_is_number(rank, least=0) for rank in self.ranks)
-        )
-        if not is_list:
+        is_list = isinstance(self.ranks, list) and self.ranks and all(_is_number(rank, least=0) for rank in self.ranks)
+        if self.ranks is not None and not is_list:
             raise ValueError(f"ranks is {self.ranks!r}, not a list of numbers from 0")
 
     def put(self, run_folder: RunFolder) -> bool:
@@ -41,9 +39,7 @@ class ProfileRequest:
     def take(cls, run_folder: RunFolder) -> ProfileRequest:
         """Read the request and remove it. An empty file, as `touch` makes it, asks for what the section `profile` says.
 
-        Raises:
-            OSError: it is gone, or cannot be read or removed.
-            ValueError: it is no request.
+        Raises OSError where it is gone or cannot be removed, ValueError where it is no request.
         """
         text = run_folder.profile_request.read_text()
         run_folder.profile_request.unlink()

@@ -29,12 +29,7 @@ class Progress:
     mfu: float | None = None  # of the devices' best, 0 to 1
 
     def line(self, *, max_steps: int | None, max_epochs: float | None) -> str:
-        """Say it in one line.
-
-        Args:
-            max_steps: the run ends after so many steps, or
-            max_epochs: after so many epochs.
-        """
+        """Say it in one line."""
         parts = [f"step {self.step}" + (f" of {max_steps}" if max_steps is not None else "")]
         if self.epoch is not None and max_epochs is not None:
             parts.append(f"epoch {self.epoch:.2f} of {max_epochs:g}")
@@ -93,8 +88,7 @@ class BatchNotes:
     """Writes into an evaluation's folder how far rank 0 is with a checkpoint, once a second at most.
 
     Args:
-        step: of the checkpoint.
-        num_batches: None: nobody knows before the end.
+        num_batches: None: not known before the end.
     """
 
     def __init__(self, run_folder: RunFolder, *, step: int, num_batches: int | None) -> None:

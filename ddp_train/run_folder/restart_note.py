@@ -37,10 +37,7 @@ class RestartNote:
 def remember(folder: Path, *, owner: int | None = None) -> None:
     """Keep a folder for the attempts after this one: a run folder, the checkpoint to begin with, or a sweep's folder.
 
-    Every rank may call it; those of one node write the same. What cannot be written is said, and costs only the restarts.
-
-    Args:
-        owner: the pid of the process that outlives the ranks, where no rank calls it.
+    Every rank may call it; those of one node write the same. `owner` is the process that outlives the ranks, where no rank calls it.
     """
     started = run_started()
     try:
@@ -54,7 +51,7 @@ def remember(folder: Path, *, owner: int | None = None) -> None:
 
 
 def recall(*, owner: int | None = None) -> RestartNote | None:
-    """Return what an earlier attempt here remembered. The argument is that of `remember`."""
+    """Return what an earlier attempt here remembered."""
     with contextlib.suppress(OSError):
         found = json.loads(_file_of(owner or _owner()).read_text(encoding="utf-8"))
         return RestartNote(folder=Path(found["folder"]), restarts=found["restarts"], started=found["started"])

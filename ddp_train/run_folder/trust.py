@@ -36,23 +36,12 @@ _accepted: set[Path] = set()
 
 
 def check_pattern(pattern: str, folder: str, *, key: str) -> list[ConfigError]:
-    """Return what is wrong with a folder that values were filled into.
-
-    Args:
-        pattern: as it was written, with `${...}`.
-        folder: what it came to.
-    """
+    """Return what is wrong with a folder that values were filled into, where `pattern` has `${...}`."""
     if not folder.isprintable():
         return [ConfigError(key=key, happened=f"is {folder!r}", expected="a path without control characters")]
     if ".." in Path(folder).parts and ".." not in Path(pattern).parts:
-        return [
-            ConfigError(
-                key=key,
-                happened=f"{pattern} leads to {folder}",
-                expected="values without '..': a name does not choose the folder",
-                fix=f"{key}=FOLDER, typed, where another one is wanted",
-            )
-        ]
+        expected, fix = "values without '..': a name does not choose the folder", f"{key}=FOLDER, typed, where another one is wanted"
+        return [ConfigError(key=key, happened=f"{pattern} leads to {folder}", expected=expected, fix=fix)]
     return []
 
 
@@ -77,9 +66,6 @@ def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False
         path: a run folder, the folder of a sweep, or a spec.
         accept: how a user accepts it.
         is_trusted: that was done. This process does not ask again.
-
-    Raises:
-        ConfigError: with everything in it that names code, a program, the environment or a setting of Hydra.
     """
     if is_trusted:
         _accepted.add(path.absolute())

@@ -25,8 +25,7 @@ from ddp_train.system.files import write_json
 _SHOWN = 200  # characters of an error
 _NOT_THERE = (126, 127)  # what a shell ends with that cannot run what it was told to
 _POLL_S = 0.5
-WORD_WITHIN_S = 10.0
-"""How long the last word of a run that has ended may take until another machine sees it, on a network file system."""
+WORD_WITHIN_S = 10.0  # the last word of a run that has ended, until another machine sees it on a network file system
 
 
 class Outcome(StrEnum):
@@ -77,13 +76,11 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
 def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: bool) -> None:
     """Leave a report of a machine that refused and could not do so itself: it does not see the folder, or has no interpreter.
 
-    Where all machines are needed, the others are stopped for it, and say that they were. Where not, they go on without it: their word
-    counts, and the exit code does only when none of them has left one in this life.
+    Where all machines are needed, the others are stopped for it. Where not (`is_elastic`), their word counts, if they have left one.
 
     Args:
-        code: with which the machines ended, the highest one. Only one that says to try it no more counts.
+        code: with which the machines ended, the highest one. Only one of `errors.FINAL` counts.
         logs: where the machine may have said why.
-        is_elastic: the run goes on with fewer machines.
     """
     code = ENVIRONMENT_REFUSES if code in _NOT_THERE else code
     report = failure.load(run_folder.failure)
@@ -94,11 +91,7 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
 
 
 def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[Verdict, int]:
-    """Return the verdict on a run that nobody starts again by itself, and the exit code of the command that has followed it.
-
-    Args:
-        within_s: how long its last word may take to be seen here.
-    """
+    """Return the verdict on a run that has ended, whose last word may be seen here late, and the code for who has followed it."""
     deadline = time.monotonic() + within_s
     while (verdict := verdict_of(run_folder)).outcome == Outcome.AGAIN and run_folder.read_result() is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -113,8 +106,7 @@ def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[V
 def mark_cancelled(run_folder: RunFolder) -> None:
     """Say that nothing but a person starts the run again. Done before anything is stopped: a scheduler may ask as soon as it ends.
 
-    Raises:
-        OSError: not even an empty marker can be made, which is enough, and fits on most disks that are full.
+    An empty marker is enough, and fits on most disks that are full. OSError where not even that can be made.
     """
     try:
         write_json(run_folder.cancelled, {"by": f"{_user()} on {os.uname().nodename}", "time": time.strftime("%Y-%m-%d %H:%M:%S")})

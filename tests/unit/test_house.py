@@ -33,7 +33,6 @@ SHOWN_BY = {
     "config/limits.py": "tests/config/test_security.py",
     "config/targets/locate.py": "tests/unit/config/targets/test_target.py",
     "config/schema.py": "tests/config/test_config.py",
-    "config/rules/machines.py": "tests/config/test_config.py",
     "config/rules/training.py": "tests/config/test_config.py",
     "config/rules/strategy.py": "tests/config/test_config.py",
     "config/command/saved_overrides.py": "tests/unit/cli/test_saved_run.py, tests/unit/cli/test_evaluate.py",
@@ -111,7 +110,7 @@ def sources() -> list[Path]:
         # What /proc says of the network, the driver and the mounts is read where these are.
         ("/proc/(?!net/|driver/|self/mountinfo)|^/proc$", {"system/process.py"}),
         # MASTER_ADDR is also what a cluster tells an agent: where the machines meet.
-        (rf"^({TORCHRUN})$", {"system/torchrun_env.py", "config/cluster.py", "config/rules/copies.py"}),
+        (rf"^({TORCHRUN})$", {"system/torchrun_env.py", "config/cluster.py", "config/rules/machines.py"}),
         ("^DDP_TRAIN_", {"system/handover.py"}),
     ],
 )

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from ddp_train.config.cluster import check_environment, max_restarts, meeting
-from ddp_train.config.rules.copies import check_copies
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import host_and_processes, node_range, seconds_of
 from ddp_train.errors import ConfigError
+from ddp_train.system.slurm_step import slurm_step
 from ddp_train.system.torchrun_env import is_torchrun_worker
+
+_OURS = "ddp-train cluster=machines"
+_BY_HAND = f"{_OURS} cluster.nodes=MACHINES cluster.rendezvous_endpoint=FIRST_MACHINE:29400"
+
+# The number of copies | what a copy has beside it, where a number alone proves nothing | what they say | what was meant
+_SIGNS = (
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun has started {} of this command", f"srun --ntasks-per-node=1 {_OURS} ..."),
+    ("OMPI_COMM_WORLD_SIZE", "", "mpirun has started {} of this command", f"mpirun --map-by ppr:1:node {_BY_HAND} ..."),
+    ("PMI_SIZE", "", "mpiexec has started {} of this command", f"mpiexec -ppn 1 {_BY_HAND} ..."),
+    ("PET_NNODES", "", "the run has {} machines", f"{_OURS} ..."),
+    ("NNODES", "", "the run has {} machines", f"{_OURS} ..."),
+    ("WORLD_SIZE", "RANK", "{} of this command run, one for each RANK", f"{_OURS} cluster.nodes=$WORLD_SIZE cluster.node_rank=$RANK ..."),
+)
 
 
 def check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
@@ -18,19 +32,12 @@ def check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
     yield from check_environment(cluster)
     yield from check_copies(cluster, os.environ)
     if cluster.walltime is not None and seconds_of(cluster.walltime) <= cluster.grace_s:
-        yield ConfigError(
-            key="cluster.walltime",
-            happened=f"is {cluster.walltime}, and cluster.grace_s is {cluster.grace_s:g} s: the run would stop before it begins",
-            expected="a walltime that is longer than the time to save",
-            fix="a smaller cluster.grace_s",
-        )
+        happened = f"is {cluster.walltime}, and cluster.grace_s is {cluster.grace_s:g} s: the run would stop before it begins"
+        yield ConfigError(key="cluster.walltime", happened=happened, fix="a smaller cluster.grace_s")
     if cluster.agent == "torch" and cluster.launcher != "local":
-        yield ConfigError(
-            key="cluster.agent",
-            happened=f"is torch, and cluster.launcher={cluster.launcher} starts agents of ours on several machines",
-            expected="own; or torchrun itself, typed on each machine (docs/versions.md)",
-            fix="cluster.agent=own",
-        )
+        happened = f"is torch, and cluster.launcher={cluster.launcher} starts agents of ours on several machines"
+        expected = "own; or torchrun itself, typed on each machine (docs/versions.md)"
+        yield ConfigError(key="cluster.agent", happened=happened, expected=expected, fix="cluster.agent=own")
     if cluster.launcher in ("slurm", "ssh") and not is_torchrun_worker():
         yield from _check_other_machines(cluster)
     if cluster.hosts is not None or cluster.launcher == "ssh":
@@ -42,31 +49,22 @@ def check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
             yield error
             return
         if found.min_nodes < found.max_nodes and restarts == 0:
-            yield ConfigError(
-                key="cluster.max_restarts",
-                happened=f"is 0 with {found.min_nodes} to {found.max_nodes} machines: the first one that leaves would end the run",
-                expected="at least 1",
-                fix="cluster.max_restarts=10",
-            )
+            happened = f"is 0 with {found.min_nodes} to {found.max_nodes} machines: the first one that leaves would end the run"
+            yield ConfigError(key="cluster.max_restarts", happened=happened, expected="at least 1", fix="cluster.max_restarts=10")
 
 
 def _check_other_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
     """Check that nothing of their shape is left open: the machines are others than this one, which cannot ask them."""
     if cluster.device == "auto":
+        happened = "is auto, and the run's machines are not this one"
         yield ConfigError(
-            key="cluster.device",
-            happened="is auto, and the run's machines are not this one",
-            expected="cuda: a GPU for each process; or cpu",
-            fix="cluster.device=cuda",
+            key="cluster.device", happened=happened, expected="cuda: a GPU for each process; or cpu", fix="cluster.device=cuda"
         )
     has_open = not cluster.hosts or None in [host_and_processes(host)[1] for host in cluster.hosts]
     if cluster.device == "cuda" and cluster.processes_per_node is None and has_open:
-        yield ConfigError(
-            key="cluster.processes_per_node",
-            happened="is not given, and this machine cannot know the GPUs of the others",
-            expected="how many GPUs each machine of the job has for it: one process each",
-            fix="cluster.processes_per_node=4",
-        )
+        happened = "is not given, and this machine cannot know the GPUs of the others"
+        expected = "how many GPUs each machine of the job has for it: one process each"
+        yield ConfigError(key="cluster.processes_per_node", happened=happened, expected=expected, fix="cluster.processes_per_node=4")
 
 
 def _check_hosts(cluster: ClusterConfig) -> Iterator[ConfigError]:
@@ -74,18 +72,39 @@ def _check_hosts(cluster: ClusterConfig) -> Iterator[ConfigError]:
     if cluster.launcher != "ssh":
         yield ConfigError(key="cluster.hosts", happened=f"is given with cluster.launcher={cluster.launcher}", expected="cluster=ssh")
     elif not cluster.hosts:
-        yield ConfigError(
-            key="cluster.hosts", happened="is not given", expected="the machines, as ssh knows them", fix="'cluster.hosts=[a,b:4,c]'"
-        )
+        expected = "the machines, as ssh knows them"
+        yield ConfigError(key="cluster.hosts", happened="is not given", expected=expected, fix="'cluster.hosts=[a,b:4,c]'")
     else:
         if cluster.nodes is not None and node_range(cluster.nodes)[1] != len(cluster.hosts):
-            yield ConfigError(
-                key="cluster.nodes",
-                happened=f"is {cluster.nodes}, with {len(cluster.hosts)} in cluster.hosts",
-                expected="null, or the fewest that the run goes on with and all of them",
-                fix="cluster.nodes=null",
-            )
+            happened, expected = f"is {cluster.nodes}, with {len(cluster.hosts)} in cluster.hosts", "null, or the fewest and all of them"
+            yield ConfigError(key="cluster.nodes", happened=happened, expected=expected, fix="cluster.nodes=null")
         if not cluster.wait:
-            yield ConfigError(
-                key="cluster.wait", happened="is false with cluster=ssh", expected="true: the run ends with the command that started it"
-            )
+            yield ConfigError(key="cluster.wait", happened="is false with cluster=ssh", expected="true: the run ends with its command")
+
+
+def check_copies(cluster: ClusterConfig, environment: Mapping[str, str]) -> Iterator[ConfigError]:
+    """Find that this command was started several times at once, by srun, mpirun or in each pod, and each copy would train alone.
+
+    Or that each would start all processes of a machine that another copy starts as well.
+    """
+    if is_torchrun_worker(environment):
+        return
+    step, is_alone = slurm_step(environment), False
+    with suppress(ConfigError):  # told where it is looked for
+        is_alone = cluster.launcher == "local" or (cluster.launcher == "machines" and meeting(cluster, environment).is_alone)
+    for variable, beside, says, meant in _SIGNS if is_alone else ():
+        is_task = step is not None and not step.is_typed_in  # no batch script, and no shell in which one command is typed
+        if (beside and beside not in environment) or (beside == "SLURM_PROCID" and not is_task):
+            continue
+        with suppress(ValueError):
+            if (count := node_range(environment.get(variable, ""))[1]) > 1:
+                happened = f"{variable}={environment[variable]} says that {says.format(count)}; each would train a run of its own"
+                expected = "one command for each machine of a run; on one machine it starts a process per GPU itself"
+                fix = f"{meant}\n  on purpose: env -u {variable} ddp-train ..."
+                yield ConfigError(key="cluster", happened=happened, expected=expected, fix=fix)
+                return
+    if step is not None and step.most_tasks > 1 and not step.is_typed_in:
+        happened = f"srun starts {step.most_tasks} tasks on a node, and each of them would start all processes of the node"
+        fix = "srun --ntasks-per-node=1 ddp-train ..., with cluster.processes_per_node where it has to be said"
+        expected = "one task per node: ddp-train starts one process per GPU itself"
+        yield ConfigError(key="cluster", happened=happened, expected=expected, fix=fix)

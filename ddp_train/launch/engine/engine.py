@@ -23,11 +23,8 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import read_json, write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
 
-ENGINES = ("slurm", "ssh")
-"""What `cluster.launcher` may be where an engine starts the node programs."""
-
-QUEUES = ("slurm",)
-"""Those of them that have a queue: what was given to them goes on without the command that gave it."""
+ENGINES = ("slurm", "ssh")  # what `cluster.launcher` may be where an engine starts the node programs
+QUEUES = ("slurm",)  # those that have a queue: what was given to them goes on without the command that gave it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +79,7 @@ class Engine(Protocol):
     """One kind of cluster."""
 
     def render(self, specs: Sequence[Spec]) -> Rendered:
-        """Return the files and the commands for these runs. Pure: writes nothing, asks nobody.
-
-        Raises:
-            ConfigError: the engine cannot do what is asked for, or cannot be told a name exactly.
-        """
+        """Return the files and the commands for these runs, or refuse what the engine cannot do. Pure: writes nothing, asks nobody."""
 
     def submit(self, rendered: Rendered) -> str:
         """Write the files, run the commands, and return the engine's id of it; every run's folder has it then, too (`Submission`)."""
@@ -95,11 +88,7 @@ class Engine(Protocol):
         """Return where it is."""
 
     def stop(self, id: str, *, at_once: bool = False) -> None:
-        """Let it save and end.
-
-        Args:
-            at_once: without saving.
-        """
+        """Let it save and end, or end it at once."""
 
     def follow(self, run_folder: RunFolder, id: str) -> int:
         """Show where it is until it has ended, and return the exit code of the run."""
@@ -118,11 +107,7 @@ class Submission:
 
     @classmethod
     def read(cls, run_folder: RunFolder) -> Submission | None:
-        """Return it; None for a run that was given to no engine.
-
-        Raises:
-            DataError: it is damaged, or its id is no name: in the folder of somebody else it could be an option of `scancel`.
-        """
+        """Return it; None for a run that was given to no engine. An id that is no name could be an option of `scancel`: DataError."""
         try:
             found = cls(**read_json(run_folder.submitted))
         except FileNotFoundError:
@@ -132,15 +117,11 @@ class Submission:
         return found
 
     def state(self, run_folder: RunFolder) -> State:
-        """Return where the engine says the run is. What it cannot tell from this machine, the folder does: somebody holds it, or nobody.
-
-        Raises:
-            UserError: the engine cannot be asked now.
-        """
+        """Return where the engine says the run is; what it cannot tell from this machine, the folder's lock does."""
         found = engine_of(self.engine).state(self.id)
         if found.is_sure or time.time() - self.time < _HELD_WITHIN_S or is_held(run_folder.root):
             return found
-        return replace(found, stage=Stage.ENDED, why="nobody holds its folder")
+        return replace(found, stage=Stage.ENDED, why="its folder is not held")
 
 
 def engine_of(name: str) -> Engine:
@@ -155,9 +136,6 @@ def setup_lines(setup: Sequence[str], *, refuse: str) -> Iterator[str]:
 
     Args:
         refuse: a function of the script, which is told what happened, and does not come back.
-
-    Raises:
-        ConfigError: one has a line end: the scripts are read by people, line by line.
     """
     for line in setup:
         if "\n" in line or "\0" in line:

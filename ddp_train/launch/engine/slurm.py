@@ -14,7 +14,7 @@ from pathlib import Path
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Rendered, Stage, State, Submission
-from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, container, signal_s, task_script, without_secrets
+from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, container, task_script, without_secrets
 from ddp_train.launch.signals import held_back, stop_signals
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.log_tail import LogTail
@@ -109,27 +109,6 @@ class Slurm:
         except EnvironmentRefuses as error:  # a controller that is being restarted
             return None, str(error)
         return found, f"job {id}: {found}"
-
-
-def cautions(spec: Spec) -> list[str]:
-    """Say where SLURM kills sooner than the run may take to save."""
-    cluster = spec.job.config.cluster
-    found = slurm_client.waits(cluster.slurm.partition)
-    if found is None:
-        return []
-    lines = []
-    has = f"note: cluster.grace_s is {cluster.grace_s}, and"
-    if found.kill_wait_s < cluster.grace_s:
-        lines.append(
-            f"{has} a bare `scancel` kills after {found.kill_wait_s} s (KillWait): it may cut a save short.\n"
-            f"  `ddp-train cancel` waits; of the time limit the run is warned {signal_s(spec)} s before"
-        )
-    if found.preemption_s is not None and found.preemption_s < cluster.grace_s:
-        lines.append(
-            f"{has} preemption in partition {found.partition} kills after {found.preemption_s} s (GraceTime): it may cut a save short.\n"
-            "  Save often (checkpoint.every_minutes)"
-        )
-    return lines
 
 
 def run_in_allocation(spec: Spec, job: str) -> int:

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 
@@ -20,15 +19,11 @@ from ddp_train.launch.engine.engine import Stage, State
 from ddp_train.system.slurm_step import hosts_of, slurm_step
 
 _WITHIN_S = 60.0
-_MOST_TASKS = 1001  # of an array, where SLURM does not say otherwise
-_LATER = ("MaxSubmit", "job submit limit", "temporarily")
-"""What sbatch says when the same may be taken later."""
-_NO_ANSWER = ("Unable to contact", "timed out", "Zero Bytes", "standby")
-"""What it says when the controller's answer did not come: the job may be in the queue."""
+_MAX_TASKS = 1001  # of an array, where SLURM does not say otherwise
+_LATER = ("MaxSubmit", "job submit limit", "temporarily")  # what sbatch says when the same may be taken later
+_NO_ANSWER = ("Unable to contact", "timed out", "Zero Bytes", "standby")  # and when the job may be in the queue
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
-
-
 _ASKS, _ASKS_EVERY_S = 6, 5.0  # for a job whose submission was not answered
 
 
@@ -36,23 +31,8 @@ class NoAnswer(EnvironmentRefuses):
     """Nobody can say whether a job was submitted."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Waits:
-    """How long SLURM waits between TERM and KILL."""
-
-    kill_wait_s: int  # of scancel and the time limit
-    preemption_s: int | None  # of preemption in the partition; None: nobody is preempted there
-    partition: str
-
-
 def submit(arguments: Sequence[str]) -> str:
-    """Submit a script, the last of the arguments, and return the job's id.
-
-    Raises:
-        ConfigError: SLURM refuses it.
-        EnvironmentRefuses: it takes no more now.
-        NoAnswer: it does not answer, and cannot be asked for the job either.
-    """
+    """Submit a script, the last of the arguments, and return the job's id. EnvironmentRefuses: SLURM takes none now, or is silent."""
     try:
         found = _run(arguments)
     except EnvironmentRefuses as error:
@@ -60,21 +40,14 @@ def submit(arguments: Sequence[str]) -> str:
     if found.returncode != 0 and any(word in found.stderr for word in _NO_ANSWER):
         return _in_queue(arguments[-1], said=_said(found))
     if found.returncode != 0 and any(word in found.stderr for word in _LATER):
-        raise EnvironmentRefuses(
-            key="cluster.slurm", happened=f"SLURM takes no job now: {_said(found)}", expected="room in its queue", fix="try again later"
-        )
+        raise EnvironmentRefuses(key="cluster.slurm", happened=f"SLURM takes no job now: {_said(found)}", fix="try again later")
     if found.returncode != 0:
         raise ConfigError(key="cluster.slurm", happened=f"SLURM does not take the job: {_said(found)}", expected="what `sinfo` shows")
     return found.stdout.strip().partition(";")[0]
 
 
 def _in_queue(script: str, *, said: str) -> str:
-    """Return the job of a script whose submission was not answered.
-
-    Raises:
-        EnvironmentRefuses: SLURM has none.
-        NoAnswer: it cannot be asked.
-    """
+    """Return the job of a script whose submission was not answered. EnvironmentRefuses: SLURM has none, or cannot be asked (NoAnswer)."""
     for _ in range(_ASKS):
         found = _run(["squeue", "--me", "--noheader", "--format=%F|%o"])
         if found.returncode == 0:
@@ -86,17 +59,12 @@ def _in_queue(script: str, *, said: str) -> str:
     raise NoAnswer(
         key="cluster.slurm",
         happened=f"SLURM does not answer: {said}",
-        expected="an answer to sbatch or squeue",
         fix="`squeue --me` when it answers: it has the job, or not. Of two jobs of one run the second ends at once",
     )
 
 
 def state(id: str) -> State:
-    """Return where a job is, or a task of an array (ARRAY_TASK).
-
-    Raises:
-        EnvironmentRefuses: SLURM cannot be asked now.
-    """
+    """Return where a job is, or a task of an array (ARRAY_TASK). EnvironmentRefuses: SLURM cannot be asked now."""
     array, _, task = id.partition("_")
     states = _tasks(array, int(time.monotonic())) if task else _states(id)
     found = [states[id]] if id in states else [] if task else list(states.values())
@@ -126,31 +94,11 @@ def cancel(id: str) -> None:
 def most_tasks() -> int:
     """Return how many tasks an array may have."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]).stdout, re.MULTILINE)
-    return max(1, int(found[1])) if found else _MOST_TASKS
-
-
-def waits(partition: str | None) -> Waits | None:
-    """Return how long SLURM waits before it kills, in a partition (None: the default one); None where it does not say."""
-    config = _run(["scontrol", "show", "config"]).stdout
-    kill_wait = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
-    preempts = re.search(r"^PreemptMode\s*=\s*(\S+)", config, re.MULTILINE)
-    for line in _run(["scontrol", "-o", "show", "partition"]).stdout.splitlines():
-        facts = dict(word.partition("=")[::2] for word in line.split())
-        if kill_wait and (
-            facts.get("PartitionName") in (partition or "").split(",") or (partition is None and facts.get("Default") == "YES")
-        ):
-            is_preempted = preempts is not None and preempts[1] != "OFF" and facts.get("PreemptMode", "OFF") != "OFF"
-            grace_s = int(facts["GraceTime"]) if is_preempted and facts.get("GraceTime", "").isdigit() else None
-            return Waits(kill_wait_s=int(kill_wait[1]), preemption_s=grace_s, partition=facts["PartitionName"])
-    return None
+    return max(1, int(found[1])) if found else _MAX_TASKS
 
 
 def allocation() -> str | None:
-    """Return the job in whose allocation this process stands (salloc, a batch script); None outside.
-
-    Raises:
-        ConfigError: it is a task of srun, or the allocation has several parts.
-    """
+    """Return the job in whose allocation this process stands (salloc, a batch script); None outside. Refuses what has several parts."""
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return None
@@ -173,7 +121,7 @@ def allocation() -> str | None:
 
 @lru_cache(maxsize=64)
 def _tasks(array: str, second: int) -> Mapping[str, State]:
-    """Return where each task of an array is. Asked once a second, however many of them somebody wants to know."""
+    """Return where each task of an array is. Asked once a second, however many tasks are asked for."""
     del second
     return _states(array)
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddp_train import FOLDER
-from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.engine import setup_lines
@@ -23,18 +22,14 @@ from ddp_train.launch.spec import Spec
 from ddp_train.redaction import redact, references
 
 _MARGIN_S = 30  # of the early signal, for what is unknown of a step and for ranks that are told late
+_KEYS = ("account", "partition", "qos", "reservation", "constraint", "dependency", "exclusive")  # of cluster.slurm
+_FIXED = ("array", "chdir", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "requeue", "no-requeue", "signal")
 _OURS = {
-    **dict.fromkeys(("array", "chdir", "nodes", "ntasks-per-node", "output", "open-mode", "requeue", "signal"), "ddp-train says it"),
-    **dict.fromkeys(
-        ("account", "partition", "qos", "reservation", "constraint", "dependency", "exclusive"), "cluster.slurm has a key for it"
-    ),
+    **dict.fromkeys(_KEYS, "cluster.slurm has a key for it"),
+    **dict.fromkeys(_FIXED, "ddp-train says it"),
+    **dict.fromkeys(("wrap", "parsable", "test-only", "wait", "het-group"), "ddp-train submits one script, and asks for its id"),
     "time": "cluster.walltime says it",
     "cpus-per-task": "cluster.slurm.cpus_per_node says it",
-    "ntasks": "one task on each machine starts its processes",
-    "error": "it would cut the log in two",
-    **dict.fromkeys(
-        ("wrap", "parsable", "test-only", "wait", "het-group", "no-requeue"), "ddp-train submits one script, and asks for its id"
-    ),
 }
 _LINE = "\n# " + "-" * 136 + "\n"
 """What stands above it in launch/slurm.sbatch is filled in; what stands below is the script that people can run by hand, too."""
@@ -122,24 +117,14 @@ def signal_s(spec: Spec) -> int:
 
 
 def sbatch_value(text: str, *, key: str) -> str:
-    """Return a value as a line `#SBATCH --option=VALUE` has it: in double quotes, with a backslash before those and itself.
-
-    Raises:
-        ConfigError: it has a character that such a line cannot have.
-    """
+    """Return a value as a line `#SBATCH --option=VALUE` has it: in double quotes, with a backslash before those and itself."""
     if not text.isprintable():
-        raise ConfigError(
-            key=key, happened=f"is {text!r}", expected="text without line ends and control characters: SLURM cannot be told it"
-        )
+        raise ConfigError(key=key, happened=f"is {text!r}", expected="text without line ends and control characters")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def quoted(text: str) -> str:
-    """Return text as one word of the shell.
-
-    Raises:
-        ConfigError: it has a line end: the scripts are read by people, line by line.
-    """
+    """Return text as one word of the shell, on one line: the scripts are read by people."""
     if "\n" in text or "\0" in text:
         raise ConfigError(happened=f"{text!r} has a line end", expected="names and paths of one line")
     return shlex.quote(text)
@@ -158,13 +143,10 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
         yield f"gpus-per-node={max(spec.processes)}"
     if cluster.walltime is not None:
         if seconds_of(cluster.walltime) <= signal_s(spec):
-            raise ConfigError(
-                key="cluster.walltime",
-                happened=f"is {cluster.walltime}, and SLURM is to warn the run {signal_s(spec)} s before: that would be as it begins",
-                expected=f"more than cluster.grace_s ({cluster.grace_s}), a step and {_MARGIN_S} s",
-                fix="a longer walltime, or a smaller cluster.grace_s",
-            )
-        yield f"time={_time(cluster)}"
+            happened = f"is {cluster.walltime}, and SLURM is to warn the run {signal_s(spec)} s before: that would be as it begins"
+            expected = f"more than cluster.grace_s ({cluster.grace_s}), a step and {_MARGIN_S} s"
+            raise ConfigError(key="cluster.walltime", happened=happened, expected=expected)
+        yield f"time={_time(seconds_of(cluster.walltime))}"
     for name in ("account", "partition", "qos", "reservation", "constraint"):
         if (value := getattr(slurm, name)) is not None:
             yield f"{name}={sbatch_value(_plain(value, key=f'cluster.slurm.{name}'), key=f'cluster.slurm.{name}')}"
@@ -180,11 +162,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
         yield f"array=0-{len(specs) - 1}%{max(1, int(spec.engine_options['parallel']) // among)}"
     root = str(spec.job.run_folder.root)
     if any("\\" in str(each.job.run_folder.root) for each in specs):
-        raise ConfigError(
-            key="hydra.run.dir",
-            happened=f"{root} has a backslash",
-            expected="a path without: SLURM fills nothing into the name of its log then",
-        )
+        raise ConfigError(key="hydra.run.dir", happened=f"{root} has a backslash", expected="a path without: SLURM could not name its log")
     log = "/dev/null" if len(specs) > 1 else root.replace("%", "%%") + "/logs/slurm-%j.out"
     yield f"output={sbatch_value(log, key='hydra.run.dir')}"
     yield f"chdir={sbatch_value(spec.working_directory, key='hydra.run.dir')}"
@@ -211,9 +189,8 @@ def _cpus(spec: Spec) -> int | None:
     return each * max(spec.processes)
 
 
-def _time(cluster: ClusterConfig) -> str:
-    """Return the time limit as SLURM writes it."""
-    seconds = seconds_of(cluster.walltime)
+def _time(seconds: int) -> str:
+    """Return a time limit as SLURM writes it."""
     days, rest = divmod(seconds, 86_400)
     return f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 
@@ -230,15 +207,10 @@ def container(spec: Spec, *, folder: Path) -> tuple[list[str], list[str]]:
     folders = list(dict.fromkeys([spec.working_directory, str(folder)]))
     folders += [spec.code.folder] if spec.code is not None and not Path(spec.code.folder).is_relative_to(folders[-1]) else []
     if wrong := [folder for folder in folders if "," in folder or ":" in folder]:
-        raise ConfigError(
-            key="cluster.slurm.container", happened=f"{wrong[0]} cannot be named to a container", expected="paths without , and :"
-        )
-    mounts = ",".join(
-        [
-            *(f"{folder}:{folder}" for folder in folders),
-            *(_plain(mount, key="cluster.slurm.container_mounts") for mount in slurm.container_mounts),
-        ]
-    )
+        happened = f"{wrong[0]} cannot be named to a container"
+        raise ConfigError(key="cluster.slurm.container", happened=happened, expected="paths without , and :")
+    own = [_plain(mount, key="cluster.slurm.container_mounts") for mount in slurm.container_mounts]
+    mounts = ",".join([*(f"{folder}:{folder}" for folder in folders), *own])
     image = _plain(slurm.container, key="cluster.slurm.container")
     if slurm.container_runtime == "pyxis":
         options = {"container-image": image, "container-mounts": mounts, "container-workdir": spec.working_directory}
@@ -248,34 +220,20 @@ def container(spec: Spec, *, folder: Path) -> tuple[list[str], list[str]]:
 
 
 def without_secrets(script: str) -> str:
-    """Return a script, which is written as it is.
-
-    Raises:
-        ConfigError: it holds a secret of this process's environment, which would be written as stars.
-    """
+    """Return a script as it is; refuse one that holds a secret of this process's environment."""
     for line, hidden in zip(script.splitlines(), redact(script).splitlines(), strict=False):
         if line != hidden:
-            raise ConfigError(
-                key="cluster",
-                happened=f"a script for SLURM would hold a secret of your environment: {hidden}",
-                expected="its variable: ${oc.env:NAME} in cluster.setup",
-            )
+            happened = f"a script for SLURM would hold a secret of your environment: {hidden}"
+            raise ConfigError(key="cluster", happened=happened, expected="its variable: ${oc.env:NAME} in cluster.setup")
     return script
 
 
 def _plain(value: object, *, key: str) -> str:
-    """Return a value for a line that no shell reads.
-
-    Raises:
-        ConfigError: it holds a secret.
-    """
+    """Return a value for a line that no shell reads; refuse a secret."""
     if names := references(str(value)):
-        raise ConfigError(
-            key=key,
-            happened=f"takes the secret {names[0]} from the environment",
-            expected="a value that may be written into a script",
-            fix=f"`export ...=${{oc.env:{names[0]}}}` in cluster.setup, for what reads its secret from the environment",
-        )
+        happened = f"takes the secret {names[0]} from the environment"
+        fix = f"`export ...=${{oc.env:{names[0]}}}` in cluster.setup, for what reads its secret from the environment"
+        raise ConfigError(key=key, happened=happened, expected="a value that may be written into a script", fix=fix)
     return str(value)
 
 

@@ -73,11 +73,7 @@ class Ssh:
         return Rendered(files=files, commands=commands, run_folders=[spec.job.run_folder.root for spec in specs])
 
     def submit(self, rendered: Rendered) -> str:
-        """Start the client of one run.
-
-        Raises:
-            ConfigError: these are several runs.
-        """
+        """Start the client of one run."""
         if len(rendered.run_folders) != 1:
             raise ConfigError(key="cluster", happened="is ssh, which takes one run at a time", expected="several runs one after the other")
         run_folder = RunFolder(rendered.run_folders[0])
@@ -117,18 +113,11 @@ class Ssh:
         return State(stage=Stage.ENDED if has_ended else Stage.RUNNING)
 
     def stop(self, id: str, *, at_once: bool = False) -> None:
-        """Tell the client, which tells the machines.
-
-        Raises:
-            EnvironmentRefuses: the client is on another machine.
-        """
+        """Tell the client, which tells the machines. EnvironmentRefuses: it is on another machine."""
         host, pid, start = _client(id)
         if host != socket.gethostname():
-            raise EnvironmentRefuses(
-                happened=f"the run's client is on {host}",
-                expected="the same command there",
-                fix=f"on {host}; where that machine is gone, the run saves and ends by itself",
-            )
+            fix = f"the same command on {host}; where that machine is gone, the run saves and ends by itself"
+            raise EnvironmentRefuses(happened=f"the run's client is on {host}", fix=fix)
         if start_of(pid) == start:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGQUIT if at_once else signal.SIGUSR1)  # that one may come again, and still lets it save

@@ -54,10 +54,9 @@ class Remote:
 
 
 def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, is_run: bool = True) -> int:
-    """Be the client: run the node programs to their ends, and return the exit code of the run.
+    """Be the client: run the node programs to their ends, and return the exit code of the run; `least` machines are needed.
 
     Args:
-        least: so many machines are needed.
         is_run: something of it stays that could be resumed.
     """
     os.setsid()  # Ctrl-C on the terminal reaches the command, which tells us once
@@ -100,10 +99,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
 
 
 def preamble(environment: Mapping[str, str], word: str) -> bytes:
-    """Return the lines that set a machine's environment, and tell the name of this start.
-
-    A login by SSH finds none of the variables that people export.
-    """
+    """Return the lines that set a machine's environment, of which a login by SSH has nothing, and tell the name of this start."""
     lines = [
         f"export {name}={shlex.quote(value)}\n"
         for name, value in sorted(environment.items())
@@ -198,22 +194,10 @@ class _Line:
 
 
 _REFUSALS = {
-    "directory": (
-        "has not the folder in which the command stands",
-        "a folder on a file system that all machines share",
-        "cd to a shared folder",
-    ),
-    "folder": (
-        "does not see the run's folder, or may not write into it",
-        "a run folder on a file system that all machines share",
-        "cd to a shared folder, or hydra.run.dir=FOLDER on one",
-    ),
+    "directory": ("has not the folder in which the command stands", "a folder that all machines share", "cd to a shared folder"),
+    "folder": ("does not see the run's folder, or may not write into it", "a run folder that all machines share", "cd to a shared folder"),
     "setup": ("failed in a line of cluster.setup", "lines for bash that succeed", "`ssh HOST bash` to try them"),
-    "python": (
-        "has not the interpreter of this command",
-        "the same environment at the same path on all machines",
-        "an environment on a shared file system, or cluster.python=PATH",
-    ),
+    "python": ("has not the interpreter of this command", "the same environment at the same path on all machines", "cluster.python=PATH"),
 }
 """What a machine's script says -> what happened, what was expected, how to mend it."""
 

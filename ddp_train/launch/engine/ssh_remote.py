@@ -21,22 +21,14 @@ from collections.abc import Iterator
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
 from ddp_train.system.process import STOP_SIGNALS, die_with_parent
 
-MARK = "\x1eddp-train: "
-"""Begins a line that is for the client, and not for the terminal."""
-READY = f"{MARK}ready"
-"""This machine waits for `go`."""
-_NEEDED = ("torch", "hydra", "omegaconf", "numpy", "tensorboard", "rich", "xxhash")
-"""What a node program and its ranks import whatever they train; what the run imports beside it is found missing when its ranks start."""
-SILENT_S = 15.0
-"""A line that is silent for so long is broken."""
+MARK = "\x1eddp-train: "  # begins a line that is for the client, and not for the terminal
+READY = f"{MARK}ready"  # this machine waits for `go`
+_NEEDED = ("torch", "hydra", "omegaconf", "numpy", "tensorboard", "rich", "xxhash")  # by a node program and its ranks, whatever they train
+SILENT_S = 15.0  # a line that is silent for so long is broken
 
 
 def main(arguments: list[str]) -> int:
-    """Wait for `go`, run the node program to its end, and return its exit code.
-
-    Args:
-        arguments: RUN/launch/spec.json, and which machine this is.
-    """
+    """Wait for `go`, run the node program of a spec and a machine's number to its end, and return its exit code."""
     spec, index = arguments
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         print(f"{sys.executable} has no {', '.join(missing)}", file=sys.stderr)

@@ -9,9 +9,7 @@ from typing import Any
 from ddp_train.launch.node.facts import Facts
 from ddp_train.launch.node.files import FileList
 
-SKEW_S = 2.0
-"""Clocks that differ by more are named. They break nothing of ours, but the times in logs, and whatever else compares them."""
-
+SKEW_S = 2.0  # clocks that differ by more are named: times in logs differ, and whatever else compares them
 _MAX = 8  # lines of a kind
 _MAY_DIFFER = (  # by machine
     *("cluster.node_rank", "cluster.processes_per_node", "cluster.threads_per_process", "cluster.rendezvous_endpoint", "cluster.device"),
@@ -57,9 +55,8 @@ def skew_s(first: Facts, other: Facts, *, round_trip_s: float) -> float:
     """Return by how much a machine's clock is ahead of the first's (negative: behind), as far as it is certain.
 
     Args:
-        first: told when the other's word was there (`Facts.now`).
-        other: told when it was sent.
-        round_trip_s: how long a word takes to the first and back: so much nobody can know.
+        first: told when the other's word was there (`Facts.now`); `other` when it was sent.
+        round_trip_s: how long a word takes to the first and back: so much is not known.
     """
     apart = other.utc - first.utc
     return 0.0 if abs(apart) <= round_trip_s else apart - (round_trip_s if apart > 0 else -round_trip_s)

@@ -101,15 +101,10 @@ def collect(
     spec_hash: str = "",
     code: Path | None = None,
 ) -> Facts:
-    """Look at this machine; takes a second and a half at most, and some hundredths on a small run.
+    """Look at this machine; takes a second and a half at most, and some hundredths on a small run. The arguments are fields of `Facts`.
 
     Args:
         config: as this machine has composed or read it; of a sweep, whose jobs are composed later, the section `cluster`.
-        launch: what tells runs apart that meet at the same place.
-        node: which machine of the run this is, if somebody has said.
-        nodes: how many machines the run has: "2", "1:4".
-        processes: on this machine.
-        spec_hash: of the spec that it was started with, if any.
         code: the folder of the frozen code; None: the user's code is where they stand.
     """
     problems: list[str] = []
@@ -192,13 +187,7 @@ def _kind(machine: nvml.Machine | None) -> str:
 
 
 def interface_problems(environment: Mapping[str, str], interfaces: Mapping[str, Sequence[str]], *, uses_gpu: bool) -> Iterator[str]:
-    """Yield what is wrong with the network interfaces that gloo and NCCL are told to take.
-
-    Args:
-        environment: as the ranks will have it.
-        interfaces: those that the machine has, with their addresses.
-        uses_gpu: NCCL's variable counts, too.
-    """
+    """Yield what is wrong with the network interfaces that the ranks' environment names, on GPUs also to NCCL."""
     there = f"this machine has {', '.join(interfaces)}"
     for name in filter(None, environment.get(GLOO, "").split(",")):
         if name not in interfaces:

@@ -25,7 +25,7 @@ from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.round_agent import SHOWN, RoundAgent
 from ddp_train.launch.node.rounds import Rounds
 from ddp_train.launch.node.slot import NodeSlot, Work
-from ddp_train.launch.node.wire import MOST_BYTES, SILENT_S, Line, of_socket
+from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, of_socket
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
 from ddp_train.run_folder import failure
 from ddp_train.system.network import WAITING
@@ -40,7 +40,6 @@ def run_node(work: Work, slot: NodeSlot, *, received: Sequence[int] = ()) -> int
     """Take part in a run until it ends, and return its exit code, the same on all machines.
 
     Args:
-        work: what this machine brings. The first one's is done.
         received: stop signals that have come already.
     """
     return asyncio.run(_Program(work, slot).run(received))
@@ -61,9 +60,9 @@ class _Program:
 
     async def run(self, received: Sequence[int]) -> int:
         loop = asyncio.get_running_loop()
-        for each in LISTENED:
-            if signal.getsignal(each) != signal.SIG_IGN:  # nohup ignores SIGHUP
-                loop.add_signal_handler(each, self._on_signal, each)
+        for heard in LISTENED:
+            if signal.getsignal(heard) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                loop.add_signal_handler(heard, self._on_signal, heard)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `env --block-signal` may have held some back until now
         for number in received:
             self._on_signal(number)
@@ -94,7 +93,7 @@ class _Program:
             task.add_done_callback(connections.discard)
 
         server = await asyncio.start_server(
-            lambda reader, writer: serve(Line(reader, writer)), sock=self._slot.listener, limit=MOST_BYTES, backlog=WAITING
+            lambda reader, writer: serve(Line(reader, writer)), sock=self._slot.listener, limit=MAX_BYTES, backlog=WAITING
         )
         serve(await of_socket(self._theirs), is_first=True)
         self._slot.publish()
@@ -160,11 +159,7 @@ class _Program:
             await self._be_lost(why)
 
     async def _follow(self, line: Line) -> int | str:
-        """Do what the registry says until the run has ended; return its exit code, or why the line has ended ("": nobody said).
-
-        Raises:
-            TimeoutError: the first machine is silent.
-        """
+        """Do what the registry says until the run has ended; return its exit code, or why the line has ended ("": not said)."""
         dropped = ""
         while (message := await line.receive(silent_s=None if self._ours is not None else SILENT_S)) is not None:
             kind, agent = message["kind"], self._agent
@@ -187,15 +182,10 @@ class _Program:
         return dropped
 
     async def _be_lost(self, why: str) -> None:
-        """End what runs here, because nobody else can; return where this machine is to come back.
-
-        Raises:
-            End: it is not.
-        """
+        """End what runs here, because nobody else can; return where this machine is to join again, else end the program."""
         is_in_a_round = self._agent is not None and self._agent.is_at_work
-        print(
-            f"{why}; {'the ranks of this machine are ended' if is_in_a_round else 'no round is at work here'}", file=sys.stderr, flush=True
-        )
+        here = "the ranks of this machine are ended" if is_in_a_round else "no round is at work here"
+        print(f"{why}; {here}", file=sys.stderr, flush=True)
         has_ended = await self._end_agent()  # before anything else: what looks at the run's folder may wait for a network that is gone
         if not has_ended or self._ours is not None:  # it has no place in another round; and without the first machine there is none
             raise End(FAILED)
@@ -210,11 +200,7 @@ class _Program:
         self._end_without_it("is lost to this machine")
 
     def _end_without_it(self, why: str) -> NoReturn:
-        """End as the run has ended, which the first machine could not say; name it in the run's folder where nobody has named one.
-
-        Raises:
-            End: always.
-        """
+        """End as the run has ended, which the first machine could not say; name it in the run's folder if no report is there."""
         text, agent = f"{self._membership.first_host} {why}", self._agent
         if agent is not None and (folder := agent.folder()) is not None:
             if failure.ended_since(folder, agent.before) is not None:

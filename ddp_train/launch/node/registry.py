@@ -16,12 +16,10 @@ from ddp_train.launch.node.slot import NodeSlot
 from ddp_train.launch.node.wire import SILENT_S, Line, Message, is_proven, nonce, plain_address, proof, shown
 
 _HELLO_WITHIN_S = 10.0
-_MOST_NAME = 100  # characters
+_MAX_NAME = 100  # characters
 _SAID_AGAIN_S = 30.0
-_MOST_REFUSALS = 20  # that are shown in that time
-_STALE_S = 2.5
-"""Longer than between two signs of life: nothing is begun with a machine that has said nothing for so long."""
-
+_MAX_REFUSALS = 20  # that are shown in that time
+_STALE_S = 2.5  # longer than between two signs of life: nothing is begun with a machine that has said nothing for so long
 _DERIVED = "trainer.grad_accum_steps"  # follows from the global batch and from how many ranks there are
 
 
@@ -73,11 +71,7 @@ class Registry:
         self._refused: dict[str, float] = {}  # what was shown, or from where it came -> when: of the last seconds
 
     async def serve(self, line: Line, *, is_first: bool = False) -> None:
-        """Serve one connection to its end.
-
-        Args:
-            is_first: it is the one of the machine that this runs on.
-        """
+        """Serve one connection to its end; `is_first`: of the machine that this runs on."""
         try:
             machine = await self._take_in(line, is_first=is_first)
             if machine is not None:
@@ -129,7 +123,7 @@ class Registry:
             return None
         if hello is None or hello.get("kind") != "hello":
             return None  # not one of ours
-        name, theirs = shown(hello.get("name"), _MOST_NAME), str(hello.get("nonce"))
+        name, theirs = shown(hello.get("name"), _MAX_NAME), str(hello.get("nonce"))
         if not is_proven(hello.get("proof"), proof(self._token, by="member", over=ours, own=theirs)):
             self._refuse(line, name, ["it is of another run"], is_foreign=True)
             return None
@@ -179,13 +173,12 @@ class Registry:
     def _another_run(self, facts: Facts) -> str:
         """Return a sentence on a machine that came for another run than this one; "" for one of this run.
 
-        Equal configs say nothing: two runs that are resumed at one endpoint have them, and a machine that was cut off may come back to the
-        endpoint of the run after its own.
+        Equal configs say nothing: two runs that are resumed at one endpoint have them.
         """
-        if facts.run in (self._first.run, str(self._folder or "")):
+        folder = str(self._folder or "")
+        if facts.run in (self._first.run, folder):
             return ""
-        here = self._first.run or str(self._folder or "")
-        return f"another run is there: {here or 'a new one'}; {facts.host} came for {facts.run or 'a new one'}"
+        return f"another run is there: {self._first.run or folder or 'a new one'}; {facts.host} came for {facts.run or 'a new one'}"
 
     async def _look_there(self, line: Line, facts: Facts, name: str) -> list[str] | None:
         """Ask a machine whether it sees the run folder, and for its clock. Return what is in the way of it; None: it does not answer."""
@@ -255,14 +248,10 @@ class Registry:
         self._name_once(text, key=where if is_foreign else "")
 
     def _name_once(self, text: str, *, key: str = "") -> None:
-        """Say something of a machine that may come again and again: not each time, and no more than people read.
-
-        Args:
-            key: of what is the same again; "": the text.
-        """
+        """Say something of a machine that may come again and again: once for each key (else text), and no more than people read."""
         now = time.monotonic()
-        self._refused = {each: at for each, at in self._refused.items() if now - at <= _SAID_AGAIN_S}
-        if (key or text) not in self._refused and len(self._refused) < _MOST_REFUSALS:
+        self._refused = {said: at for said, at in self._refused.items() if now - at <= _SAID_AGAIN_S}
+        if (key or text) not in self._refused and len(self._refused) < _MAX_REFUSALS:
             self._refused[key or text] = now
             self.say(text)
 

@@ -23,9 +23,7 @@ from ddp_train.run_folder.result import Result
 from ddp_train.system import handover
 from ddp_train.system.process import STOP_SIGNALS, Child, descendants, is_alive
 
-SHOWN = 200
-"""Characters of an error in a line."""
-
+SHOWN = 200  # characters of an error in a line
 _STORE_S = 10.0
 _DIES_WITHIN_S = 5.0
 _GIVES_UP_S = 15.0  # an agent that was killed; more than what is waited for its ranks
@@ -36,9 +34,7 @@ class RoundAgent:
     """One round on this machine, from the registry's word to the end of the agent. Made in the event loop, which runs it from then on.
 
     Args:
-        work: what this machine brings.
         message: the registry's, that begins the round.
-        line: to the registry, which is told how the agent has ended.
         listener: where the agent is to serve the store of the round (the first machine).
         told: a stop signal that has come already, and has crossed the message on the line: the registry passes it on to the others only.
         is_killed: one has come that ends all at once.
@@ -49,8 +45,7 @@ class RoundAgent:
     ) -> None:
         self._work, self._message, self._line, self._listener = work, message, line, listener
         self.told, self._is_killed = told, is_killed  # the agent may not have begun yet
-        self.before: Result | None = None
-        """What result.json held when the round began."""
+        self.before: Result | None = None  # what result.json held when the round began
         self._agent: Child | None = None
         self._remains: list[int] = []  # the processes below an agent that was killed
         self._facts_file = ""  # for the first rank of another program than training, which removes it

@@ -84,11 +84,7 @@ class Work:
 
 
 def with_world_size(job: Job, world_size: int) -> Job:
-    """Return the same job for another number of ranks, and write its config down.
-
-    Raises:
-        ConfigError: there are more ranks than samples in a batch.
-    """
+    """Return the same job for another number of ranks, and write its config down (ConfigError: more ranks than samples in a batch)."""
     config = job.config.on(world_size)
     if config is not job.config:
         job.run_folder.record_config(config.yaml(answers_before(config, job.run_folder.root)))
@@ -106,9 +102,6 @@ def slot_under_an_engine(
         index: which machine this is; None: as SLURM, PET_NODE_RANK or NODE_RANK say.
         launch: the same word on all machines, and no other start of this run has it; None: SLURM's job, step and restart.
         meeting: HOST:PORT where the first machine serves the registry; None: it takes a free port and says which in the run folder.
-
-    Raises:
-        ConfigError: nobody has said which machine this is, or which start of the run.
     """
     step = slurm_step(environment)
     if index is None:
@@ -143,28 +136,14 @@ def slot_under_an_engine(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. What connects before it is served waits.
-
-    Args:
-        host: an address of this machine; "": all of them.
-        port: 0 takes a free one.
-
-    Raises:
-        OSError: the port is taken, or the address is not this machine's.
-    """
+    """Return a socket that listens at an address of this machine ("": all of them), at a free port where `port` is 0."""
     is_ipv6 = ":" in host or (not host and socket.has_dualstack_ipv6())
     family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=WAITING, dualstack_ipv6=is_ipv6 and not host)
 
 
 def refresh(folder: Path) -> None:
-    """Let a network file system look what is in a folder: it may believe for a minute that what was missing there once still is.
-
-    Opening the folder is what makes NFS ask its server (close-to-open).
-
-    Raises:
-        OSError: it is not there.
-    """
+    """Let NFS ask its server what is in a folder (close-to-open): else what was missing there is so for a minute. OSError: no folder."""
     os.listdir(folder)
 
 

@@ -20,45 +20,39 @@ from typing import Any
 from ddp_train.errors import printable
 
 BEAT_S = 1.0
-SILENT_S = 6.0
-"""A machine that has said nothing for so long is lost: to the others, and to itself."""
-
-MOST_BYTES = 1 << 25  # of one line: facts with the hashes of thousands of files, or a job
+SILENT_S = 6.0  # a machine that has said nothing for so long is lost: to the others, and to itself
+MAX_BYTES = 1 << 25  # of one line: facts with the hashes of thousands of files, or a job
 _RETRY_MS = 1000
 _TCP_RTO_MAX_MS = 44  # of Linux 6.15: a cable that was out for seconds is used again after one, not after as long again
-
-_MOST_SHOWN = 4000  # characters
-_SIDES = ("member", "registry")
+_MAX_SHOWN = 4000  # characters
 
 Message = dict[str, Any]
 
 
 def nonce() -> str:
-    """Return a number that nobody has used before, for the other end to prove something with."""
+    """Return a number that was never used before, for the other end to prove something with."""
     return secrets.token_hex(16)
 
 
 def proof(token: str, *, by: str, over: Any, own: Any) -> str:
-    """Return what shows that somebody knows the token.
+    """Return what shows knowledge of the token.
 
     Args:
         by: member or registry: neither can send the other's proof back.
-        over: the nonce of who is to be convinced.
-        own: the nonce of who proves it.
+        over: the nonce of the side that is to be convinced.
+        own: the nonce of the side that proves it.
     """
-    assert by in _SIDES
     return hmac.new(token.encode(), json.dumps([by, over, own]).encode(), "sha256").hexdigest()
 
 
-def is_proven(given: Any, expected: str) -> bool:
-    """Tell whether a proof is right, in a time that tells nothing of how much of it is."""
-    return hmac.compare_digest(str(given).encode("utf-8", "replace"), expected.encode())
+def is_proven(received: Any, expected: str) -> bool:
+    """Tell whether a proof is right, in a time that does not depend on how much of it is."""
+    return hmac.compare_digest(str(received).encode("utf-8", "replace"), expected.encode())
 
 
-def shown(text: Any, most: int = _MOST_SHOWN) -> str:
+def shown(text: Any, most: int = _MAX_SHOWN) -> str:
     """Return what another machine has said as a terminal may show it: no control characters, and not without end."""
-    found = str(text)
-    return printable(found if len(found) <= most else f"{found[:most]}...")
+    return printable(str(text) if len(str(text)) <= most else f"{str(text)[:most]}...")
 
 
 def reason(error: OSError) -> str:
@@ -102,11 +96,7 @@ class Line:
                 self._writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
     async def receive(self, *, silent_s: float | None = None) -> Message | None:
-        """Return the next message, or None when the line has ended.
-
-        Raises:
-            TimeoutError: not even a sign of life came for so long.
-        """
+        """Return the next message, or None when the line has ended. TimeoutError: not even a sign of life came for so long."""
         while True:
             waited = False
             try:
@@ -147,11 +137,7 @@ class Line:
 
 
 async def connect(host: str, port: int, *, within_s: float) -> Line:
-    """Return a line to the registry.
-
-    Raises:
-        OSError: nobody listens there, or it cannot be reached in time.
-    """
+    """Return a line to the registry. OSError: nobody listens there, or it cannot be reached in time."""
     # The name is looked up here and not in a thread of asyncio's: this process forks, and has no other thread.
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     connection = socket.socket(family, kind, protocol)
@@ -166,5 +152,5 @@ async def connect(host: str, port: int, *, within_s: float) -> Line:
 
 async def of_socket(connection: socket.socket) -> Line:
     """Return a line over a socket that is connected."""
-    reader, writer = await asyncio.open_connection(sock=connection, limit=MOST_BYTES)
+    reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_BYTES)
     return Line(reader, writer)

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_train.cli import main as app
 from ddp_train.errors import ConfigError, EnvironmentRefuses
-from ddp_train.launch.engine import slurm, slurm_client
+from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
@@ -50,7 +50,6 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
     for name in ("submit", "state"):
         monkeypatch.setattr(slurm_client, name, getattr(found, name))
     monkeypatch.setattr(slurm_client, "most_tasks", lambda: 4)
-    monkeypatch.setattr(slurm, "cautions", lambda spec: [])
     return found
 
 

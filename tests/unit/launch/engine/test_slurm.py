@@ -12,7 +12,6 @@ import pytest
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm, slurm_client
 from ddp_train.launch.engine.engine import ENGINES, Stage, State, Submission, engine_of
-from ddp_train.launch.engine.slurm_client import Waits
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
@@ -106,22 +105,6 @@ def test_ctrl_c_asks_first_then_saves_then_ends(
     assert ENGINE.follow(run_folder, "7") == 130
     assert stopped == [(True, False), (True, True)]
     assert "goes on without this command" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (None, []),
-        (Waits(kill_wait_s=30, preemption_s=None, partition="main"), []),
-        (Waits(kill_wait_s=5, preemption_s=10, partition="low"), ["KillWait", "GraceTime"]),
-    ],
-)
-def test_a_grace_that_slurm_does_not_wait_for_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Waits | None, said: list[str]
-) -> None:
-    monkeypatch.setattr(slurm_client, "waits", lambda partition: found)
-    lines = slurm.cautions(spec(tmp_path))
-    assert len(lines) == len(said) and all(word in line for word, line in zip(said, lines, strict=True))
 
 
 def test_who_is_told_to_end_is_told_again_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

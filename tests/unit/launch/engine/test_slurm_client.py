@@ -112,25 +112,6 @@ def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
         slurm_client.submit(["sbatch"])
 
 
-PARTITIONS = """PartitionName=main Default=YES GraceTime=0 PreemptMode=OFF
-PartitionName=low Default=NO GraceTime=20 PreemptMode=REQUEUE
-"""
-
-
-@pytest.mark.parametrize(
-    ("partition", "mode", "expected"),
-    [(None, "OFF", (30, None, "main")), ("low", "REQUEUE", (30, 20, "low")), ("low", "OFF", (30, None, "low")), ("other", "OFF", None)],
-)
-def test_how_long_slurm_waits_before_it_kills(answers: Path, partition: str | None, mode: str, expected: object) -> None:
-    (answers / "config").write_text(f"KillWait                = 30 sec\nPreemptMode             = {mode}\n")
-    (answers / "partitions").write_text(PARTITIONS)
-    script = answers / "scontrol"
-    script.write_text(f'#!/bin/bash\n[ "$2" = config ] && cat {answers}/config || cat {answers}/partitions\n')
-    script.chmod(0o755)
-    found = slurm_client.waits(partition)
-    assert (found and (found.kill_wait_s, found.preemption_s, found.partition)) == expected
-
-
 def test_where_this_process_stands(answers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert slurm_client.allocation() is None
     monkeypatch.setenv("SLURM_JOB_ID", "7")

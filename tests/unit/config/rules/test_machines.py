@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_train.config.rules.copies import check_copies
+from ddp_train.config.rules.machines import check_copies
 from tests.conftest import TINY, Project
 from tests.unit.config.clusters import SILENT
 
