@@ -158,7 +158,7 @@ def test_a_path_is_the_same_in_both_scripts_whatever_it_is_called(folder: str, t
     one = Spec(**{**vars(one), "working_directory": str(run), "engine_options": {"python": str(fake)}})
     (run / "launch/task.sh").write_text(task_script(one))
     lines = batch_script([one]).splitlines()
-    script = [line for line in lines if line.startswith(("run=", "logs="))]
+    script = [line for line in lines if line.strip().startswith(("run=", "logs="))]
     script += ['bash "$run/launch/task.sh" verdict "$run"', 'echo "$logs"']
     ran = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True, check=True, cwd="/")
     pattern = str(run).replace("%", "%%")
