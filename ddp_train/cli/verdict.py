@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from ddp_train.cli.saved_run import run_of
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, ConfigError, UserError
+from ddp_train.cli.status import folder_of
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError
 from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
@@ -29,10 +29,8 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]`: print the verdict on a run, and return it. Starts nothing."""
     folders = [text for text in arguments if text != "--begins" and not text.startswith(("--job=", "--ended="))]
     job, ended = _given("--job=", arguments), _given("--ended=", arguments) or "0"
-    if len(folders) != 1 or folders[0].startswith("-") or not ended.isdigit():
-        expected = "ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]"
-        raise ConfigError(happened="no run folder was given", expected=expected)
-    run_folder = RunFolder(run_of(Path(folders[0])))
+    folder = folder_of(folders if ended.isdigit() else [], USAGE)
+    run_folder = RunFolder(run_of(folder))
     if job and (other := _other_job(run_folder, job)):
         print(f"never: job {other} has this run")
         return DONE

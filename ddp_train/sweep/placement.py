@@ -9,8 +9,8 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.engine import ENGINES, QUEUES
-from ddp_train.launch.engine_slot import slots as engine_slots
 from ddp_train.launch.launcher import MakeSlots
+from ddp_train.launch.submit import slots as engine_slots
 from ddp_train.system import devices
 from ddp_train.system.torchrun_env import is_torchrun_worker
 

@@ -28,7 +28,6 @@ SHOWN_BY = {
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",
     "cli/prepare_weights.py": "tests/unit/checkpoint/test_dcp.py",
     "cli/resume.py": "tests/config/test_config.py",
-    "cli/runs.py": "tests/distributed/test_sweep.py",
     "config/check.py": "tests/config/test_config.py",
     "config/limits.py": "tests/config/test_security.py",
     "config/targets/locate.py": "tests/unit/config/targets/test_target.py",

@@ -31,9 +31,9 @@ _OURS = {
     "time": "cluster.walltime says it",
     "cpus-per-task": "cluster.slurm.cpus_per_node says it",
 }
+_HERE = Path(__file__).parent
 _LINE = "\n# " + "-" * 136 + "\n"
 """What stands above it in launch/slurm.sbatch is filled in; what stands below is the script that people can run by hand, too."""
-_FILE = next(path for path in (Path(__file__).with_name("slurm.sbatch"), FOLDER.parent / "launch/slurm.sbatch") if path.is_file())
 _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-node")
 
 
@@ -69,27 +69,17 @@ def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
         *job,
         *(f"{name}=({' '.join(map(quoted, values))})" for name, values in words.items()),
     ]
-    return "\n".join([*head, _LINE[1:]]) + _FILE.read_text(encoding="utf-8").partition(_LINE)[2]
+    file = next(
+        path for path in (_HERE / "slurm.sbatch", FOLDER.parent / "launch/slurm.sbatch") if path.is_file()
+    )  # installed, or a checkout
+    return "\n".join([*head, _LINE[1:]]) + file.read_text(encoding="utf-8").partition(_LINE)[2]
 
 
 def task_script(spec: Spec) -> str:
     """Return what each machine runs; its arguments are those of ddp-train."""
     cluster = spec.job.config.cluster
     python = cluster.python or ("python" if cluster.slurm.container else str(spec.engine_options["python"]))
-    lines = [
-        "#!/bin/bash",
-        "# ddp-train for this run, on one of its machines: after cluster.setup, with the run's interpreter, on the snapshot of its code.",
-        "",
-        "# A signal that comes before Python listens waits until it does, where env can do that (coreutils 8.31).",
-        "block=(env --block-signal=USR1,TERM)",
-        'if [ "$1" = node ] && [ -z "$DDP_TRAIN_HOLDS" ] && "${block[@]}" true 2> /dev/null; then',
-        '    DDP_TRAIN_HOLDS=yes exec "${block[@]}" bash "$0" "$@"',
-        "fi",
-        "unset DDP_TRAIN_HOLDS",
-        "",
-        'refuse() { echo "$(uname -n): $1" >&2; exit 78; }',
-        "",
-    ]
+    lines = [(_HERE / "task.sh").read_text(encoding="utf-8")]
     if cluster.setup:
         lines.append("{  # what it prints is no answer of ddp-train's")
         lines += [*setup_lines(cluster.setup, refuse="refuse"), "} >&2", ""]

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from ddp_train.config.cluster import hosts_of
 from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
@@ -36,25 +37,13 @@ OPTIONS = (
     "RequestTTY=no",
 )
 
-_SCRIPT = """\
-# Machine {index} ({host}) of the run {run}. Made by ddp-train, to be read.
-# A bash there reads it from the line to the machine. Before it the line has the environment of the command, which is not kept here because
-# it may hold secrets, and word=..., the name of this start.
-no() {{ printf '{mark}no %s\\n' "$1"; exit {refuses}; }}
-cd {directory} 2>/dev/null || no directory
-[ -e {launch}/here_"$word" ] && [ -w {launch} ] || no folder
-{setup}{code}command -v {python} >/dev/null || no python
-exec {python} -m ddp_train.launch.engine.ssh_remote {spec} {index}
-"""
 _SETUP = """\
 failed() {{ echo "$1" >&2; exit 1; }}
 trap 'no setup' EXIT          # cluster.setup: a line whose last command fails ends it, and so does one that exits
-{lines}
+{}
 trap - EXIT
 """
-_CODE = """\
-export PYTHONPATH={path}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1   # the run's own code comes first
-"""
+_CODE = 'export PYTHONPATH={}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1   # the run\'s own code comes first\n'
 
 
 class Ssh:
@@ -149,15 +138,20 @@ def _script(spec: Spec, index: int, host: str) -> str:
         "python": cluster.python or str(spec.engine_options["python"]),
         "spec": str(spec.job.run_folder.spec),
     }
-    return _SCRIPT.format(
-        index=index,
-        run=json.dumps(str(spec.job.run_folder.root)),  # a comment is one line
-        host=host,
-        mark=MARK.replace("\x1e", "\\036"),
-        refuses=ENVIRONMENT_REFUSES,
-        setup=_SETUP.format(lines="\n".join(setup_lines(cluster.setup, refuse="failed"))) if cluster.setup else "",
-        code=_CODE.format(path=shlex.quote(spec.code.python_path())) if spec.code is not None else "",
-        **{name: shlex.quote(text) for name, text in quoted.items()},
+    return (
+        Path(__file__)
+        .with_name("ssh.sh")
+        .read_text(encoding="utf-8")
+        .format(
+            index=index,
+            run=json.dumps(str(spec.job.run_folder.root)),  # a comment is one line
+            host=host,
+            mark=MARK.replace("\x1e", "\\036"),
+            refuses=ENVIRONMENT_REFUSES,
+            setup=_SETUP.format("\n".join(setup_lines(cluster.setup, refuse="failed"))) if cluster.setup else "",
+            code=_CODE.format(shlex.quote(spec.code.python_path())) if spec.code is not None else "",
+            **{name: shlex.quote(text) for name, text in quoted.items()},
+        )
     )
 
 

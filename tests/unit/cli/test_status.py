@@ -1,14 +1,17 @@
-"""Where a run is, in words."""
+"""Where a run is, in words, and what it has said."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from ddp_train.cli import main
-from ddp_train.cli.status import show_status
+from ddp_train.cli import status as module
+from ddp_train.cli.status import show_logs, show_status
 from ddp_train.errors import DataError, EnvironmentRefuses
 from ddp_train.job import Task
 from ddp_train.launch.engine import slurm_client
@@ -115,3 +118,28 @@ def test_a_cut_off_file_of_a_run_is_named_and_is_no_mistake_of_the_command_line(
     run_folder.submitted.write_text('{"engine": "sl')
     assert main.run(LAUNCHER) == 2
     assert f"{run_folder.submitted} cannot be read: Unterminated string" in capsys.readouterr().err
+
+
+def test_the_end_of_what_was_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder = a_run(tmp_path)
+    run_folder.rank_log(0).write_text("".join(f"line {number}\n" for number in range(5000)))
+    assert show_logs([str(tmp_path)], LAUNCHER) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "line 4999" and 100 < len(lines) < 5000
+
+
+def test_it_goes_on_until_the_run_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_POLL_S", 0.05)
+    run_folder = a_run(tmp_path)
+    run_folder.rank_log(0).write_text("first\n")
+    with works_in(run_folder) as process:
+        follower = threading.Thread(target=show_logs, args=(["-f", str(tmp_path)], LAUNCHER))
+        follower.start()
+        time.sleep(0.3)
+        assert follower.is_alive()
+        with run_folder.rank_log(0).open("a") as file:
+            file.write("second\n")
+        process.terminate()
+        follower.join(timeout=10)
+    assert not follower.is_alive()
+    assert capsys.readouterr().out.splitlines() == ["first", "second"]

@@ -1,0 +1,8 @@
+# Machine {index} ({host}) of the run {run}. Made by ddp-train, to be read.
+# A bash there reads it from the line to the machine. Before it the line has the environment of the command, which is not kept here because
+# it may hold secrets, and word=..., the name of this start.
+no() {{ printf '{mark}no %s\n' "$1"; exit {refuses}; }}
+cd {directory} 2>/dev/null || no directory
+[ -e {launch}/here_"$word" ] && [ -w {launch} ] || no folder
+{setup}{code}command -v {python} >/dev/null || no python
+exec {python} -m ddp_train.launch.engine.ssh_remote {spec} {index}

@@ -1,0 +1,11 @@
+#!/bin/bash
+# ddp-train for this run, on one of its machines: after cluster.setup, with the run's interpreter, on the snapshot of its code.
+
+# A signal that comes before Python listens waits until it does, where env can do that (coreutils 8.31).
+block=(env --block-signal=USR1,TERM)
+if [ "$1" = node ] && [ -z "$DDP_TRAIN_HOLDS" ] && "${block[@]}" true 2> /dev/null; then
+    DDP_TRAIN_HOLDS=yes exec "${block[@]}" bash "$0" "$@"
+fi
+unset DDP_TRAIN_HOLDS
+
+refuse() { echo "$(uname -n): $1" >&2; exit 78; }
