@@ -69,7 +69,7 @@ def _take_part(spec: Spec, slot: NodeSlot, launcher: Launcher) -> int:
         work = _work(spec, slot)
     except UserError as error:
         print(f"\n{error}", file=sys.stderr)
-        if _is_ours(run_folder, slot):  # `ddp-train verdict` asks its folder alone
+        if slot.is_first and not run_folder.is_completed():  # of another machine `ddp-train verdict --ended=CODE` says it
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
     launcher.begun = run_folder.root
@@ -83,12 +83,7 @@ def _take_part(spec: Spec, slot: NodeSlot, launcher: Launcher) -> int:
 
 
 def _stand_in(spec: Spec) -> None:
-    """Stand where the command was typed, and let the ranks import the code that was frozen.
-
-    Raises:
-        ConfigError: that folder is not here.
-        EnvironmentRefuses: this machine does not see the code as it was.
-    """
+    """Stand where the command was typed, and let the ranks import the code that was frozen."""
     if spec.code is not None:
         snapshot.verify(spec.code)
         before = os.environ.get("PYTHONPATH", "")
@@ -127,9 +122,6 @@ def _take_folder(run_folder: RunFolder) -> int | None:
     """Take the run's folder for this life of the run (the first machine); return an exit code where it is not to begin.
 
     Nothing is written into it before it is ours. A stop signal ends the waiting: nothing was begun.
-
-    Raises:
-        ConfigError: another run holds it.
     """
     deadline = time.monotonic() + _LET_GO_WITHIN_S
     while True:
@@ -147,16 +139,3 @@ def _take_folder(run_folder: RunFolder) -> int | None:
         return NO_PROGRESS
     run_folder.forget_failure()
     return None
-
-
-def _is_ours(run_folder: RunFolder, slot: NodeSlot) -> bool:
-    """Tell whether a mistake of this machine is one of the run: this start of it has the folder, and there is something left to do.
-
-    The first machine has taken it. Another one waits until that one has written where it is: it may still find that another run holds it.
-    """
-    deadline = time.monotonic() + _LET_GO_WITHIN_S
-    while not slot.is_first and (slot.notice is None or not slot.registry_addresses()):
-        if slot.notice is None or received_early or time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return not run_folder.is_completed()

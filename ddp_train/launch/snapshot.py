@@ -109,7 +109,8 @@ def _beside(path: Path) -> Iterator[Path]:
 def _look(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
     """Return the files of the source by their names, the folders of it that Python imports from, and its size in bytes."""
     here = Path.cwd().resolve()
-    root, files = _source(here)
+    root, names, _ = source_names(here)
+    files = {name: root / name for name in names}
     roots = [str(folder.relative_to(root)) for folder in _import_folders(here) if folder.is_relative_to(root)]
     conf = FOLDER.parent / "conf"
     if not {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values()) and not set(_INSTALLED) & set(FOLDER.parts):
@@ -119,8 +120,8 @@ def _look(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
     return files, tuple(dict.fromkeys(roots)), _check_size(files, root, limit_mib)
 
 
-def _source(here: Path) -> tuple[Path, dict[str, Path]]:
-    """Return the top of the source, and its files by their names below it."""
+def source_names(here: Path) -> tuple[Path, Iterator[str], bool]:
+    """Return the top of the source that a command in a folder uses, the names of its files below it, and whether git has listed them."""
     try:
         environment = {**os.environ, "LC_ALL": "C"}  # what it says is read below
         asked = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=here, capture_output=True, text=True, env=environment)
@@ -128,10 +129,10 @@ def _source(here: Path) -> tuple[Path, dict[str, Path]]:
         asked = None  # no git here
     if asked is not None and asked.returncode == 0:
         root = Path(asked.stdout.removesuffix("\n"))
-        return root, {name: root / name for name in sorted(_repository_files(root)) if not _is_of_a_run(root, (root / name).parent)}
+        return root, (name for name in sorted(_repository_files(root)) if not _is_of_a_run(root, (root / name).parent)), True
     if asked is not None and "not a git repository" not in asked.stderr:
         raise ConfigError(happened=f"git does not say what the source in {here} is: {asked.stderr.strip()}")
-    return here, {str(path.relative_to(here)): path for path in _python_files(here)}
+    return here, (str(path.relative_to(here)) for path in _python_files(here)), False
 
 
 def _repository_files(root: Path, prefix: str = "") -> Iterator[str]:

@@ -6,7 +6,6 @@ RUN/launch/submitted.json.
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import sys
@@ -25,11 +24,10 @@ from ddp_train.launch.engine import slurm, slurm_client
 from ddp_train.launch.engine.engine import QUEUES, Stage, Submission, engine_of
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.progress import progress
 from ddp_train.run_folder.verdict import WORD_WITHIN_S, Outcome, end_of, mark_cancelled, verdict_of
-from ddp_train.system.files import tail
 from ddp_train.system.folder_lock import release
 
-_TAIL_BYTES = 20_000  # of metrics.jsonl
 _ASK_EVERY_S = 10.0  # whether a job has ended; SLURM is shared by many who ask
 _ASK_SOON_S = 1.0  # when the run's folder says that it has
 _SUBMIT_EVERY_S = 30.0  # when the engine takes no more
@@ -86,14 +84,14 @@ def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
 def freeze(job: Job, code: Code | None, **options: int) -> Spec:
     """Return what an engine is given for a job."""
     cluster = job.config.cluster
-    processes = processes_of_nodes(cluster)
+    processes, far = processes_of_nodes(cluster), progress(job.run_folder)
     return Spec(
         job=job,
         engine=cluster.launcher,
         processes=processes,
         min_nodes=node_range(cluster.nodes or len(processes))[0],
         code=code,
-        engine_options={"python": sys.executable, "step_s": _step_s(job.run_folder), "after": _jobs_before(job), **options},
+        engine_options={"python": sys.executable, "step_s": round((far and far.step_s) or 0.0, 3), "after": _jobs_before(job), **options},
     )
 
 
@@ -142,17 +140,6 @@ def require_ended(folder: Path) -> None:
         raise ConfigError(
             key="resume", happened=f"{folder} is {state.stage} as job {submission.id}", expected="a run that has ended", fix=fix
         )
-
-
-def _step_s(run_folder: RunFolder) -> float:
-    """Return how long the newest steps of a run took, in seconds; 0 for a new one."""
-    found = 0.0
-    for line in tail(run_folder.metrics, _TAIL_BYTES).splitlines():
-        try:
-            found = max(found, float(json.loads(line).get("step_ms", 0)) / 1000)
-        except (ValueError, TypeError, AttributeError):  # a line that is cut off
-            continue
-    return round(found, 3)
 
 
 class EngineSlot:

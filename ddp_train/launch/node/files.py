@@ -7,10 +7,9 @@ what both have looked at.
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -19,6 +18,8 @@ from pathlib import Path
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from ddp_train import FOLDER
+from ddp_train.errors import ConfigError
+from ddp_train.launch.snapshot import source_names
 
 _MAX_DATA_FILES = 2000
 _MAX_SOURCE_FILES = 3000
@@ -27,8 +28,6 @@ _MAX_SAMPLED = 64
 _BLOCK_BYTES = 1 << 16
 _NUM_BLOCKS = 16
 _FOLDER = -1  # in the place of a size
-_GIT_WITHIN_S = 1.0
-_NO_SOURCE = ("__pycache__", "site-packages", "node_modules")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,38 +75,36 @@ def list_source(snapshot: Path | None, *, within_s: float) -> FileList:
             all Python files below where they stand.
         within_s: how long it may take. Our own files are read in any case.
     """
-    deadline = time.monotonic() + within_s
+    deadline, own = time.monotonic() + within_s, FOLDER.resolve()
     hashes = {f"{FOLDER.name}/{file.relative_to(FOLDER)}": xxh3_64_hexdigest(file.read_bytes()) for file in sorted(FOLDER.rglob("*.py"))}
-    own = FOLDER.resolve()
-    root, listed_by, is_whole = snapshot or Path.cwd(), "folder", True
-    names: Iterable[str] | None = None
-    if snapshot is None and (tracked := _tracked()) is not None:
-        (root, names), listed_by = tracked, "git"
-    if names is None:
-        listing = _Listing(root, deadline, is_source=True)
-        names, is_whole = listing.sizes, listing.is_whole
-    for name in names:
-        if len(hashes) >= _MAX_SOURCE_FILES or time.monotonic() > deadline:
-            is_whole = False
-            break
-        with suppress(OSError):  # git lists what was removed, too
-            if not (root / name).resolve().is_relative_to(own):
-                hashes[name] = xxh3_64_hexdigest((root / name).read_bytes())
+    listed_by, is_whole = "folder", True
+    try:
+        root, names, is_git = source_names(Path.cwd()) if snapshot is None else (snapshot, _names(snapshot), False)
+        listed_by = "git" if is_git else "folder"
+        for name in names:
+            if len(hashes) >= _MAX_SOURCE_FILES or time.monotonic() > deadline:
+                is_whole = False
+                break
+            if name.endswith(".py") and not (root / name).resolve().is_relative_to(own):
+                with suppress(OSError):  # a link that leads nowhere
+                    hashes[name] = xxh3_64_hexdigest((root / name).read_bytes())
+    except ConfigError:  # more files than anybody would look at
+        is_whole = False
     return FileList(sizes={}, hashes=hashes, is_whole=is_whole, listed_by=listed_by)
 
 
+def _names(folder: Path) -> Iterator[str]:
+    return (str(file.relative_to(folder)) for file in sorted(folder.rglob("*.py")))
+
+
 class _Listing:
-    """Names and sizes, all of a folder before those of the folders in it, until there are enough or the time is over.
+    """Names and sizes, all of a folder before those of the folders in it, until there are enough or the time is over."""
 
-    Args:
-        is_source: only Python files, and not those of environments, hidden folders and the frozen code of runs.
-    """
-
-    def __init__(self, path: Path, deadline: float, *, is_source: bool = False) -> None:
+    def __init__(self, path: Path, deadline: float) -> None:
         self.sizes: dict[str, int] = {}
         self.problems: list[str] = []
         self.is_whole = True
-        self._path, self._deadline, self._is_source = path, deadline, is_source
+        self._path, self._deadline = path, deadline
         if not path.is_dir():
             self.sizes[""] = path.stat().st_size
             return
@@ -133,34 +130,12 @@ class _Listing:
                 break
             name = f"{below}/{entry.name}".lstrip("/")
             try:
-                if entry.is_dir(follow_symlinks=not self._is_source):
-                    folders += [name] if not self._is_source or _may_hold_source(Path(entry.path)) else []
-                    self.sizes |= {} if self._is_source else {name: _FOLDER}
-                elif not self._is_source or name.endswith(".py"):
-                    self.sizes[name] = entry.stat().st_size
+                is_folder = entry.is_dir()
+                self.sizes[name] = _FOLDER if is_folder else entry.stat().st_size
+                folders += [name] if is_folder else []
             except OSError as error:  # a link that leads nowhere
                 self.problems.append(f"{name} cannot be read: {error.strerror}")
         return folders
-
-
-def _may_hold_source(folder: Path) -> bool:
-    is_snapshot = folder.name == "code" and (folder.parent / "spec.json").exists()
-    return not (folder.name in _NO_SOURCE or is_snapshot or (folder / "pyvenv.cfg").exists())
-
-
-def _tracked() -> tuple[Path, list[str]] | None:
-    """Return the root of the git repository in which the user stands, and its Python files that it does not ignore; None: there is none."""
-    root = _git("rev-parse", "--show-toplevel")
-    names = _git("ls-files", "-z", "--full-name", "--cached", "--others", "--exclude-standard", "--", ":(top)*.py") if root else None
-    return None if root is None or names is None else (Path(root.rstrip("\n")), sorted(set(filter(None, names.split("\0")))))
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, timeout=_GIT_WITHIN_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return os.fsdecode(done.stdout) if done.returncode == 0 else None
 
 
 def _sample(file: Path, size: int) -> str:

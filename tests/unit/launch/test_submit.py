@@ -43,8 +43,8 @@ def test_the_shape_of_a_run(tmp_path: Path, overrides: list[str], processes: tup
     assert spec.job.config.batch.world_size == sum(processes)
 
 
-def test_the_signal_leaves_time_for_the_longest_of_the_newest_steps(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step_ms": 1500}\n{"split": "eval"}\n{"step_ms": 2500.0}\n{"step_ms": 9')
+def test_the_signal_leaves_time_for_a_step_as_long_as_the_newest(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"split": "train", "step": 4, "step_ms": 2500.0}\n{"split": "eval"}\n{"step_ms": 9')
     assert submit.freeze(a_job(tmp_path), None).engine_options["step_s"] == 2.5
     (tmp_path / "metrics.jsonl").unlink()
     assert submit.freeze(a_job(tmp_path), None).engine_options["step_s"] == 0.0

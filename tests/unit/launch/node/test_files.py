@@ -99,7 +99,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "outputs/run/launch/code").mkdir(parents=True)
-    (tmp_path / "outputs/run/launch/spec.json").touch()
+    (tmp_path / "outputs/run/.hydra").mkdir()
     (tmp_path / "outputs/run/launch/code/mine.py").touch()
     return tmp_path
 
