@@ -39,7 +39,7 @@ OPTIONS = (
 
 _SETUP = """\
 failed() {{ echo "$1" >&2; exit 1; }}
-trap 'no setup' EXIT          # cluster.setup: a line whose last command fails ends it, and so does one that exits
+trap "no 'failed in a line of cluster.setup; fix: try them with ssh HOST bash'" EXIT    # also by a line that exits
 {}
 trap - EXIT
 """

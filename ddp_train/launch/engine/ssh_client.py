@@ -149,26 +149,14 @@ class _Line:
         """Return why the machine is not ready."""
         if self.is_ready.is_set():
             return None
-        code = self.exit_code()
-        expected = f"`ssh -o BatchMode=yes {self.host} true` succeeds here: a key, no password, a host key that is known"
-        fix = "the machine's name, user and key in ~/.ssh/config; or another cluster.hosts"
-        said = "; ".join(self._printed)
-        if self._refuses:
-            happened, expected, fix = _REFUSALS[self._refuses]
-            return EnvironmentRefuses(happened=f"{self.host} {happened}" + (f" ({said})" if said else ""), expected=expected, fix=fix)
-        if code is None:
-            happened = f"was not ready in {_READY_WITHIN_S} s"
-        elif code == _BROKEN:
-            happened = "cannot be reached by ssh"
-        else:
-            happened = f"ended with {code} before the run began"
-            expected, fix = "the same environment on all machines", f"`ssh {self.host}`, and what is missing there; or cluster.setup"
-        return EnvironmentRefuses(
-            key="cluster.hosts",
-            happened=f"{self.host} {happened}" + (f": {said}" if said else ""),
-            expected=expected,
-            fix=fix,
-        )
+        code, said = self.exit_code(), "; ".join(self._printed)
+        reason, _, fix = self._refuses.partition("; fix: ")
+        if not reason and code in (None, _BROKEN):
+            reason = f"was not ready in {_READY_WITHIN_S} s" if code is None else "cannot be reached by ssh"
+            fix = f"`ssh -o BatchMode=yes {self.host} true` has to succeed here; the machine's name, user and key stand in ~/.ssh/config"
+        elif not reason:
+            reason, fix = f"ended with {code} before the run began", f"`ssh {self.host}`, and what is missing there; or cluster.setup"
+        return EnvironmentRefuses(key="cluster.hosts", happened=f"{self.host} {reason}" + (f": {said}" if said else ""), fix=fix)
 
     def _speak(self, stream: IO[bytes]) -> None:
         with suppress(OSError):  # ssh has ended
@@ -184,22 +172,13 @@ class _Line:
                 if line.decode().rstrip("\r\n") == READY:
                     self.is_ready.set()
                 else:
-                    self._refuses = line.decode().split()[-1]
+                    self._refuses = line.decode().rstrip("\r\n").removeprefix(f"{MARK}no ")
             elif not self.is_ready.is_set():
                 self._printed.append(printable(line.decode(errors="replace").strip()))
             else:
                 with suppress(OSError, ValueError):  # nobody reads it any more: the command hears of it in another way
                     target.write(self._prefix + line)
                     target.flush()
-
-
-_REFUSALS = {
-    "directory": ("has not the folder in which the command stands", "a folder that all machines share", "cd to a shared folder"),
-    "folder": ("does not see the run's folder, or may not write into it", "a run folder that all machines share", "cd to a shared folder"),
-    "setup": ("failed in a line of cluster.setup", "lines for bash that succeed", "`ssh HOST bash` to try them"),
-    "python": ("has not the interpreter of this command", "the same environment at the same path on all machines", "cluster.python=PATH"),
-}
-"""What a machine's script says -> what happened, what was expected, how to mend it."""
 
 
 def _wait_until_ready(lines: Sequence[_Line], received: Sequence[int]) -> list[EnvironmentRefuses]:

@@ -51,7 +51,9 @@ def test_its_last_status_counts_over_ssh_and_on_slurm(tmp_path: Path, line: str,
         done = subprocess.run(["bash"], input=script, capture_output=True, text=True)
         assert done.returncode == (78 if fails else 0), done.stderr
         assert (f"cluster.setup failed: {line}" in done.stderr) == fails
-        assert not overrides or done.stdout == (f"{MARK}no setup\n" if fails else "")
+        assert not overrides or done.stdout == (
+            f"{MARK}no failed in a line of cluster.setup; fix: try them with ssh HOST bash\n" if fails else ""
+        )
 
 
 def test_a_line_is_named_exactly() -> None:

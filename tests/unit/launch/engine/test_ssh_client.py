@@ -67,8 +67,8 @@ def test_a_second_stop_ends_the_node_programs_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        (f"printf '{MARK}no folder\\n'; exit 78", "host1 does not see the run's folder"),
-        (f"echo oh dear >&2; printf '{MARK}no setup\\n'; exit 78", "host1 failed in a line of cluster.setup (oh dear)"),
+        (f"printf '{MARK}no does not see it; fix: cd\\n'; exit 78", "host1 does not see it\n  fix: cd"),
+        (f"echo oh dear >&2; printf '{MARK}no failed in setup; fix: try\\n'; exit 78", "host1 failed in setup: oh dear"),
         ("echo no route to host >&2; exit 255", "host1 cannot be reached by ssh: no route to host"),
         ("echo 'a word of the day'; exit 3", "host1 ended with 3 before the run began: a word of the day"),
     ],
