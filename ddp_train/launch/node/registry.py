@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -115,12 +116,10 @@ class Registry:
 
     async def _take_in(self, line: Line, *, is_first: bool) -> Member | None:
         """Hear what a machine tells of itself, and take it in or refuse it."""
-        ours = nonce()
+        ours, hello = nonce(), None
         line.send("challenge", nonce=ours)
-        try:
+        with suppress(TimeoutError):
             hello = await line.receive(silent_s=_HELLO_WITHIN_S)
-        except TimeoutError:
-            return None
         if hello is None or hello.get("kind") != "hello":
             return None  # not one of ours
         name, theirs = shown(hello.get("name"), _MAX_NAME), str(hello.get("nonce"))
@@ -138,12 +137,12 @@ class Registry:
         elif another := self._another_run(facts):
             self._refuse(line, name, [another], is_foreign=True)
             return None
-        name = self._named(name, hello)
+        if any(machine.name == name and machine.life != hello["life"] for machine in self.machines):  # several node programs of one machine
+            name = f"{name} (pid {hello['pid']})"
         reasons = [] if is_first or self.takes_all else self._disagreements(facts)
         reasons = reasons or self._no_room_for(hello, name)
         if not reasons and not is_first:
-            seen = await self._look_there(line, facts, name)
-            if seen is None:
+            if (seen := await self._look_there(line, facts, name)) is None:
                 return None
             reasons = seen
         if reasons:
@@ -164,8 +163,12 @@ class Registry:
             key=lambda member: (not member.is_first, member.index if member.index is not None else self._slot.most, member.came)
         )
         self.lost.pop(name, None)
-        sealed = proof(self._token, by="registry", over=theirs, own=ours)
-        line.send("welcome", first=self._first.host, folder=str(self._folder or ""), proof=sealed)
+        line.send(
+            "welcome",
+            first=self._first.host,
+            folder=str(self._folder or ""),
+            proof=proof(self._token, by="registry", over=theirs, own=ours),
+        )
         line.beat()
         self.events.put_nowait(Event(kind="came", machine=machine))
         return machine
@@ -213,12 +216,6 @@ class Registry:
                 self.drop(machine, "has ended its node program, or the line to it was cut")
                 return
             self.events.put_nowait(Event(kind=message["kind"], machine=machine, message=message))
-
-    def _named(self, name: str, hello: Message) -> str:
-        """Return what to call a machine; one machine may run several node programs."""
-        if any(machine.name == name and machine.life != hello["life"] for machine in self.machines):
-            return f"{name} (pid {hello['pid']})"
-        return name
 
     def _disagreements(self, facts: Facts) -> list[str]:
         """Return why a machine cannot train with the first; [] when it can."""
@@ -269,11 +266,10 @@ def _facts(hello: Message) -> Facts | None:
 
 def _address(line: Line) -> str:
     """Return the address from which a machine has come; "" of a line within this one."""
-    try:
-        found = line.connection.getpeername()
-    except OSError:  # it has gone
-        return ""
-    return plain_address(found[0]) if isinstance(found, tuple) else ""
+    with suppress(OSError):  # it has gone
+        if isinstance(found := line.connection.getpeername(), tuple):
+            return plain_address(found[0])
+    return ""
 
 
 def _compared(facts: Facts) -> Facts:

@@ -121,9 +121,11 @@ class RoundAgent:
         folder = self.folder()
         self.before = None if folder is None else folder.read_result()
         host = self._host()
-        if self._listener is None and (problem := await _unreachable_store(host, self._message["port"])) and not self._is_over():
+        problem = await _unreachable_store(host, self._message["port"]) if self._listener is None else ""
+        is_over = self.told is not None or self._is_killed  # the agent is not to begin
+        if problem and not is_over:
             return ENVIRONMENT_REFUSES, problem
-        if self._is_over():
+        if is_over:
             return 128 + (signal.SIGKILL if self._is_killed else self.told or 0), ""
         if self.number > 1 and (job := self._job()) is not None and restart_note.recall(owner=os.getpid()) is None:
             restart_note.remember(Path(job.checkpoint or job.run_folder.root), owner=os.getpid())  # no rank came so far as to write it
@@ -145,10 +147,6 @@ class RoundAgent:
             why = found.message
             self._record(found)
         return code if code >= 0 else 128 - code, why
-
-    def _is_over(self) -> bool:
-        """Tell whether the agent, which has yet to begin, is not to begin."""
-        return self.told is not None or self._is_killed
 
     def _record(self, found: failure.Failure) -> None:
         if (folder := self.folder()) is not None:

@@ -97,7 +97,7 @@ class Rounds:
         """Wait for machines enough, and return them; or the exit code where they do not come."""
         registry, slot, began = self._registry, self._slot, time.monotonic()
         say_at, enough_since = began + _NAMED_AFTER_S, None
-        problems = [] if self._registry.takes_all else self._work.facts.problems
+        problems = [] if registry.takes_all else self._work.facts.problems
         for problem in problems:
             print(f"{problem}, on {self._work.facts.host}, the first machine", file=sys.stderr, flush=True)
         while True:
@@ -215,16 +215,10 @@ class Rounds:
             machine = this.machines[0]
         found = failure.from_machine(host=machine.name, ranks=this.ranks_of(machine), why=why)
         folder = self._work.run_folder
-        if folder is None:
-            self._registry.say(f"{found.message}; the ranks of all machines are ended")
-            return
-        is_first = found.record_unless_ended(folder, before=self.before)
-        if is_first and self._is_last_attempt():
+        is_last = self._stop is not None or self._restarts >= self._work.max_restarts
+        if folder is not None and found.record_unless_ended(folder, before=self.before) and is_last:
             print(found.screen(folder), file=sys.stderr, flush=True)
         self._registry.say(f"{found.message}; the ranks of all machines are ended")
-
-    def _is_last_attempt(self) -> bool:
-        return self._stop is not None or self._restarts >= self._work.max_restarts
 
     def _judge(self, this: _Round) -> int | None:
         """Return the exit code of the run, or None where a round is to follow."""
