@@ -12,13 +12,12 @@ from pathlib import Path
 from ddp_train.cli.saved_run import ask_trust
 from ddp_train.config.cluster import max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
-from ddp_train.launch import snapshot
+from ddp_train.launch import signals, snapshot
 from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.node.facts import collect
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.slot import NodeSlot, Work, slot_under_an_engine
-from ddp_train.launch.signals import received_early
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -76,7 +75,7 @@ def _take_part(spec: Spec, slot: NodeSlot, launcher: Launcher) -> int:
     if slot.is_first:
         note(run_folder.root, Status.RUNNING)
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new round seconds count
-    code = run_node(work, slot, received=received_early)
+    code = run_node(work, slot, received=signals.received_early)
     if slot.is_first:
         note(run_folder.root)
     return DONE if code in _SAVED else code
@@ -129,7 +128,7 @@ def _take_folder(run_folder: RunFolder) -> int | None:
             hold(run_folder.root, key="RUN")
             break
         except ConfigError:
-            if received_early:  # a batch system does not wait
+            if signals.received_early:  # a batch system does not wait
                 return DONE
             if time.monotonic() > deadline:
                 raise

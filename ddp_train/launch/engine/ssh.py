@@ -80,7 +80,8 @@ class Ssh:
             try:
                 return run_client(run_folder, remotes, least=spec.min_nodes, is_run=spec.job.record is not None)
             finally:  # another login node cannot see that this process has ended
-                _let_go(run_folder)
+                if (submission := Submission.read(run_folder)) is not None and submission.id == _id(os.getpid()):
+                    run_folder.submitted.unlink(missing_ok=True)
 
         try:
             client = fork(be_client)
@@ -138,28 +139,17 @@ def _script(spec: Spec, index: int, host: str) -> str:
         "python": cluster.python or str(spec.engine_options["python"]),
         "spec": str(spec.job.run_folder.spec),
     }
-    return (
-        Path(__file__)
-        .with_name("ssh.sh")
-        .read_text(encoding="utf-8")
-        .format(
-            index=index,
-            run=json.dumps(str(spec.job.run_folder.root)),  # a comment is one line
-            host=host,
-            mark=MARK.replace("\x1e", "\\036"),
-            refuses=ENVIRONMENT_REFUSES,
-            setup=_SETUP.format("\n".join(setup_lines(cluster.setup, refuse="failed"))) if cluster.setup else "",
-            code=_CODE.format(shlex.quote(spec.code.python_path())) if spec.code is not None else "",
-            **{name: shlex.quote(text) for name, text in quoted.items()},
-        )
+    template = Path(__file__).with_name("ssh.sh").read_text(encoding="utf-8")
+    return template.format(
+        index=index,
+        run=json.dumps(str(spec.job.run_folder.root)),  # a comment is one line
+        host=host,
+        mark=MARK.replace("\x1e", "\\036"),
+        refuses=ENVIRONMENT_REFUSES,
+        setup=_SETUP.format("\n".join(setup_lines(cluster.setup, refuse="failed"))) if cluster.setup else "",
+        code=_CODE.format(shlex.quote(spec.code.python_path())) if spec.code is not None else "",
+        **{name: shlex.quote(text) for name, text in quoted.items()},
     )
-
-
-def _let_go(run_folder: RunFolder) -> None:
-    """Take back that this process has a run."""
-    submission = Submission.read(run_folder)
-    if submission is not None and submission.id == _id(os.getpid()):
-        run_folder.submitted.unlink(missing_ok=True)
 
 
 def _id(pid: int) -> str:
