@@ -42,11 +42,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     """
     typed, arguments = arguments, [word for word in arguments if word != TRUST]
     if not arguments or arguments[0].startswith("-"):
-        raise ConfigError(
-            happened="no run folder was given",
-            expected="ddp-train resume RUN [key=value ...]",
-            fix="give a run folder, a checkpoint or the folder of a sweep",
-        )
+        raise ConfigError(happened="no run folder was given", expected=USAGE.partition("\n")[0])
     path, overrides = Path(arguments[0]), arguments[1:]
     folder = path if is_sweep(path) else run_of(path)
     ask_trust("resume", [TRUST] if is_restart else typed, folder)
@@ -64,12 +60,8 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     hold(sweep_of(folder) or folder, key="resume", within_s=within_s)  # a sweep that runs may come to this job at any time
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
     if job.task is not None and job.run_folder.is_completed():
-        raise ConfigError(
-            key="resume",
-            happened=f"{job.run_folder.shown()} is an evaluation, and it is done",
-            expected="a new one",
-            fix=f"ddp-train {'predict' if job.task.predicts else 'evaluate'} {shlex.quote(job.task.checkpoint)}",
-        )
+        fix = f"ddp-train {'predict' if job.task.predicts else 'evaluate'} {shlex.quote(job.task.checkpoint)}"
+        raise ConfigError(key="resume", happened=f"{job.run_folder.shown()} is an evaluation, and it is done", fix=fix)
     refuse_without_effect(job, overrides)
     if job.config.cluster.launcher in ENGINES and not is_torchrun_worker():
         require_more(job)

@@ -81,12 +81,9 @@ def meeting(cluster: ClusterConfig, environment: Mapping[str, str]) -> Meeting:
         host, ports = step.hosts[0], tuple(_STEPS_PORTS[first : first + _TRIED_PORTS])
         node_rank = step.index if node_rank is None else node_rank
     elif endpoint is None:
-        raise ConfigError(
-            key="cluster.rendezvous_endpoint",
-            happened="is not given, and neither PET_RDZV_ENDPOINT nor MASTER_ADDR is in the environment",
-            expected="HOST:PORT of the first node, the same on every node",
-            fix="cluster.rendezvous_endpoint=node0:29400",
-        )
+        happened = "is not given, and neither PET_RDZV_ENDPOINT nor MASTER_ADDR is in the environment"
+        expected, fix = "HOST:PORT of the first node, the same on every node", "cluster.rendezvous_endpoint=node0:29400"
+        raise ConfigError(key="cluster.rendezvous_endpoint", happened=happened, expected=expected, fix=fix)
     else:
         host, _, port = (str(endpoint) if ":" in str(endpoint) else f"{endpoint}:{_ENDPOINTS_PORT}").rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -147,8 +144,8 @@ def environment_of(env: Mapping[str, Any], *, deterministic: bool = False, given
     A number is written as it is, true and false as 1 and 0; null leaves the variable as the user's environment has it.
 
     Args:
-        deterministic: add what cuBLAS and NCCL need to give the same bits each time. cuBLAS reads it once in a process, when CUDA starts,
-            NCCL when the process group opens. Its NVLS and NVLSTree add in an order that differs from call to call.
+        deterministic: add what cuBLAS and NCCL need for the same bits each time; they read it once in a process. NVLS and NVLSTree add in
+            an order that differs from call to call.
         given: the variables that the environment has; one that chooses NCCL's algorithms is left alone.
     """
     ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"} if deterministic else {}

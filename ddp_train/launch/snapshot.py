@@ -29,7 +29,7 @@ from ddp_train.system.files import write_atomic
 _INSTALLED = ("site-packages", "dist-packages")
 _OURS = ".ddp_train"  # the folder of our own package in the snapshot of somebody else's project
 _RUN_HAS = (".hydra", "sweep.json", ".holder.json")  # what tells the folder of a run or a sweep
-_MOST_ENTRIES = 100_000  # looked at where no repository says which files are source
+_MAX_ENTRIES = 100_000  # looked at where no repository says which files are source
 _KEY = "cluster.code_limit_mib"
 
 
@@ -152,12 +152,10 @@ def _python_files(top: Path) -> Iterator[Path]:
     seen = 0
     for folder, subfolders, names in os.walk(top):
         seen += len(names)
-        if seen > _MOST_ENTRIES:
-            raise ConfigError(
-                happened=f"there are more than {_MOST_ENTRIES:,} files below {top}, and no git repository says which of them are source",
-                expected="the folder of a project: its source is copied for the run",
-                fix="cd to the folder of your code; or `git init` there, with a .gitignore that names data and outputs",
-            )
+        if seen > _MAX_ENTRIES:
+            happened = f"there are more than {_MAX_ENTRIES:,} files below {top}, and no git repository says which of them are source"
+            fix = "cd to the folder of your code; or `git init` there, with a .gitignore that names data and outputs"
+            raise ConfigError(happened=happened, fix=fix)
         here = Path(folder)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith(".") and name not in ("__pycache__", *_INSTALLED))
         subfolders[:] = [name for name in subfolders if not any((here / name / mark).exists() for mark in ("pyvenv.cfg", *_RUN_HAS))]
@@ -186,12 +184,10 @@ def _check_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> int:
     total = sum(size for size, _ in sizes)
     if total > limit_mib << 20:
         largest = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for size, name in sizes[:3])
-        raise ConfigError(
-            key=_KEY,
-            happened=f"the source in {root} has {len(sizes)} files of {total / 2**20:.1f} MiB together; the largest are {largest}",
-            expected=f"{limit_mib} MiB at most: it is copied for the run, so that later edits do not reach it",
-            fix=f"name what is no source in .gitignore, or {_KEY}={-(-total // 2**20)}",
-        )
+        happened = f"the source in {root} has {len(sizes)} files of {total / 2**20:.1f} MiB together; the largest are {largest}"
+        expected = f"{limit_mib} MiB at most: it is copied for the run, so that later edits do not reach it"
+        fix = f"name what is no source in .gitignore, or {_KEY}={-(-total // 2**20)}"
+        raise ConfigError(key=_KEY, happened=happened, expected=expected, fix=fix)
     return total
 
 

@@ -52,7 +52,7 @@ def run(job: Job) -> int:
             return slurm.run_in_allocation(spec, allocation)
         engine = engine_of(name)
         rendered = engine.render([spec])
-        _require_possible([job])
+        _require_possible([spec])
         id = engine.submit(rendered)
     except UserError as error:
         if job.record is None:
@@ -75,9 +75,9 @@ def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
     specs = [freeze(job, code, parallel=parallel, most_tasks=most) for job in jobs]
     engine = engine_of(cluster.launcher)
     rendered = engine.render(specs)
+    _require_possible(specs)
     for spec in specs:
         spec.write()
-    _require_possible(jobs)
     return engine.submit(rendered)
 
 
@@ -95,15 +95,10 @@ def freeze(job: Job, code: Code | None, **options: int) -> Spec:
     )
 
 
-def _runs_before(job: Job) -> list[Path]:
-    """Return the folders of the runs that have to be done first (`after`); [] for a run that has begun before."""
-    return [] if job.run_folder.environment.exists() else job.config.runs_before()
-
-
 def _jobs_before(job: Job) -> list[str]:
-    """Return the engine's jobs that have to be done before this one begins."""
+    """Return the engine's jobs that have to be done before this one begins (`after`); none for a run that has begun before."""
     found = []
-    for folder in _runs_before(job):
+    for folder in [] if job.run_folder.environment.exists() else job.config.runs_before():
         if verdict_of(RunFolder(folder)).outcome is Outcome.DONE:
             continue
         submission = Submission.read(RunFolder(folder))
@@ -114,15 +109,12 @@ def _jobs_before(job: Job) -> list[str]:
     return found
 
 
-def _require_possible(jobs: Sequence[Job]) -> None:
-    """Refuse jobs that would come after one that has ended, and is not done: SLURM would take them out at once."""
-    for folder in dict.fromkeys(folder for job in jobs for folder in _runs_before(job)):
-        submission = Submission.read(RunFolder(folder))
-        if submission is None or verdict_of(RunFolder(folder)).outcome is Outcome.DONE:
-            continue
-        if (state := engine_of(submission.engine).state(submission.id)).stage is Stage.ENDED:
-            happened = f"{folder} is not done, and its job {submission.id} has ended{state.why and f' ({state.why})'}"
-            raise ConfigError(key="after", happened=happened, fix=f"`ddp-train resume {shlex.quote(RunFolder(folder).shown())}` first")
+def _require_possible(specs: Sequence[Spec]) -> None:
+    """Refuse runs that come after one whose job has ended before it was done: SLURM would take them out at once."""
+    for id in dict.fromkeys(id for spec in specs for id in spec.engine_options["after"]):
+        if (state := engine_of(specs[0].engine).state(id)).stage is Stage.ENDED:
+            happened = f"names a run that is not done, and its job {id} has ended{state.why and f' ({state.why})'}"
+            raise ConfigError(key="after", happened=happened, fix="`ddp-train resume` that run first")
 
 
 def require_ended(folder: Path) -> None:

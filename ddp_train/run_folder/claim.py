@@ -39,12 +39,8 @@ def claim_given(folder: Path, *, key: str) -> Path:
 def require_empty(folder: Path, *, key: str) -> None:
     """Refuse a folder that holds something, or is none (ConfigError)."""
     if not folder.is_dir() or any(path.name != folder_lock.HOLDER for path in folder.iterdir()):
-        raise ConfigError(
-            key=key,
-            happened=f"{folder} exists and is not an empty folder",
-            expected="a new or an empty folder; nothing is written over",
-            fix=f"another {key}, or `ddp-train resume {folder}` when it is a run to continue",
-        )
+        happened, fix = f"{folder} exists and is not an empty folder", f"another {key}, or `ddp-train resume {folder}` to continue a run"
+        raise ConfigError(key=key, happened=happened, expected="a new or an empty folder; nothing is written over", fix=fix)
 
 
 def release() -> None:

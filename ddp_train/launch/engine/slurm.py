@@ -120,12 +120,8 @@ def run_in_allocation(spec: Spec, job: str) -> int:
     """
     has = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES", "")
     if has.isdigit() and int(has) < spec.min_nodes:
-        raise ConfigError(
-            key="cluster.nodes",
-            happened=f"is {spec.min_nodes}, and the allocation (job {job}) has {has}",
-            expected="as many machines as the allocation has, or fewer",
-            fix=f"cluster.nodes={has}",
-        )
+        happened = f"is {spec.min_nodes}, and the allocation (job {job}) has {has}"
+        raise ConfigError(key="cluster.nodes", happened=happened, fix=f"cluster.nodes={has}")
     run_folder = spec.job.run_folder
     write_atomic(run_folder.launch / "task.sh", task_script(spec))
     run_folder.logs.mkdir(exist_ok=True)

@@ -56,11 +56,8 @@ def _in_queue(script: str, *, said: str) -> str:
                 return max(jobs, key=int)
             raise EnvironmentRefuses(key="cluster.slurm", happened=f"SLURM has not taken the job: {said}", fix="try again in a minute")
         time.sleep(_ASKS_EVERY_S)
-    raise NoAnswer(
-        key="cluster.slurm",
-        happened=f"SLURM does not answer: {said}",
-        fix="`squeue --me` when it answers: it has the job, or not. Of two jobs of one run the second ends at once",
-    )
+    fix = "`squeue --me` when it answers: it has the job, or not. Of two jobs of one run the second ends at once"
+    raise NoAnswer(key="cluster.slurm", happened=f"SLURM does not answer: {said}", fix=fix)
 
 
 def state(id: str) -> State:
@@ -103,19 +100,11 @@ def allocation() -> str | None:
     if job is None:
         return None
     if os.environ.get("SLURM_HET_SIZE"):
-        raise ConfigError(
-            key="cluster",
-            happened=f"job {job} is heterogeneous (SLURM_HET_SIZE={os.environ['SLURM_HET_SIZE']})",
-            expected="one group of machines that are alike: ranks of one run meet in one step",
-            fix="salloc, or cluster=slurm on the login node, without `:`",
-        )
+        happened = f"job {job} is heterogeneous (SLURM_HET_SIZE={os.environ['SLURM_HET_SIZE']})"
+        raise ConfigError(key="cluster", happened=happened, fix="salloc, or cluster=slurm on the login node, without `:`")
     if (step := slurm_step(os.environ)) is not None:
-        raise ConfigError(
-            key="cluster.launcher",
-            happened=f"is slurm, and this is a task of srun (step {step.id})",
-            expected="cluster=slurm on the login node, in salloc or in a batch script: it calls srun itself",
-            fix="without srun; or cluster=machines in the task",
-        )
+        happened = f"is slurm, and this is a task of srun (step {step.id})"
+        raise ConfigError(key="cluster.launcher", happened=happened, fix="without srun: it is called; or cluster=machines in the task")
     return job
 
 
@@ -156,12 +145,8 @@ def _time(text: str) -> float | None:
 
 def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     if shutil.which(arguments[0]) is None:
-        raise ConfigError(
-            key="cluster.launcher",
-            happened=f"is slurm, and {arguments[0]} is not on this machine",
-            expected="a login node of the cluster",
-            fix="cluster=local, or `ssh` to the login node",
-        )
+        happened = f"is slurm, and {arguments[0]} is not on this machine"
+        raise ConfigError(key="cluster.launcher", happened=happened, fix="cluster=local, or `ssh` to the login node")
     environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
     try:
         return subprocess.run(arguments, capture_output=True, text=True, errors="replace", env=environment, timeout=_WITHIN_S)

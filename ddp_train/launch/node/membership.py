@@ -57,15 +57,11 @@ class Membership:
         self.left = ""  # the folder of the run that this machine has been a member of
 
     async def join(self, *, is_back: bool, has_closed: bool) -> Line:
-        """Connect to the registry, and be taken in.
+        """Connect to the registry, and be taken in. End: it is refused, stopped or too late. HasEnded: the registry is gone for good.
 
         Args:
             is_back: this machine has been a member of the run.
             has_closed: the registry has closed the line since, without a word.
-
-        Raises:
-            End: this machine is refused, was told to stop, or nobody was there in time.
-            HasEnded: the registry is gone for good.
         """
         began = time.monotonic()
         say_at, deadline = began + _SAID_AFTER_S, began + self._work.cluster.join_timeout_s
@@ -80,12 +76,9 @@ class Membership:
             if refused_since is not None and now > refused_since + _GONE_AFTER_S:
                 raise HasEnded
             if now > deadline:
-                error = UserError(
-                    key="cluster.rendezvous_endpoint",
-                    happened=f"the first machine was not there in {self._work.cluster.join_timeout_s} s: {problem}",
-                    expected="the run on the first machine, at a port that is open between the machines",
-                    fix="start the run there too; or another host and port; or a longer cluster.join_timeout_s",
-                )
+                happened = f"the first machine was not there in {self._work.cluster.join_timeout_s} s: {problem}"
+                fix = "start the run there too; or another host and port that is open; or a longer cluster.join_timeout_s"
+                error = UserError(key="cluster.rendezvous_endpoint", happened=happened, fix=fix)
                 self._end(str(error), FAILED if is_back else ENVIRONMENT_REFUSES)
             if now > say_at:
                 say_at = now + _SAID_EVERY_S
@@ -93,11 +86,7 @@ class Membership:
             await asyncio.sleep(_RETRY_S)
 
     def leave_if_told(self) -> None:
-        """End where a stop signal came, and the registry cannot be told.
-
-        Raises:
-            End: one came.
-        """
+        """End where a stop signal came, and the registry cannot be told."""
         if self._stops and self._ours is None:
             raise End(INTERRUPTED if signal.SIGINT in self._stops else TERMINATED)
 
@@ -129,11 +118,7 @@ class Membership:
         return None, problem
 
     async def _introduce(self, line: Line, deadline: float, *, is_only_one: bool = True) -> str:
-        """Tell the registry what this machine is; return "" when it is taken in, or why not yet.
-
-        Raises:
-            End: it is refused.
-        """
+        """Tell the registry what this machine is; return "" when it is taken in, or why not yet. End: it is refused."""
         self.line, token, ours, theirs = line, self._work.token, nonce(), None
         facts, where = self._work.facts.now(), line.connection.getpeername()
         while True:
@@ -172,13 +157,9 @@ class Membership:
                 if not is_proven(message.get("proof"), proof(token, by="registry", over=ours, own=theirs)):
                     if not is_only_one:
                         return "another program is there"
-                    error = UserError(
-                        key="cluster.rendezvous_id",
-                        happened=f"whoever listens at {where[0]}:{where[1]} does not know this run's token; nothing that it sends is run",
-                        expected="the first machine of this run",
-                        fix="look who listens there; the same cluster.rendezvous_id on all machines, or another port",
-                    )
-                    self._end(str(error))
+                    happened = f"whoever listens at {where[0]}:{where[1]} does not know this run's token; nothing that it sends is run"
+                    fix = "look who listens there; the same cluster.rendezvous_id on all machines, or another port"
+                    self._end(str(UserError(key="cluster.rendezvous_id", happened=happened, fix=fix)))
                 self.first_host, self.is_member = shown(message["first"]), True
                 if self._ours is None and message.get("folder"):
                     print(f"joined {shown(message['folder'])}, whose first machine is {self.first_host}", file=sys.stderr, flush=True)

@@ -270,13 +270,10 @@ class Rounds:
 
     def _too_few(self) -> int:
         """Say that machines did not come, and return the exit code."""
-        slot, within_s = self._slot, self._work.cluster.join_timeout_s
-        error = ConfigError(
-            key="cluster.join_timeout_s",
-            happened=f"fewer than {slot.least} machines came in {within_s} s: {self._registry.missing()}",
-            expected="the same command on every machine",
-            fix="start the run there too, or a longer cluster.join_timeout_s for machines that start late",
-        )
+        within_s = self._work.cluster.join_timeout_s
+        happened = f"fewer than {self._slot.least} machines came in {within_s} s: {self._registry.missing()}"
+        fix = "start the run there too, or a longer cluster.join_timeout_s for machines that start late"
+        error = ConfigError(key="cluster.join_timeout_s", happened=happened, expected="the same command on every machine", fix=fix)
         self._registry.say(f"\n{error}")
         return self._refuse(error.happened) if self._number == 0 else FAILED
 

@@ -109,16 +109,13 @@ def slot_under_an_engine(
         index = step.index if step is not None else int(given) if given is not None and given.isdigit() else None
     launch = launch or (step.id if step is not None else None)
     if index is None or index >= spec.max_nodes:
+        happened = "it is not said which machine this is" if index is None else f"this would be machine {index} of {spec.max_nodes}"
         raise ConfigError(
-            happened="nobody has said which machine this is" if index is None else f"this would be machine {index} of {spec.max_nodes}",
-            expected="a step of SLURM, NODE_RANK, or --index",
-            fix="ddp-train node SPEC --index=0 --launch=WORD",
+            happened=happened, expected="a step of SLURM, NODE_RANK, or --index", fix="ddp-train node SPEC --index=0 --launch=WORD"
         )
     if launch is None:
-        raise ConfigError(
-            happened="nobody has said which start of the run this is",
-            expected="a step of SLURM, or --launch=WORD, the same on each machine and new each time",
-        )
+        expected = "a step of SLURM, or --launch=WORD, the same on each machine and new each time"
+        raise ConfigError(happened="it is not said which start of the run this is", expected=expected)
     is_first = index == 0
     host, _, port = (meeting or "").rpartition(":")
     return NodeSlot(
