@@ -34,7 +34,7 @@ from ddp_train.config.schema import (
     subsection,
     typed,
 )
-from ddp_train.config.spelling import nearest, removal
+from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.evaluation_split import evaluation_sets, split_at
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target
@@ -91,11 +91,12 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(tree["name"]) if "name" in tree else []
     data = tree["data"] if isinstance(tree.get("data"), dict) else {}
-    told = {error.key for error in errors}  # that a value is missing, for one
-    changed = evaluation_sets(tree)
+    told, changed = {error.key for error in errors}, evaluation_sets(tree)  # that a value is missing, for one
     for node, key in _target_nodes(tree):
-        found = [error for error in check_target(node, key) if error.key not in told]
-        errors += _of_evaluation(found, node, changed[key], key) if key in changed else found
+        of_data = "data" if key in changed else key  # what an evaluation set takes over is said of `data`
+        found = [error for error in check_target(node, key) if not {error.key, error.key.replace(key, of_data, 1)} & told]
+        told |= {error.key for error in found}
+        errors += found
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += check_object_names(tree)
@@ -245,9 +246,6 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
             continue
         if name == "data":
             node = {key: value for key, value in node.items() if key != "eval"}
-            for split, changes in evaluation_sets(tree).items():
-                if changes and ("_target_" in node or "_target_" in changes):
-                    yield from _nodes_of_evaluation(node, split_at(tree, split), split)
         made = {f"{name}.{key}": each for key, each in node.items()} if name in NODES else {name: node}
         for key, inner in made.items():
             if isinstance(inner, dict) and "_target_" not in inner:
@@ -255,6 +253,9 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
         for key, inner in nodes({name: node}):
             if isinstance(inner, dict) and "_target_" in inner:
                 yield inner, key
+        for split, changes in evaluation_sets(tree).items() if name == "data" else ():
+            if changes and ("_target_" in node or "_target_" in changes):
+                yield from _nodes_of_evaluation(node, split_at(tree, split), split)
 
 
 def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: str) -> Iterator[tuple[dict[str, Any], str]]:
@@ -263,18 +264,3 @@ def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: 
     for key, inner in nodes({at: split}):
         if isinstance(inner, dict) and "_target_" in inner and there.get(key.replace(at, "data", 1)) != inner:
             yield inner, key
-
-
-def _of_evaluation(errors: Iterable[ConfigError], node: Mapping[str, Any], changes: Mapping[str, Any], at: str) -> list[ConfigError]:
-    """Keep what is wrong with one evaluation set alone. What it takes over from `data` is told of `data`, where it can be changed."""
-    kept = []
-    for error in errors:
-        name = error.key.removeprefix(f"{at}.").partition(".")[0]
-        if name not in changes and "_target_" not in changes:
-            continue
-        if name in node and name not in changes:
-            error.key = error.key.replace(f"{at}.", "data.", 1)
-            error.happened += f", and {at} takes it over from data"
-            error.fix = f"remove it: {removal(f'data.{name}', node[name])}"
-        kept.append(error)
-    return kept

@@ -42,15 +42,7 @@ WITHOUT_EFFECT_ON_RESULTS = {
     "debug.max_steps": "an early end: it goes on as the whole run",
     "debug.resume_after_steps": "a stop, after which it goes on to the bit",
 }
-"""Keys and sections that leave the results of a run as they are, each with the reason."""
-
-WITH_EFFECT_ON_RESULTS = (
-    *("seed", "deterministic", "init_from", "init_from_keys", "init_from_strict"),
-    *("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy", "callbacks"),
-    *("loader", "trainer", "precision", "compile", "health", "debug"),
-    "evaluation",  # its numbers are results; early_stopping and a plateau schedule decide by them
-)
-"""All others that a run has. Of two names the longer one counts; keys that are in neither, a user's own, count as these."""
+"""Keys and sections that leave the results of a run as they are, each with the reason. All others, a user's own too, change them."""
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -107,9 +99,7 @@ def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _changes_results(key: str) -> bool:
-    return max((name for name in (*WITH_EFFECT_ON_RESULTS, *WITHOUT_EFFECT_ON_RESULTS) if _is_at(key, name)), key=len, default="") not in (
-        WITHOUT_EFFECT_ON_RESULTS
-    )
+    return not any(_is_at(key, name) for name in WITHOUT_EFFECT_ON_RESULTS)
 
 
 def _is_at(key: str, name: str) -> bool:
