@@ -43,9 +43,8 @@ from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.record.records import Records
 from ddp_train.training.state import initial_weights
-from ddp_train.training.state.checkpoints import Checkpoints, probe, ranking_of, retention
+from ddp_train.training.state.checkpoints import Checkpoints, probe, ranking_of, resume, retention
 from ddp_train.training.state.data_identity import known_meaning, require_alike, require_meaning
-from ddp_train.training.state.restore import resume
 from ddp_train.training.state.saved_state import hashes
 from ddp_train.training.train_state import TrainState
 

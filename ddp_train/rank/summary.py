@@ -21,7 +21,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import rates
 from ddp_train.run_folder.result import Result
 from ddp_train.system import devices
-from ddp_train.training.build.layers import layer_table
+from ddp_train.training.build.dry_build import layer_table
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
 

@@ -7,12 +7,10 @@ objective), the number of steps (scheduler) or the run's folder (metrics) by the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
@@ -26,10 +24,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import (
     Amp,
     Averaging,
-    Borrowing,
     DataSource,
-    Joint,
-    Meeting,
     Objective,
     Predicting,
     Strategy,
@@ -39,7 +34,6 @@ from ddp_train.loader.loader import Loader
 from ddp_train.loader.one_batch import OneBatch
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Stream
-from ddp_train.objective.loss import as_objective
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build.activation_checkpointing import checkpoint_activations
 from ddp_train.training.build.data import (
@@ -51,9 +45,8 @@ from ddp_train.training.build.data import (
     place_data,
     require_same_facts,
 )
+from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.build.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
-from ddp_train.training.build.plain_names import use_plain_names
-from ddp_train.training.build.precision import in_memory_format, shared_dtype, use_precision
 from ddp_train.training.check.micro_batch import largest_micro_batch
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.loop import callbacks
@@ -64,7 +57,6 @@ from ddp_train.training.parts.turn import make_turns, takes_turns
 from ddp_train.training.record.device_peak import peak_of, products
 from ddp_train.training.record.throughput import measure
 from ddp_train.training.seeding import seed_all
-from ddp_train.training.state import initial_weights
 from ddp_train.training.state.data_identity import adopt, identity_of, meaning_of, require_meaning
 
 _NOTHING: Mapping[str, Any] = {}
@@ -79,25 +71,15 @@ def build(config: RunConfig, world: World) -> Components:
         UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
     """
     use_precision(config.precision)
-    seed_all(config.seed)  # for data that is drawn at random
-    with world.main_first():  # rank 0 downloads; the others find the files
-        train_source = make_source(config, key="data")
-        eval_sources = make_eval_sources(config)
-    facts = train_source.facts
-    meaning = meaning_of(train_source)
-    for key, source in eval_sources.items():
-        adopt(source, meaning)
-        require_same_facts(facts, source.facts, key=key)
-        require_meaning(meaning_of(source), meaning, key=key, accepted=config.accept_changed_data)
-    answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)
-    place_data((train_source, *eval_sources.values()), config.loader, world)
+    train_source, eval_sources = _open_data(config, world)
+    answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, train_source.facts)
     train_loader = _train_loader(train_source, config, world)
     eval_loaders = make_eval_loaders(eval_sources, config, world)
     total_steps = _total_steps(config.trainer, train_loader.order)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
     answers |= auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
-    model, objective, trained = _model_and_objective(config, world, answers)
+    model, objective, trained = build_model_and_objective(config, world, answers)
     freeze(trained, groups_of(config.optimizer))
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
@@ -105,15 +87,11 @@ def build(config: RunConfig, world: World) -> Components:
         _require_predictions(objective, eval_sources.values())
     amp: Amp = instantiate(config.amp, key="amp", answers=answers)
     strategy = _strategy(config)
-    cast = strategy.computes_in(world.size)
-    throughput = measure(world, objective, trained, source=train_source, peak=peak_of(world.device, amp, trained, cast=cast))
-    notes = [
-        _travels_wide(strategy, trained, amp, world),
-        _not_called(model),
-        checkpoint_activations(model, config.activation_checkpointing),
-    ]
-    called = [*model.children()] if takes_turns(objective) else [model]
-    compiled = compile_model(model, config.compile, world, parts=called)
+    peak = peak_of(world.device, amp, trained, cast=strategy.computes_in(world.size))
+    throughput = measure(world, objective, trained, source=train_source, peak=peak)
+    notes = [_travels_wide(strategy, trained, amp, world), note_methods_not_called(model)]
+    notes.append(checkpoint_activations(model, config.activation_checkpointing))
+    compiled = compile_model(model, config.compile, world, parts=[*model.children()] if takes_turns(objective) else [model])
     notes.append(note(compiled, config.compile))
     turns = make_turns(trained, objective, strategy, world)
     module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)
@@ -157,6 +135,21 @@ def build(config: RunConfig, world: World) -> Components:
             components.train_loader = _train_loader(train_source, config, world)
         components.answers = {**answers, MICRO_BATCH: config.loader.micro_batch_size}
     return components
+
+
+def _open_data(config: RunConfig, world: World) -> tuple[DataSource | Stream, dict[str, DataSource | Stream]]:
+    """Return the training data, and that of each evaluation set by its key, whose numbers mean the same. Collective."""
+    seed_all(config.seed)  # for data that is drawn at random
+    with world.main_first():  # rank 0 downloads; the others find the files
+        train_source = make_source(config, key="data")
+        eval_sources = make_eval_sources(config)
+    meaning = meaning_of(train_source)
+    for key, source in eval_sources.items():
+        adopt(source, meaning)
+        require_same_facts(train_source.facts, source.facts, key=key)
+        require_meaning(meaning_of(source), meaning, key=key, accepted=config.accept_changed_data)
+    place_data((train_source, *eval_sources.values()), config.loader, world)
+    return train_source, eval_sources
 
 
 def _strategy(config: RunConfig) -> Strategy:
@@ -203,7 +196,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
     place_data(sources.values(), config.loader, world)
     facts = next(iter(sources.values())).facts
     added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)  # with what was typed: another metric
-    model, objective, trained = _model_and_objective(config, world, added)
+    model, objective, trained = build_model_and_objective(config, world, added)
     if config.evaluation.save_predictions:
         _require_predictions(objective, sources.values())
     strategy = _strategy(config)
@@ -217,51 +210,6 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
         metrics=build_metrics(config.evaluation.metrics, objective, world, added),
         computes_together=is_cut,
     )
-
-
-def build_model(config: RunConfig, world: World, answers: Mapping[str, Any]) -> nn.Module:
-    """Return the model, with the initial weights that it has on every rank and for every number of ranks; made where the world is meta."""
-    seed_all(config.seed)
-    with world.device if world.device.type == "meta" else nullcontext():
-        model = instantiate(config.model, key="model", answers=answers)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
-            raise ConfigError(
-                key="model",
-                happened=f"{name or 'the model'} is an {type(module).__name__} with sparse=True",
-                expected="dense gradients: sparse ones cannot be summed over ranks, clipped or measured",
-                fix="sparse=False",
-            )
-    use_plain_names(model)
-    return in_memory_format(model, config.precision)
-
-
-def _model_and_objective(config: RunConfig, world: World, answers: Mapping[str, Any]) -> tuple[nn.Module, Objective, nn.Module]:
-    """Return the model, the objective, and both in one module where the objective has a state of its own, else the model again."""
-    model = build_model(config, world, answers)
-    with world.device if world.device.type == "meta" else nullcontext():
-        objective = instantiate(config.objective, key="objective", answers=answers)
-    if isinstance(objective, nn.Module):  # a loss with weights of its own
-        objective = objective.to(world.device)
-    objective = as_objective(objective)
-    if isinstance(objective, Meeting):
-        objective.meet(model)
-    if isinstance(objective, Borrowing):
-        _borrow(objective, world)
-    return model, objective, Joint(model, objective) if has_state(objective) else model
-
-
-def _not_called(model: nn.Module) -> str:
-    """Return a line for a model that brings a training step of its own, as LightningModules do; "" for any other."""
-    own = [name for name in _OF_LIGHTNING if callable(getattr(model, name, None))]
-    if "training_step" not in own:
-        return ""
-    return f"model    {', '.join(own)} of {type(model).__name__} are not called: the objective, optimizer and scheduler of this run are"
-
-
-_OF_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
 
 
 def _require_predictions(objective: Objective, sources: Iterable[DataSource | Stream]) -> None:
@@ -316,37 +264,8 @@ def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _borrow(objective: Borrowing, world: World) -> None:
-    """Load the weights of others that an objective begins with. Collective; on the device `meta` there is nothing to load into."""
-    for part, source in objective.borrows.items() if world.device.type != "meta" else ():
-        lines = initial_weights.load(Path(source), getattr(objective, part), world, renames={}, is_strict=True)
-        if world.is_main:
-            print(*lines, sep="\n", flush=True)
-
-
 def _total_steps(trainer: TrainerConfig, order: BatchOrder) -> int:
     """Return the run's length in optimizer steps: max_steps or, where there are epochs, max_epochs, whichever ends first."""
     by_epochs = order.steps_in(trainer.max_epochs) if trainer.max_epochs is not None else None
     limits = [limit for limit in (trainer.max_steps, by_epochs) if limit is not None]
     return int(min(limits))
-
-
-def has_state(objective: Objective) -> bool:
-    """Tell whether an objective has something to train, to share or to save. A part that evaluates keeps its buffers as they are.
-
-    Raises:
-        ConfigError: it has parameters to train where nobody finds them.
-    """
-    if isinstance(objective, nn.Module):
-        changing = (buffer for part in objective.modules() if part.training for buffer in part.buffers(recurse=False))
-        return any(parameter.requires_grad for parameter in objective.parameters()) or any(True for _ in changing)
-    for name, value in getattr(objective, "__dict__", {}).items():
-        held = value.parameters() if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
-        if any(tensor.requires_grad for tensor in held):
-            raise ConfigError(
-                key="objective",
-                happened=f"{type(objective).__name__}.{name} has parameters to train, but {type(objective).__name__} is no torch.nn.Module",
-                expected="an nn.Module, whose parameters are found, trained and saved",
-                fix=f"class {type(objective).__name__}(nn.Module), with super().__init__(); or {name}.requires_grad_(False)",
-            )
-    return False

@@ -22,8 +22,8 @@ from ddp_train.config.targets.evaluation_split import set_name
 from ddp_train.distributed.world import alone
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import require_trust
-from ddp_train.training.build.build import build_model
 from ddp_train.training.build.data import make_data
+from ddp_train.training.build.model import build_model
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state.data_identity import adopt, meaning_of, require_meaning, saved_identity
 from ddp_train.training.state.weights import find, put_weights, read_weights

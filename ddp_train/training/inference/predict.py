@@ -14,8 +14,7 @@ from ddp_train.interfaces import Batch, Inferring, Located, Objective, batch_siz
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.model_call import TARGETS, give
-from ddp_train.training.loop.evaluation import as_evaluated
-from ddp_train.training.loop.lockstep import in_step
+from ddp_train.training.loop.evaluation import as_evaluated, in_step
 from ddp_train.training.parts.components import Evaluated
 from ddp_train.training.record.predictions import PredictionFiles
 

@@ -24,8 +24,7 @@ from ddp_train.interfaces import Batch, Callback, Goal, named_parameters
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.model_log import Sink
 from ddp_train.training.check.untouched import untouched
-from ddp_train.training.loop.callback_error import named
-from ddp_train.training.loop.evaluation import as_evaluated
+from ddp_train.training.loop.evaluation import as_evaluated, named
 from ddp_train.training.loop.trainer import Hooks
 from ddp_train.training.parts.components import Components, with_loss
 from ddp_train.training.parts.turn import make_turns

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from ddp_train import model_log
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Averaging, Place, cut, describe, is_cut, own_rows, plain_name
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader, Evaluation
-from ddp_train.training.loop.callback_error import named
-from ddp_train.training.loop.lockstep import agreed, in_step
+from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components, Evaluated
 from ddp_train.training.parts.evaluation_mode import evaluation_mode
@@ -40,7 +39,7 @@ def evaluate(
     Those of a set with a name are called NAME/loss, and its predictions are in a folder of its name.
 
     There is no collective inside the loop, so unequal shares cannot hang (a forward through DDP would wait for the others); where every
-    forward is one, ranks that are through take part until all are (`lockstep.py`). Counts are added as integers and sums in float64, and
+    forward is one, ranks that are through take part until all are (`in_step`). Counts are added as integers and sums in float64, and
     metrics of `evaluation.metrics` are put together on rank 0 after it. Before it, all ranks take rank 0's buffers: each has updated its
     own BatchNorm averages since the last synchronised forward.
 
@@ -236,3 +235,39 @@ def _sums(totals: Mapping[str, Tensor], world: World) -> dict[str, Any]:
             values = world.sum(torch.cat([value.reshape(-1) for value in part.values()])).split([value.numel() for value in part.values()])
             sums |= {name: value.view(part[name].shape).tolist() for name, value in zip(part, values, strict=True)}
     return sums
+
+
+def in_step(batches: Iterator[MicroBatch], world: World) -> Iterator[MicroBatch]:
+    """Yield this rank's batches, and then its last one again, which does not count, until all ranks are through. Collective for each.
+
+    For an evaluation in which every forward is a collective. Whether a rank has another batch only it knows, of a stream not before it has
+    asked; so all ranks tell each other before every batch.
+    """
+    newest = None
+    while True:
+        batch = next(batches, None)
+        if not _any(batch is not None, world):
+            return
+        if batch is None:
+            assert newest is not None  # each rank has one at least
+            batch = newest._replace(counts=False, skipped=())
+        newest = batch
+        yield batch
+
+
+def agreed(is_asked: Callable[[], bool], world: World) -> Callable[[], bool]:
+    """Return what tells whether any rank was asked to stop; every rank calls it at the same places. Collective."""
+    return lambda: _any(is_asked(), world)
+
+
+def _any(value: bool, world: World) -> bool:
+    return bool(world.sum(torch.tensor(int(value))).item())  # on the CPU: it waits for the other ranks, and not for the device
+
+
+def named(error: Exception, name: str, where: str) -> Exception:
+    """Return the error, which says from now on that it is of the callback `name`, in its method `where`."""
+    if isinstance(error, UserError):
+        error.key = error.key or f"callbacks.{name}"
+    else:
+        error.add_note(f"config key: callbacks.{name} (in its `{where}`)")
+    return error

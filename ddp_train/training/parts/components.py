@@ -22,7 +22,6 @@ from ddp_train.training.parts.compiled import Compiled
 from ddp_train.training.parts.metric import Metric, goals_of
 from ddp_train.training.parts.turn import Turn
 from ddp_train.training.record.throughput import Throughput
-from ddp_train.training.state.data_identity import Identity
 
 
 @dataclass(kw_only=True)
@@ -88,7 +87,7 @@ class Components(Evaluated):
     compiled: Compiled = field(default_factory=Compiled)
     lengths: LengthPlan | None = None  # of windows of tokens, by the step; None: they are not cut
     steps_in_backward: bool = False  # the optimizer steps in backward, and not after it (`loop/early_step.py`)
-    identity: Identity = field(default_factory=dict)  # by what the data is known again
+    identity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the data (`state/data_identity.py`)
     notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
 
     def rest(self) -> None:

@@ -1,6 +1,6 @@
-"""A run's checkpoints while it trains: when one is due, what goes into it, and the way back to the newest.
+"""A run's checkpoints: continuing from one when it begins, when one is due, what goes into it, and the way back to the newest.
 
-How they are written and read is the business of `ddp_train/checkpoint`; how a run continues from one when it begins, that of `restore.py`.
+How they are written and read is the business of `ddp_train/checkpoint`.
 """
 
 from __future__ import annotations
@@ -8,16 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from ddp_train.checkpoint import catalog, disk_space
 from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, ranking
-from ddp_train.checkpoint.folder import newest_good, set_aside_after
+from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_after
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old
+from ddp_train.checkpoint.verify import verify
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import CheckpointConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
+from ddp_train.job import Job
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.check.memory import estimate, share_of
@@ -26,6 +30,8 @@ from ddp_train.training.parts.components import Components
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Records
+from ddp_train.training.seeding import seed_all
+from ddp_train.training.state.data_identity import require_same
 from ddp_train.training.state.saved_state import content, load
 from ddp_train.training.train_state import Jump, TrainState, WindowSums
 
@@ -162,3 +168,29 @@ def probe(run_folder: RunFolder, components: Components, keep: Retention, world:
     size = estimate(components, num_ranks=world.size)
     if warning := disk_space.probe(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)
+
+
+def resume(job: Job, components: Components, state: TrainState, world: World, *, moves: Callable[[], None]) -> list[str] | None:
+    """Continue from the given or the newest good checkpoint. Collective.
+
+    Returns:
+        What differs in the data since then, and was accepted; None: there is no checkpoint.
+    """
+    if job.checkpoint is None:
+        chosen = newest_good(job.run_folder.checkpoints, world, moves=moves)
+    else:
+        given, check = Path(job.checkpoint), partial(verify, moves=moves)
+        chosen = world.from_main(catalog.find(given, check, key="resume") if world.is_main else None)
+    accepted = require_same(chosen, components.identity, world, job.config) if chosen else []
+    if world.is_main:
+        remove_debris(job.run_folder.checkpoints)
+        for name in set_aside_after(chosen.parent if chosen else job.run_folder.checkpoints, chosen):
+            print(f"a checkpoint of a later step, or of another run, is now {name}", flush=True)
+    if chosen is None:
+        if world.is_main and job.run_folder.metrics.exists():
+            print("resumed  from the start: there is no good checkpoint", flush=True)
+        return None
+    components.rebuild_buckets(world)
+    if not load(chosen, components, state, world, moves=moves):
+        seed_all(job.config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+    return accepted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,12 +14,13 @@ import xxhash
 from torch import Tensor, nn
 
 from ddp_train.checkpoint import codec
+from ddp_train.checkpoint.codec import Leaf
 from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
-from ddp_train.checkpoint.snapshot import OF_RANK_0
+from ddp_train.checkpoint.snapshot import OF_RANK_0, SHARED
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Place, map_tensors, place_of, tensors_of
+from ddp_train.interfaces import Averaging, Place, is_cut, map_tensors, named_parameters, place_of, plain_name, tensors_of
 from ddp_train.training.loop import callbacks
 from ddp_train.training.loop.evaluation import SetAside, averages
 from ddp_train.training.parts.components import Components
@@ -35,8 +36,7 @@ from ddp_train.training.state.compare_state import (
     regrouped,
     regrouped_schedule,
 )
-from ddp_train.training.state.layout import cut_like
-from ddp_train.training.state.weights import put_state
+from ddp_train.training.state.weights import cut_weights, put_state
 from ddp_train.training.train_state import TrainState, WindowSums
 
 _NOTHING = SetAside()
@@ -195,3 +195,42 @@ def _jump(before: list[float], now: list[float]) -> list[str]:
                 " these settings; scheduler=constant and warmup_stable_decay, before it decays, go on without a jump"
             ]
     return []
+
+
+def cut_like(components: Components) -> Callable[[Mapping[str, Any], Mapping[str, Leaf]], dict[str, Tensor]]:
+    """Return what tells of a checkpoint's tensors which come back cut among the ranks, and like which of the run's (`read_shared`)."""
+
+    def lay_out(plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
+        wanted = dict(cut_weights(components.modules))
+        parameters = named_parameters(components.trained)
+        names = plain.get("optimizer_parameters", [])
+        averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
+        averaging = [f"{SHARED}.callbacks.{name}." for name, each in components.callbacks.items() if isinstance(each, Averaging)]
+        found = {}
+        for name, leaf in leaves.items():
+            like = wanted.get(name)
+            if name.startswith(f"{SHARED}.optimizer.state."):
+                parameter = _numbered(name.split(".")[3], names, parameters)
+                like = None if parameter is None else components.strategy.state_like(parameter)
+            elif name.startswith(f"{SHARED}.parameters_in_training."):
+                like = _numbered(name.split(".")[2], names, parameters)
+            elif prefix := next((prefix for prefix in averaging if name.startswith(prefix)), None):
+                like = next((averaged[end] for end in _ends(name.removeprefix(prefix)) if end in averaged), None)
+            if like is not None and is_cut(like) and tuple(like.shape) == leaf.shape:
+                found[name] = like
+        return found
+
+    return lay_out
+
+
+def _numbered(number: str, names: Any, parameters: Mapping[str, nn.Parameter]) -> nn.Parameter | None:
+    """Return the parameter that had a number in the saved optimizer; None: the checkpoint does not say, or it is gone."""
+    is_known = number.isdecimal() and isinstance(names, list) and int(number) < len(names)
+    return parameters.get(str(names[int(number)])) if is_known else None
+
+
+def _ends(name: str) -> Iterator[str]:
+    """Yield what may be a parameter's name at the end of another one, the longest first."""
+    while name:
+        yield name
+        name = name.partition(".")[2]

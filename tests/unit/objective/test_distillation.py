@@ -9,7 +9,7 @@ from torch import nn
 
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.distillation import Distillation
-from ddp_train.training.build.build import has_state
+from ddp_train.training.build.model import has_state
 from tests.unit.objective.batches import IDENTITY, image_batch
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddp_train.distributed.world import alone
 from ddp_train.model.gpt import GPT
-from ddp_train.training.build.build import build_model
+from ddp_train.training.build.model import build_model
 from ddp_train.training.parts.components import Components
 from tests.unit.data_files import write_tokens
 from tests.unit.parts import checked, components, trainer

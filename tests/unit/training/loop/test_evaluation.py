@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from ddp_train.distributed.world import alone
+from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
+from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.plateau import Plateau
-from ddp_train.training.loop.evaluation import averages, evaluate
+from ddp_train.training.loop.evaluation import agreed, averages, evaluate, in_step
 from ddp_train.training.state.checkpoints import ranking_of
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer
@@ -123,3 +125,35 @@ def test_weights_for_evaluation_that_do_not_fit_name_the_callback_and_the_parame
     assert lost.value.__notes__ == ["config key: callbacks.mine (in its `evaluation_weights`)"]
     parts.callbacks = {"mine": Averages(name, own.half())}
     assert averages(parts).keys() == {name}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard(World):
+    """Adds to each value what the other ranks say then."""
+
+    others: list[int] = field(default_factory=list)
+
+    def sum(self, values: Tensor) -> Tensor:
+        assert values.device.type == "cpu", "the host would wait for the device"
+        return values + self.others.pop(0)
+
+
+def world(*others: int) -> World:
+    return Heard(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("meta"), others=list(others))
+
+
+def test_a_rank_that_is_through_goes_on_with_its_last_batch_which_does_not_count() -> None:
+    batches = [MicroBatch(torch.tensor([1.0]), True), MicroBatch(torch.tensor([2.0]), True)]
+    found = list(in_step(iter(batches), world(1, 1, 1, 1, 0)))
+    assert [float(each.batch) for each in found] == [1, 2, 2, 2]
+    assert [each.counts for each in found] == [True, True, False, False]
+
+
+def test_a_rank_with_more_goes_on_when_the_others_are_through() -> None:
+    batches = [MicroBatch(torch.tensor([float(number)]), True) for number in range(3)]
+    assert list(in_step(iter(batches), world(1, 0, 0, 0))) == batches
+
+
+def test_all_stop_when_one_is_asked_to() -> None:
+    is_asked = agreed(lambda: False, world(0, 1))
+    assert [is_asked(), is_asked()] == [False, True]

@@ -21,7 +21,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.build.build import build, build_evaluated
 from ddp_train.training.inference.finished_run import load
 from ddp_train.training.state import data_identity
-from ddp_train.training.state.restore import resume
+from ddp_train.training.state.checkpoints import resume
 from ddp_train.training.state.saved_state import content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import FEW

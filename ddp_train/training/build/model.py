@@ -1,0 +1,156 @@
+"""The model and the objective of a run: made, known by the names that a user knows, computed and laid out as `precision` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_train.amp import best_dtype
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import PrecisionConfig
+from ddp_train.distributed.world import World
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import Borrowing, Joint, Meeting, Objective, plain_name
+from ddp_train.objective.loss import as_objective
+from ddp_train.training.instantiate import instantiate
+from ddp_train.training.seeding import seed_all
+from ddp_train.training.state import initial_weights
+
+_OF_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
+_TORCHS_OWN = "highest"
+
+
+def build_model(config: RunConfig, world: World, answers: Mapping[str, Any]) -> nn.Module:
+    """Return the model, with the initial weights that it has on every rank and for every number of ranks; made where the world is meta."""
+    seed_all(config.seed)
+    with world.device if world.device.type == "meta" else nullcontext():
+        model = instantiate(config.model, key="model", answers=answers)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+            raise ConfigError(
+                key="model",
+                happened=f"{name or 'the model'} is an {type(module).__name__} with sparse=True",
+                expected="dense gradients: sparse ones cannot be summed over ranks, clipped or measured",
+                fix="sparse=False",
+            )
+    use_plain_names(model)
+    return in_memory_format(model, config.precision)
+
+
+def build_model_and_objective(config: RunConfig, world: World, answers: Mapping[str, Any]) -> tuple[nn.Module, Objective, nn.Module]:
+    """Return the model, the objective, and both in one module where the objective has a state of its own, else the model again."""
+    model = build_model(config, world, answers)
+    with world.device if world.device.type == "meta" else nullcontext():
+        objective = instantiate(config.objective, key="objective", answers=answers)
+    if isinstance(objective, nn.Module):  # a loss with weights of its own
+        objective = objective.to(world.device)
+    objective = as_objective(objective)
+    if isinstance(objective, Meeting):
+        objective.meet(model)
+    if isinstance(objective, Borrowing):
+        _borrow(objective, world)
+    return model, objective, Joint(model, objective) if has_state(objective) else model
+
+
+def _borrow(objective: Borrowing, world: World) -> None:
+    """Load the weights of others that an objective begins with. Collective; on the device `meta` there is nothing to load into."""
+    for part, source in objective.borrows.items() if world.device.type != "meta" else ():
+        lines = initial_weights.load(Path(source), getattr(objective, part), world, renames={}, is_strict=True)
+        if world.is_main:
+            print(*lines, sep="\n", flush=True)
+
+
+def has_state(objective: Objective) -> bool:
+    """Tell whether an objective has something to train, to share or to save. A part that evaluates keeps its buffers as they are.
+
+    Raises:
+        ConfigError: it has parameters to train where nobody finds them.
+    """
+    if isinstance(objective, nn.Module):
+        changing = (buffer for part in objective.modules() if part.training for buffer in part.buffers(recurse=False))
+        return any(parameter.requires_grad for parameter in objective.parameters()) or any(True for _ in changing)
+    for name, value in getattr(objective, "__dict__", {}).items():
+        held = value.parameters() if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
+        if any(tensor.requires_grad for tensor in held):
+            raise ConfigError(
+                key="objective",
+                happened=f"{type(objective).__name__}.{name} has parameters to train, but {type(objective).__name__} is no torch.nn.Module",
+                expected="an nn.Module, whose parameters are found, trained and saved",
+                fix=f"class {type(objective).__name__}(nn.Module), with super().__init__(); or {name}.requires_grad_(False)",
+            )
+    return False
+
+
+def note_methods_not_called(model: nn.Module) -> str:
+    """Return a line for a model that brings a training step of its own, as LightningModules do; "" for any other."""
+    own = [name for name in _OF_LIGHTNING if callable(getattr(model, name, None))]
+    if "training_step" not in own:
+        return ""
+    return f"model    {', '.join(own)} of {type(model).__name__} are not called: the objective, optimizer and scheduler of this run are"
+
+
+def use_precision(config: PrecisionConfig) -> None:
+    """Set what holds for the whole process; `rank.isolation` puts it back after a job of a sweep."""
+    if config.float32_matmul_precision != _TORCHS_OWN:  # else setting it would cut off what follows `torch.backends.fp32_precision`
+        torch.set_float32_matmul_precision(config.float32_matmul_precision)
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark
+
+
+def in_memory_format(model: nn.Module, config: PrecisionConfig) -> nn.Module:
+    """Let a model's weights lie as `precision.channels_last` says: a convolution's output lies as its weights do."""
+    if config.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def shared_dtype(world: World) -> str | None:
+    """Return what `amp.dtype=auto` means for all ranks: half precision where each device has it. Collective."""
+    found = set(world.gather(best_dtype(world.device)))
+    return found.pop() if len(found) == 1 else None
+
+
+def use_plain_names(model: nn.Module) -> None:
+    """Let a model that its own code has compiled, whole or in parts, have the names in its state that it has without."""
+    if all(name == plain_name(name) for name in _names(model)):
+        return
+    model.register_state_dict_post_hook(_to_plain)
+    model.register_load_state_dict_pre_hook(_from_plain)
+
+
+def _names(model: nn.Module) -> list[str]:
+    parts = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return [name for part in parts for name, _ in part]
+
+
+def _to_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]) -> None:
+    """Rename what a module has put into a state, which begins with `prefix`."""
+    renamed = {prefix + plain_name(name.removeprefix(prefix)) if name.startswith(prefix) else name: value for name, value in state.items()}
+    state.clear()
+    state.update(renamed)
+    versions: dict[str, Any] = getattr(state, "_metadata", {})
+    for name in list(versions):
+        versions[_plain_path(name)] = versions.pop(name)
+
+
+def _from_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any) -> None:
+    """Rename it back before it is loaded."""
+    for name in _names(module):
+        if name != plain_name(name) and prefix + plain_name(name) in state:
+            state[prefix + name] = state.pop(prefix + plain_name(name))
+    versions: dict[str, Any] = getattr(state, "_metadata", {})
+    for name, _module in module.named_modules():
+        path = f"{prefix}{name}".rstrip(".")
+        if path != _plain_path(path) and _plain_path(path) in versions:
+            versions[path] = versions[_plain_path(path)]
+
+
+def _plain_path(name: str) -> str:
+    """Return a module's path without what torch.compile puts into it."""
+    return plain_name(f"{name}.").rstrip(".")
