@@ -87,7 +87,12 @@ def _of_somebody_else(top: Path) -> str:
     read = {path for folder in _run_folders(top) for pattern in _READ for path in (folder, *folder.glob(pattern)) if folder.is_dir()}
     folders = {parent for path in read for parent in path.parents if top in parent.parents}
     for path in (top, *sorted(read | folders)):
-        facts = path.stat() if path == top else path.lstat()
+        try:
+            facts = path.stat() if path == top else path.lstat()
+        except FileNotFoundError:  # a checkpoint that the run beside has just finished, or removed
+            if path == top:
+                raise
+            continue
         if stat.S_ISLNK(facts.st_mode):
             return f"{path} is a link"
         if facts.st_mode & stat.S_IWOTH:

@@ -88,6 +88,21 @@ def test_your_own_runs_ask_nothing_and_what_others_could_have_written_is_shown_f
     assert "is a link" in capsys.readouterr().err
 
 
+def test_a_checkpoint_that_goes_away_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    partial = tmp_path / "checkpoints" / ".partial_step_00000005_1_2"
+    partial.mkdir(parents=True)
+    look = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        if path == partial and partial.exists():
+            partial.rmdir()
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    trust.require_trust(tmp_path, key="RUN", accept="--trust")
+    assert not partial.exists()
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 def test_a_holder_that_a_stranger_has_left_vouches_for_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
