@@ -85,7 +85,7 @@ def evaluate(arguments: list[str], launcher: Launcher) -> int:
 
 
 def predict(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train predict RUN [key=value ...]`: write what a run's model says of samples whose targets nobody knows."""
+    """`ddp-train predict RUN [key=value ...]`: write what a run's model says of samples without known targets."""
     return _begin("predict", arguments, launcher)
 
 

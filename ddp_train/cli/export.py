@@ -40,7 +40,9 @@ def export(arguments: list[str], launcher: Launcher) -> int:
     if dashed := next((word for word in runs if word.startswith(f"--{_TO}")), None):
         raise ConfigError(key="--to", happened=f"{dashed} is no option", expected="to=PATH, without dashes", fix=dashed.lstrip("-"))
     if len(runs) != 1 or runs[0].startswith("-") or "=" in runs[0] or len(formats) > 1 or len(places) > 1:
-        raise ConfigError(happened="which run, and what of it?", expected=USAGE.partition("\n")[0], fix="ddp-train export --help")
+        raise ConfigError(
+            happened="no run folder was given, or too many words", expected=USAGE.partition("\n")[0], fix="ddp-train export --help"
+        )
     path, format = Path(runs[0]), (formats or ["safetensors"])[0]
     if format not in _SUFFIXES:
         close = nearest(format, list(_SUFFIXES))

@@ -26,7 +26,7 @@ _FIX = "ddp-train init ANOTHER_NAME"
 def init(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train init DIR`: make a project to start from."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise UserError(happened="where?", expected="the name of one new folder", fix="ddp-train init DIR")
+        raise UserError(happened="no folder was given, or more than one", expected="the name of one new folder", fix="ddp-train init DIR")
     folder = Path(arguments[0])
     package = _package(folder.resolve().name)
     try:

@@ -69,7 +69,7 @@ def _no_run(folder: Path) -> ConfigError | None:
 
 
 def _no_labels(config: RunConfig) -> Iterator[ConfigError]:
-    """Refuse images without labels for an objective of ours: each needs some. One of somebody's own may do without."""
+    """Refuse images without labels for an objective of ours: each needs some. One of the user's own may do without."""
     is_without = config.data["_target_"] == _IMAGES and config.data.get("labelled") is False
     if is_without and config.objective["_target_"].startswith("ddp_train.objective."):
         happened = "is false: a batch is images alone, and the objective compares with labels"

@@ -87,7 +87,7 @@ def place(screen: Screen, folder: Path, *, is_new: bool, continues: str | None) 
     """Say where a run goes.
 
     Args:
-        is_new: nobody has typed the folder.
+        is_new: the folder was not typed.
         continues: where the run goes on; None for one that begins.
     """
     what = "a new run" if continues is None else f"the run there continues {continues}"

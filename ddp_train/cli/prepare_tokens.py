@@ -54,7 +54,7 @@ def prepare(arguments: list[str], launcher: Launcher) -> int:
     elif arguments[:1] == ["tokens"]:
         _prepare_tokens(_Request.parse(arguments[1:]))
     else:
-        happened = f"prepare knows no {arguments[0]!r}" if arguments else "prepare what?"
+        happened = f"prepare knows no {arguments[0]!r}" if arguments else "nothing to prepare was given"
         raise ConfigError(happened=happened, expected="tokens or weights", fix="ddp-train prepare tokens FILE... to=FOLDER")
     return DONE
 

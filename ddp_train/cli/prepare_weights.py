@@ -27,7 +27,7 @@ def prepare_weights(arguments: Sequence[str]) -> None:
     places = [word.removeprefix("to=") for word in arguments if word.startswith("to=")]
     folders = [word for word in arguments if word != "--unpickle" and not word.startswith("to=")]
     if len(places) != 1 or len(folders) != 1 or folders[0].startswith("-"):
-        raise ConfigError(happened="which folder, and where to?", expected=_SHAPE, fix="ddp-train prepare --help")
+        raise ConfigError(happened="no folder was given, or no to=FILE", expected=_SHAPE, fix="ddp-train prepare --help")
     folder, to = Path(folders[0]), Path(places[0])
     if not (folder / ".metadata").is_file():
         raise ConfigError(happened=f"{folder} is no folder of torch.distributed.checkpoint", expected="one with a file .metadata")

@@ -83,7 +83,7 @@ def _number(text: str) -> int:
 
 
 def _require_going_on(run_folder: RunFolder) -> None:
-    """Refuse a folder in which nobody trains, or will soon."""
+    """Refuse a folder in which no run trains, or will soon."""
     root, shown = run_folder.root, run_folder.shown()
     if is_sweep(root):
         raise ConfigError(happened=f"{shown} is the folder of a sweep", expected="one of its jobs", fix=f"ddp-train profile {shown}/0")
@@ -96,5 +96,5 @@ def _require_going_on(run_folder: RunFolder) -> None:
     state, sweep = submitted_state(run_folder), sweep_of(root)
     goes_on = isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED)
     if not goes_on and not is_at_work(run_folder) and not (sweep is not None and is_held(sweep)):
-        happened = f"nobody works on {shown}"
+        happened = f"no process works on {shown}"
         raise ConfigError(happened=happened, expected="a run that goes on", fix=f"ddp-train resume {shlex.quote(shown)} profile.kind=trace")

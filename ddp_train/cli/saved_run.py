@@ -54,7 +54,7 @@ def run_of(path: Path, *, key: str = "resume") -> Path:
 
 
 def ask_trust(command: str, words: list[str], path: Path) -> None:
-    """Show what a folder or a spec of somebody else would run, and refuse it without `--trust`.
+    """Show what a folder or a spec of another user would run, and refuse it without `--trust`.
 
     Raises:
         ConfigError: with all of it.
@@ -69,7 +69,7 @@ def frozen_job(
     """Make a job of a run folder: its own frozen config, with single values changed.
 
     Args:
-        asked: what somebody asked to resume, where it is neither the folder nor the checkpoint: a sweep.
+        asked: what was asked to be resumed, where it is neither the folder nor the checkpoint: a sweep.
     """
     saved = saved_config(folder)
     saved_overrides.refuse(overrides, saved, replaced_configs(folder))

@@ -24,7 +24,7 @@ class BatchSizes:
     micro_batch_size: int
     grad_accum_steps: int
     world_size: int
-    is_derived: bool = False  # from the number of ranks, which another number changes: nobody gave the global batch
+    is_derived: bool = False  # from the number of ranks, which another number changes: no global batch was given
     is_open: bool = False  # `loader.micro_batch_size=auto`, until it is found: micro-batch and accumulation are those if all of it fits
 
     def on(self, world_size: int, *, micro_batch_size: Any) -> BatchSizes:

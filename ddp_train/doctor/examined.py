@@ -48,7 +48,7 @@ class Examined:
     utc: float  # the first machine's clock when it told the others that all are there
     measured: Mapping[int, Measurement] | None  # by rank; None: it was not tried
     downloads: bool = False  # the data set fetches what is missing
-    expects_equal: bool = True  # nobody has given a number of processes: each machine should have as many GPUs as the others
+    expects_equal: bool = True  # no number of processes was given: each machine should have as many GPUs as the others
 
     def name(self, number: int | str) -> str:
         """Return what to call a machine, or several that have a name already."""

@@ -57,7 +57,7 @@ def paste(
         (["+models=3"], "models: is no part of a configuration, and nothing reads it", False),
         (["+traner.max_steps=3"], "did you mean trainer.max_steps=3?", False),
         (["+lr=0.1"], "did you mean optimizer.lr=0.1?", False),
-        (["+profiler._target_=my.Profiler"], "nobody makes another one", True),
+        (["+profiler._target_=my.Profiler"], "no other is made", True),
         (["+paths.data=mine"], "values of your own, for ${extra.NAME}, stand below extra", False),
         (["+logger.project=mine"], "metrics, one writer for each NAME", True),
         (["+extra.mine._target_=builtins.dict"], "nothing below extra is made", True),

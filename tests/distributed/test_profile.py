@@ -37,4 +37,4 @@ def test_a_run_that_goes_on_records_the_same_steps_on_the_ranks_that_are_asked(p
         assert {"data", "forward", "backward", "optimizer", "gloo:all_reduce"} <= set(recorded(run, rank))
     assert "communication: " in done.stdout and "ms a step" in done.stdout
     again = project.run("profile", str(run))
-    assert again.returncode == 2 and "nobody works on" in again.stderr
+    assert again.returncode == 2 and "no process works on" in again.stderr

@@ -1,4 +1,4 @@
-"""Names that nobody reads, and what was meant by them."""
+"""Names that nothing reads, and what was meant by them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddp_train.errors import ConfigError
 
 
 def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
-    """Say that nobody knows a key, and what to type instead: the nearest one, or none."""
+    """Say that a key does not exist, and what to type instead: the nearest one, or none."""
     valid, section = list(dict.fromkeys(valid)), key.rpartition(".")[0]
     close = nearest(key, valid)
     expected = "" if close else f"one of {', '.join(other for other in valid if other.rpartition('.')[0] == section)}"
@@ -29,7 +29,7 @@ def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
 
 
 def unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Iterator[ConfigError]:
-    """Find what stands at the top and nobody reads. A YAML adds such names without Hydra's asking."""
+    """Find what stands at the top and is not read. Hydra takes such names from a YAML without asking."""
     known = [*SECTIONS, *TARGETS, *NAMED, *ROOT_KEYS]
     valid = [*known, *dict(nodes({name: tree[name] for name in known if name in tree}))]
     typed = texts(hydra.overrides.task) if hydra is not None else []
@@ -47,7 +47,7 @@ def unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Ite
         if name in CALLED_HERE:
             expected, advice = CALLED_HERE[name], [f"leave it out: {removal(name, value)}"]
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
-            expected = f"a part of a run: {', '.join([*TARGETS, *(f'{section}.NAME' for section in NAMED)])}; nobody makes another one"
+            expected = f"a part of a run: {', '.join([*TARGETS, *(f'{section}.NAME' for section in NAMED)])}; no other is made"
             close = nearest(name, [*TARGETS, *NAMED])
             advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]
         else:

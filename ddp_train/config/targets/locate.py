@@ -91,7 +91,7 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
 def class_of(path: str) -> type:
     """Return the class that a dotted path names, or that its function says it returns: what it is derived from, its plain attributes.
 
-    `object` where nobody says it.
+    `object` where that is not known.
     """
     if (read := read_class(path)) is not None:
         return read

@@ -64,8 +64,8 @@ def run_mode() -> Any:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "where?"),
-        (["a", "b"], "where?"),
+        ([], "no folder was given"),
+        (["a", "b"], "no folder was given"),
         (["1st"], "no name for a package"),
         (["__main__"], "no name for a package"),
         (["class"], "class is a word of Python's own"),

@@ -74,7 +74,7 @@ def test_a_mistake_is_named(queued: RunFolder, words: list[str], problem: str) -
 
 def test_who_takes_no_steps_is_not_asked(tmp_path: Path) -> None:
     run_folder = a_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match="nobody works on"):
+    with pytest.raises(ConfigError, match="no process works on"):
         profile([str(run_folder.root)], LAUNCHER)
     Result(status=Status.COMPLETED, step=100).write(run_folder.result)
     with pytest.raises(ConfigError, match="is done"):
@@ -90,7 +90,7 @@ def test_who_takes_no_steps_is_not_asked(tmp_path: Path) -> None:
 def test_a_job_of_a_sweep_that_runs_is_asked_and_the_sweep_is_not(tmp_path: Path) -> None:
     job = a_run(tmp_path / "0")
     Sweep(root=tmp_path, command=[], jobs=[SweepJob(number=0, folder="0", overrides=[], identity="0")]).save()
-    with pytest.raises(ConfigError, match="nobody works on"):
+    with pytest.raises(ConfigError, match="no process works on"):
         profile([str(job.root)], LAUNCHER)
     with works_in(RunFolder(tmp_path)) as process:
         assert profile([str(job.root)], LAUNCHER) == 0

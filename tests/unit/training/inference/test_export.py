@@ -105,7 +105,7 @@ def test_nothing_is_written_over_and_what_is_typed_wrong_is_told(tmp_path: Path)
     run = str(run_of(tmp_path, nn.Linear(2, 2)))
     (tmp_path / "there.pt").touch()
     for words, said in (
-        ([], "which run"),
+        ([], "no run folder was given"),
         ([run, "--format=safetensor"], r"--format=safetensors"),
         ([run, "--format=pt", f"to={tmp_path}/there.pt"], "nothing is written over"),
         ([run, f"to={tmp_path}/new.pt"], r"--format=pt"),
