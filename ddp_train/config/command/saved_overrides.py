@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.config.check import CONF, ConfigErrors
 from ddp_train.config.command.command_line import unreadable, whole, without_override
+from ddp_train.config.hydra_internals import yaml_loader
 from ddp_train.config.rules.unknown_names import unknown
 from ddp_train.config.schema import NAMED
 from ddp_train.config.tree import nodes
@@ -37,11 +38,19 @@ def refuse(overrides: list[str], saved: Mapping[str, Any], replaced: Sequence[Ma
             kept = f"of a run that is resumed, only these can be removed: {', '.join(there)}"
             errors.append(ConfigError(key=key[1:], happened="would be removed", expected=kept, fix="leave it out"))
         elif equals and key not in values:
-            errors.append(unknown(key, values, value))
+            errors.append(unknown(key, values, _plain(value)))
         elif equals and isinstance(values[key], Mapping):
             errors.append(ConfigError(key=key, happened="is a group", expected="single keys: a run that is resumed keeps its components"))
     if errors:
         raise ConfigErrors(errors)
+
+
+def _plain(text: str) -> Any:
+    """Return a value as OmegaConf reads it; one that it cannot read as it was typed."""
+    try:
+        return yaml.load(text, Loader=yaml_loader())
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError):
+        return text
 
 
 def changed(saved: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig:
