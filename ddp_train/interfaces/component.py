@@ -230,7 +230,7 @@ class Borrowing(Protocol):
 class Meeting(Protocol):
     """An objective that has to know the model before the first batch."""
 
-    def meet(self, model: nn.Module) -> None:
+    def bind_model(self, model: nn.Module) -> None:
         """Look at the model, before anything wraps it."""
 
 

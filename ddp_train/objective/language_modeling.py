@@ -60,7 +60,7 @@ class LanguageModeling:
         if bytes_per_token is not None:
             self.goals = {**self.goals, "bits_per_byte": "min"}
 
-    def meet(self, model: nn.Module) -> None:
+    def bind_model(self, model: nn.Module) -> None:
         """Find the module whose logits come in chunks.
 
         Raises:

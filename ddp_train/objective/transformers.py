@@ -39,7 +39,7 @@ class Transformers:
             raise ConfigError(key="objective.unit", happened=f"is {unit!r}", expected="auto, sample, token or next_token")
         self.unit = unit
 
-    def meet(self, model: nn.Module) -> None:
+    def bind_model(self, model: nn.Module) -> None:
         """Learn from the model's class what its loss is the mean over.
 
         Raises:

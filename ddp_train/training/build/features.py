@@ -138,16 +138,7 @@ def _follow_strategy(trainer: Trainer) -> None:
 def _call_callbacks(trainer: Trainer, features: Features) -> None:
     components = trainer.components
     if components.callbacks:
-        view = RunView(
-            components,
-            trainer.state,
-            trainer.world,
-            logged=trainer.logged,
-            metrics=trainer.last,
-            folder=features.folder,
-            show=features.show,
-            settings=features.settings,
-        )
+        view = RunView(trainer, folder=features.folder, show=features.show, settings=features.settings)
         Callbacks(components.callbacks, view).hang_on(trainer.hooks, trainer.is_log_step)
 
 

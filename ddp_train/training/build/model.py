@@ -53,7 +53,7 @@ def build_model_and_objective(config: RunConfig, world: World, answers: Mapping[
         objective = objective.to(world.device)
     objective = as_objective(objective)
     if isinstance(objective, Meeting):
-        objective.meet(model)
+        objective.bind_model(model)
     if isinstance(objective, Borrowing):
         _borrow(objective, world)
     return model, objective, Joint(model, objective) if has_state(objective) else model

@@ -6,95 +6,58 @@ import copy
 import gc
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import KW_ONLY, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from ddp_train import model_log
 from ddp_train.checkpoint import codec
 from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError
-from ddp_train.interfaces import Batch, Callback, Goal, named_parameters
+from ddp_train.interfaces import Batch, Callback, named_parameters
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.model_log import Sink
 from ddp_train.training.check.untouched import untouched
 from ddp_train.training.loop.evaluation import as_evaluated, named
-from ddp_train.training.loop.trainer import Hooks
+from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.parts.components import Components, with_loss
 from ddp_train.training.parts.turn import make_turns
-from ddp_train.training.record.logged import Logged, check, mean
-from ddp_train.training.train_state import Stopped, TrainState
+from ddp_train.training.record.logged import check, mean
+from ddp_train.training.train_state import Stopped
 
 Show = Callable[[str, "Tensor | str", int], None]
 """Takes the name of an image or a text, itself, and the step; on rank 0."""
 
 
-@dataclass
 class RunView:
-    """The run as callbacks see it (`interfaces.Run`)."""
+    """The run as callbacks see it (`interfaces.Run`).
 
-    components: Components
-    state: TrainState
-    world: World
-    _: KW_ONLY
-    logged: Logged
-    metrics: Mapping[str, float]
-    folder: Path
-    show: Show
-    settings: Mapping[str, Any]  # the callbacks' nodes of the config
+    Args:
+        folder: of the run.
+        show: takes rank 0's images and texts.
+        settings: the callbacks' nodes of the config.
+    """
 
-    status: str = "running"
-    is_log_step: bool = False
-    event: str = field(default="", init=False)
-    caller: str = field(default="", init=False)  # the name of the callback whose turn it is
-    sink: Sink | None = field(default=None, init=False)  # where `log` goes; None: no record is to come
-    is_changed: bool = field(default=False, init=False)  # which parameters are trained, since the strategy has seen them
+    def __init__(self, trainer: Trainer, *, folder: Path, show: Show, settings: Mapping[str, Any]) -> None:
+        components, world = trainer.components, trainer.world
+        self.components, self.state, self.world, self.logged = components, trainer.state, world, trainer.logged
+        self.model, self.optimizer, self.goals = components.model, components.optimizer, components.goals
+        self.total_steps, self.computes_together = components.total_steps, components.computes_together
+        self.data = getattr(components.train_loader, "source", None)
+        self.rank, self.world_size, self.device = world.rank, world.size, world.device
+        self.metrics: Mapping[str, float] = trainer.last
+        self.folder, self.show, self.settings = folder, show, settings
+        self.status, self.is_log_step = "running", False
+        self.event = self.caller = ""  # the event, and the callback whose turn it is
+        self.sink: Sink | None = None  # where `log` goes; None: no record is to come
+        self.is_changed = False  # which parameters are trained, since the strategy has seen them
 
     @property
     def step(self) -> int:
         return self.state.step
-
-    @property
-    def total_steps(self) -> int:
-        return self.components.total_steps
-
-    @property
-    def model(self) -> nn.Module:
-        return self.components.model
-
-    @property
-    def computes_together(self) -> bool:
-        return self.components.computes_together
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return self.components.optimizer
-
-    @property
-    def data(self) -> Any:
-        return getattr(self.components.train_loader, "source", None)
-
-    @property
-    def goals(self) -> Mapping[str, Goal]:
-        return self.components.goals
-
-    @property
-    def rank(self) -> int:
-        return self.world.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.world.size
-
-    @property
-    def device(self) -> torch.device:
-        return self.world.device
 
     def log(self, name: str, value: float | Tensor) -> None:
         if self.sink is None:

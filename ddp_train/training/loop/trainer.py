@@ -252,8 +252,8 @@ class Trainer:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
         components, window, hooks = self.components, self.window, self.hooks
         memory = components.throughput.memory()
-        reading = window.read(self.world, grad_norm, self.logged, beside=[hooks.is_asked(), *memory])
-        num_asked, *memory = reading.beside
+        reading = window.read(self.world, grad_norm, self.logged, extra=[hooks.is_asked(), *memory])
+        num_asked, *memory = reading.extra_sums
         assert reading.grad_norm is not None
         loss = self._judge(reading)
         elapsed = time.perf_counter() - window.started

@@ -33,7 +33,7 @@ class Reading:
     grad_norm: float | None = None  # of the newest step
     skipped: int = 0  # samples, over all ranks
     turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `totals`
-    beside: list[float] = field(default_factory=list)  # over all ranks, what was added up beside the window
+    extra_sums: list[float] = field(default_factory=list)  # over all ranks, of the numbers that `read` was given
     logged: list[float] = field(default_factory=list)  # over all ranks, as `Logged` has given them; only for a record
 
 
@@ -111,16 +111,16 @@ class LogWindow:
         """This rank's share of the loss of each step, not divided by anything, shape [steps], float64."""
         return self._losses.values[: len(self._weights)]
 
-    def read(self, world: World, grad_norm: Tensor | None = None, logged: Logged | None = None, *, beside: Sequence[float] = ()) -> Reading:
+    def read(self, world: World, grad_norm: Tensor | None = None, logged: Logged | None = None, *, extra: Sequence[float] = ()) -> Reading:
         """Reduce once what is this rank's alone, and read the device once. Collective.
 
         Args:
             grad_norm: of the newest step; None: not known.
             logged: what was logged since the last record, which this read is for; None: for none.
-            beside: numbers of this rank's host that are added up, too; as many on every rank.
+            extra: numbers of this rank's host that are added up, too; as many on every rank.
         """
         device = self._losses.values.device
-        host = [float(self.skipped), *beside, *(logged.numbers() if logged else ())]
+        host = [float(self.skipped), *extra, *(logged.numbers() if logged else ())]
         own = [self.losses, *self._turn_losses().values(), torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True)]
         own += logged.sums(device=device) if logged else []
         num_rest = sum(map(len, own[1 + len(self._of_turns) :]))
@@ -145,8 +145,8 @@ class LogWindow:
             grad_norm=None if grad_norm is None else rms[-1],
             skipped=int(num_skipped),
             turns=turns,
-            beside=rest[: len(beside)],
-            logged=rest[len(beside) :],
+            extra_sums=rest[: len(extra)],
+            logged=rest[len(extra) :],
         )
 
     def turns_of(self, place: int) -> str:

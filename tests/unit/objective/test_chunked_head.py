@@ -28,7 +28,7 @@ def model_and_batch() -> tuple[GPT, tuple[Tensor, Tensor]]:
 
 def met(model: nn.Module, chunk_tokens: int | None, **given: str) -> LanguageModeling:
     objective = LanguageModeling(chunk_tokens=chunk_tokens, ignore_index=IGNORED, **given)  # type: ignore[arg-type]
-    objective.meet(model)
+    objective.bind_model(model)
     return objective
 
 

@@ -37,7 +37,7 @@ class Silent(nn.Module):
 
 def met(model: nn.Module) -> Transformers:
     objective = Transformers()
-    objective.meet(model)
+    objective.bind_model(model)
     return objective
 
 
