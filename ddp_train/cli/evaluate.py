@@ -15,7 +15,7 @@ from hydra.types import RunMode
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
 from ddp_train.cli.pipeline import check_pipeline
-from ddp_train.cli.saved_run import TRUST, ask_trust, record, require_place, run_of, typed
+from ddp_train.cli.saved_run import TRUST, ask_trust, option_words, record, require_place, run_of, typed
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.composition import loader_of, parse
@@ -60,7 +60,7 @@ No targets are needed, and none are looked at. What the model says of each sampl
 one row for each sample, in the data set's order, and samples.txt with their names where the data tells them.
 """
 
-_WATCH, _SET = "--watch", "--set="
+_WATCH, _SET = "--watch", "--set"
 _WITHOUT_EFFECT = (
     *("trainer", "optimizer", "scheduler", "checkpoint", "sweep", "health", "profile", "callbacks", "debug"),
     *("experiment", "hydra", "activation_checkpointing", "compile"),
@@ -90,13 +90,11 @@ def predict(arguments: list[str], launcher: Launcher) -> int:
 
 
 def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
-    watches, words = _WATCH in arguments and command == "evaluate", [word for word in arguments if word != _WATCH or command != "evaluate"]
-    part = next((word.removeprefix(_SET) for word in reversed(words) if word.startswith(_SET)), "")
-    words = [word for word in words if not word.startswith(_SET) and word != TRUST]
-    usage = (USAGE if command == "evaluate" else PREDICT_USAGE).partition("\n")[0]
-    if not words or (wrong := next((word for word in words if word.startswith("-")), "")):
-        happened = f"{wrong} is no option of {command}" if words else "no run folder was given"
-        raise ConfigError(happened=happened, expected=usage, fix="give a run folder, or one of its checkpoints")
+    given, words = option_words(arguments, (_SET,), (TRUST, _WATCH) if command == "evaluate" else (TRUST,))
+    watches, part = _WATCH in given, given.get(_SET, "")
+    if not words:
+        expected = (USAGE if command == "evaluate" else PREDICT_USAGE).partition("\n")[0]
+        raise ConfigError(happened="no run folder was given", expected=expected, fix="give a run folder, or one of its checkpoints")
     path, overrides = Path(words[0]), words[1:]
     if is_sweep(path):
         raise ConfigError(key="RUN", happened=f"{path} is a sweep", expected="one of its runs", fix=f"ddp-train runs {path} has them")

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint, require_candidates
-from ddp_train.cli.saved_run import TRUST, ask_trust, run_of
+from ddp_train.cli.saved_run import ask_trust, option_words, run_of
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.launcher import Launcher
@@ -29,24 +29,21 @@ Without code of ours: model.load_state_dict(safetensors.torch.load_file(FILE)).
 
 _SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "dcp": "", "hf": "", "torch_export": ".pt2", "onnx": ".onnx"}
 _BUILT = ("hf", "torch_export", "onnx")
-_FORMAT, _TO = "--format=", "to="
+_FORMAT = "--format"
 
 
 def export(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train export RUN [--format=FORMAT] [to=PATH]`: write the weights of a run for others."""
-    formats = [word.removeprefix(_FORMAT) for word in arguments if word.startswith(_FORMAT)]
-    places = [word.removeprefix(_TO) for word in arguments if word.startswith(_TO)]
-    runs = [word for word in arguments if not word.startswith((_FORMAT, _TO)) and word != TRUST]
-    if dashed := next((word for word in runs if word.startswith(f"--{_TO}")), None):
-        raise ConfigError(key="--to", happened=f"{dashed} is no option", expected="to=PATH, without dashes", fix=dashed.lstrip("-"))
-    if len(runs) != 1 or runs[0].startswith("-") or "=" in runs[0] or len(formats) > 1 or len(places) > 1:
-        raise ConfigError(
-            happened="no run folder was given, or too many words", expected=USAGE.partition("\n")[0], fix="ddp-train export --help"
-        )
-    path, format = Path(runs[0]), (formats or ["safetensors"])[0]
+    given, words = option_words(arguments, (_FORMAT,))
+    places = [word.removeprefix("to=") for word in words if word.startswith("to=")]
+    runs = [word for word in words if not word.startswith("to=")]
+    if len(runs) != 1 or "=" in runs[0] or len(places) > 1:
+        happened = "no run folder was given, or too many words"
+        raise ConfigError(happened=happened, expected=USAGE.partition("\n")[0], fix="ddp-train export --help")
+    path, format = Path(runs[0]), given.get(_FORMAT, "safetensors")
     if format not in _SUFFIXES:
         close = nearest(format, list(_SUFFIXES))
-        fix = f"{_FORMAT}{close}" if close else ""
+        fix = f"{_FORMAT}={close}" if close else ""
         raise ConfigError(key="--format", happened=f"is {format!r}", expected=f"one of {', '.join(_SUFFIXES)}", fix=fix)
     folder = run_of(path, key="RUN")
     if format in _BUILT:
@@ -60,7 +57,7 @@ def export(arguments: list[str], launcher: Launcher) -> int:
     if places and to.suffix != _SUFFIXES[format] and to.suffix in set(_SUFFIXES.values()) - {""}:
         meant = next(name for name, suffix in _SUFFIXES.items() if suffix == to.suffix)
         raise ConfigError(
-            key="--format", happened=f"is {format}, and to={to} looks like {meant}", expected="one of the two", fix=f"{_FORMAT}{meant}"
+            key="--format", happened=f"is {format}, and to={to} looks like {meant}", expected="one of the two", fix=f"{_FORMAT}={meant}"
         )
     from ddp_train.training.inference import export as work  # imports torch, which no other part of the command needs
 

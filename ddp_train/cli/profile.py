@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from ddp_train.cli.saved_run import option_words
 from ddp_train.cli.status import is_at_work, submitted_state
 from ddp_train.config.saved import saved_config
 from ddp_train.errors import DONE, ConfigError
@@ -30,9 +31,11 @@ _OPTIONS = ("--kind", "--steps", "--ranks")
 
 def profile(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train profile RUN [--kind=...] [--steps=...] [--ranks=...]`: ask a run to record. Waits for nothing."""
-    given, folders = _parse(arguments)
+    given, folders = option_words(arguments, _OPTIONS, flags=())
     if len(folders) != 1:
         raise ConfigError(happened="no run folder was given", expected="ddp-train profile RUN", fix="give the folder of a run that goes on")
+    if given.get("--kind", KINDS[0]) not in KINDS:
+        raise ConfigError(happened=f"--kind is {given['--kind']}", expected=" or ".join(KINDS))
     root = Path(folders[0]).absolute()
     run_folder = RunFolder(root)
     _require_going_on(run_folder)
@@ -55,25 +58,6 @@ def profile(arguments: list[str], launcher: Launcher) -> int:
         f"asked: {steps} steps on rank {ranks}, after the next training record (one every {every} steps); into {run_folder.shown()}/profile"
     )
     return DONE
-
-
-def _parse(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the options with their values, given as `--steps=5` or `--steps 5`, and the other words."""
-    given, others, rest = dict[str, str](), list[str](), list(arguments)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        if name not in _OPTIONS and word.startswith("-"):
-            raise ConfigError(happened=f"there is no option {word}", expected=", ".join(_OPTIONS))
-        if name not in _OPTIONS:
-            others.append(word)
-        elif not equals and not rest:
-            raise ConfigError(happened=f"{name} has no value behind it", expected=f"{name}=VALUE")
-        else:
-            given[name] = value if equals else rest.pop(0)
-    if given.get("--kind", KINDS[0]) not in KINDS:
-        raise ConfigError(happened=f"--kind is {given['--kind']}", expected=" or ".join(KINDS))
-    return given, others
 
 
 def _number(text: str) -> int:

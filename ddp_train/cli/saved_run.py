@@ -20,6 +20,7 @@ from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.options import options_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config, answers_before, replaced_configs, saved_config
+from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import nodes, texts
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job, Task
@@ -35,6 +36,27 @@ _EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader
 """What can be asked of a run that is done: to save its predictions, and how they are computed."""
 
 _PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
+
+
+def option_words(arguments: Sequence[str], options: Sequence[str], flags: Sequence[str] = (TRUST,)) -> tuple[dict[str, str], list[str]]:
+    """Return a command's options with their values (`--steps=5` or `--steps 5`), its flags with "", and the other words."""
+    given, others, rest = dict[str, str](), list[str](), list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name in options and not equals and not rest:
+            raise ConfigError(happened=f"{name} has no value behind it", expected=f"{name}=VALUE")
+        if name in options:
+            given[name] = value if equals else rest.pop(0)
+        elif word in flags:
+            given[word] = ""
+        elif word.startswith("-"):
+            close = nearest(name, [*options, *flags])
+            fix = f"{close}{equals}{value}" if close else word.lstrip("-") if equals else ""
+            raise ConfigError(happened=f"{word} is no option", expected=", ".join([*options, *flags]), fix=fix)
+        else:
+            others.append(word)
+    return given, others
 
 
 def run_of(path: Path, *, key: str = "resume") -> Path:

@@ -58,7 +58,7 @@ def test_a_run_of_this_machine_is_asked_too(tmp_path: Path) -> None:
     [
         ([], "no run folder was given"),
         (["RUN", "other"], "no run folder was given"),
-        (["RUN", "--step=3"], "no option --step=3"),
+        (["RUN", "--step=3"], "--step=3 is no option"),
         (["RUN", "--steps"], "--steps has no value"),
         (["RUN", "--steps=0"], "not a number of at least 1"),
         (["RUN", "--steps=many"], "'many' is not a number"),
