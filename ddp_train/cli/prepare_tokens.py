@@ -36,12 +36,7 @@ USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
 USAGE += prepare_weights.USAGE
 
 _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
-_NO_TEXT = {
-    ".json": "one document a line in a file named .jsonl",
-    ".parquet": "text or .jsonl",
-    **dict.fromkeys((".zst", ".xz", ".bz2", ".zip"), "text or .jsonl, unpacked or as .gz"),
-    **dict.fromkeys((".tar", ".tgz"), "text or .jsonl, unpacked"),
-}
+_NO_TEXT = (".json", ".parquet", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz")
 _PART_BYTES = 1 << 20  # of text that is encoded at a time
 _MOST_BYTES = 1 << 26  # without a place to cut
 _SAY_EVERY_S = 10.0
@@ -282,7 +277,7 @@ def _files(path: Path) -> list[Path]:
         return found
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if suffix in _NO_TEXT:
-        raise DataError(happened=f"{path} is a {suffix} file", expected=_NO_TEXT[suffix])
+        raise DataError(happened=f"{path} is a {suffix} file", expected="text, or .jsonl with one document a line; unpacked, or as .gz")
     return [path]
 
 

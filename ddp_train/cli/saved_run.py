@@ -120,12 +120,9 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     A script that starts a run again until it is done repeats its words. So where it runs (`cluster.*`) may differ, and what config.yaml
     holds by now is no change.
     """
-    trainer, result = job.config.trainer, job.run_folder.read_result()
-    if result is None or result.status != Status.COMPLETED or result.step is None:
+    if (steps := _all_taken(job)) is None:
         return
-    steps = result.step
-    if _goes_on(job, steps=steps, epochs=result.epoch):
-        return
+    trainer = job.config.trainer
     harmless = _EVALUATION if job.config.evaluation.save_predictions else ()  # which is then made up for
     now = dict(nodes(job.config.tree))
     held = [dict(nodes(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
@@ -144,13 +141,11 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
 
 def require_more(job: Job) -> None:
     """Refuse to submit a run of which all steps are taken; one that has some left is completed no more."""
-    result = job.run_folder.read_result()
-    if result is None or result.status != Status.COMPLETED:
-        return
-    if result.step is not None and not _goes_on(job, steps=result.step, epochs=result.epoch):
-        happened = f"all {result.step} steps of {job.run_folder.shown()} are taken"
-        raise ConfigError(key="resume", happened=happened, expected="more steps to train", fix=f"trainer.max_steps={2 * result.step}")
-    job.run_folder.result.unlink()
+    if (steps := _all_taken(job)) is not None:
+        happened = f"all {steps} steps of {job.run_folder.shown()} are taken"
+        raise ConfigError(key="resume", happened=happened, expected="more steps to train", fix=f"trainer.max_steps={2 * steps}")
+    if job.run_folder.is_completed():
+        job.run_folder.result.unlink()
 
 
 def record(run_folder: RunFolder, checked: RunConfig) -> None:
@@ -204,14 +199,17 @@ def typed(folder: Path) -> tuple[list[str], list[str]]:
         return [], []
 
 
-def _goes_on(job: Job, *, steps: int, epochs: float | None) -> bool:
-    """Tell whether a run that is done, after so many steps and epochs, has some left after the checkpoint that it would continue from."""
-    given = Path(job.checkpoint) if job.checkpoint else job.run_folder.checkpoints / LAST
-    first = next(iter(candidates(given)), None) if given.name in (BEST, LAST) else given
+def _all_taken(job: Job) -> int | None:
+    """Return how many steps a run took that is done; None where some are left after the checkpoint that it would continue from."""
+    result = job.run_folder.read_result()
+    if result is None or result.status != Status.COMPLETED or result.step is None:
+        return None
+    checkpoint = Path(job.checkpoint) if job.checkpoint else job.run_folder.checkpoints / LAST
+    first = next(iter(candidates(checkpoint)), None) if checkpoint.name in (BEST, LAST) else checkpoint
     step = int(first.name.removeprefix("step_")) if first is not None else 0
     trainer = job.config.trainer
     if trainer.max_steps is not None and trainer.max_steps <= step:
-        return False
-    if trainer.max_epochs is None or epochs is None:
-        return True
-    return bool(trainer.max_epochs > epochs * step / steps)
+        return result.step
+    if trainer.max_epochs is None or result.epoch is None or trainer.max_epochs > result.epoch * step / result.step:
+        return None
+    return result.step
