@@ -18,8 +18,7 @@ from ddp_train.run_folder.restart_note import STARTED
 from ddp_train.system import handover
 from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkServer, spawn_fork_server
-from ddp_train.system.process import Child
-from ddp_train.system.threads import VARIABLE
+from ddp_train.system.process import NUM_THREADS, Child
 
 _TORCH = "torch"  # what a check needs
 _AGENT = (_TORCH, "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
@@ -58,7 +57,7 @@ def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
     if _server is not None and not _server.is_there():  # it was killed
         stop_fork_server()
     if _server is None:
-        environment = {**os.environ, VARIABLE: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
+        environment = {**os.environ, NUM_THREADS: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
         environment.pop(handover.CALLER, None)  # it is ours
         _server = spawn_fork_server(environment, [*_AGENT, COMPILER] if uses_compiler else _AGENT)
     return _server
@@ -125,4 +124,4 @@ def start_agent(
 def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:
     """Return what every rank's environment needs before torch starts: threads that share the cores instead of fighting for them."""
     threads = threads_per_process or max(1, len(os.sched_getaffinity(0)) // processes)
-    return {VARIABLE: str(threads)} if threads_per_process or VARIABLE not in os.environ else {}
+    return {NUM_THREADS: str(threads)} if threads_per_process or NUM_THREADS not in os.environ else {}

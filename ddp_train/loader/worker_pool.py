@@ -30,7 +30,6 @@ import torch
 from ddp_train.errors import UserError
 from ddp_train.loader.shared_batch import SharedBatch
 from ddp_train.system import handover, stack_dump
-from ddp_train.system.module_names import module_name
 from ddp_train.system.process import STOP_SIGNALS, die_with_parent
 from ddp_train.system.terminal import outlive
 
@@ -43,7 +42,7 @@ def start_server() -> None:
 
     It imports torch, which takes seconds: a rank calls this early, and opens its process group meanwhile.
     """
-    forkserver.set_forkserver_preload([module_name("ddp_train.loader.fork_server"), module_name("ddp_train.loader.loader")])
+    forkserver.set_forkserver_preload(["ddp_train.loader.fork_server", "ddp_train.loader.loader"])
     os.environ[handover.LOADER_RANK] = str(os.getpid())
     try:
         for ensure_running in (resource_tracker.ensure_running, forkserver.ensure_running):

@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_train.system import handover, process, threads
+from ddp_train.system import handover, process
 from ddp_train.system.fork_server import interpreter
+
+_OPENMP = ("libgomp", "libomp", "libiomp")
+_OPENBLAS = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")]
 
 
 def setup_forked_rank(request: Mapping[str, Any]) -> None:
@@ -28,7 +31,7 @@ def setup_forked_rank(request: Mapping[str, Any]) -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             os.dup2(descriptor, number)
             os.close(descriptor)
-    asked = os.environ.get(threads.VARIABLE, "")  # one that is no number was there when the libraries were loaded
+    asked = os.environ.get(process.NUM_THREADS, "")  # one that is no number was there when the libraries were loaded
     if has_used_gpu() or (asked.isdigit() and not _has_threads(int(asked))):
         os.execve(sys.executable, [*interpreter(), *request["words"]], dict(os.environ))
     os.environ.pop(handover.AGENT, None)  # it is tied to it already
@@ -61,7 +64,13 @@ def _set_threads(count: int) -> None:
     Not by `torch.set_num_threads` where there is MKL, which then could not use fewer threads for small products any more: torch forbids it
     again in each thread that it meets, and a step of a small transformer takes 3 to 5 % longer.
     """
-    threads.set_threads(count)
+    for path in process.loaded_libraries():
+        name = os.path.basename(path)
+        if name.startswith(_OPENMP):  # for this thread and those that it starts in parallel
+            ctypes.CDLL(path).omp_set_num_threads(count)
+        elif "openblas" in name:
+            library = ctypes.CDLL(path)
+            next((getattr(library, function) for function in _OPENBLAS if hasattr(library, function)), lambda count: None)(count)
     with suppress(AttributeError, OSError):  # a torch without MKL
         mkl = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
         mkl.mkl_serv_set_num_threads(count)  # torch asks it in each further thread

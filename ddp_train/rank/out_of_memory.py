@@ -8,14 +8,13 @@ from ddp_train.config.check import CONF
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.target import AUTO
 from ddp_train.system.devices import resolve_device
-from ddp_train.system.module_names import source_path
 
 _MAX_SETTINGS = 3  # that are shown
 _PARTS = (  # where a frame of the stack lies -> what the run was at; the first that is met from the outermost frame inwards, in this order
-    ("the build of model and data", (source_path("ddp_train.training.build.build"),)),
-    ("the save of a checkpoint", (source_path("ddp_train.training.state.checkpoints"),)),
-    ("the evaluation", (source_path("ddp_train.training.loop.evaluation"),)),
-    ("the optimizer's step", ("torch/optim/", source_path("ddp_train.training.loop.skip_nonfinite"))),
+    ("the build of model and data", ("ddp_train/training/build/build.py",)),
+    ("the save of a checkpoint", ("ddp_train/training/state/checkpoints.py",)),
+    ("the evaluation", ("ddp_train/training/loop/evaluation.py",)),
+    ("the optimizer's step", ("torch/optim/", "ddp_train/training/loop/skip_nonfinite.py")),
     ("backward", ("torch/autograd/graph.py", "torch/_tensor.py")),
     ("forward", ("torch/nn/modules/",)),
 )

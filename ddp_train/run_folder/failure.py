@@ -23,15 +23,17 @@ from ddp_train.redaction import redact_code
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, Status
 from ddp_train.system.files import create_json, tail
-from ddp_train.system.module_names import source_path
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
 _LINES_SHOWN = 8
 _SCREEN_LINES = 15  # without blank ones; frames of the traceback are left out for it, all but the last two
 _PASSING_ON = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
 _WAITING = (
-    *map(source_path, ("ddp_train.distributed.world", "ddp_train.distributed.store")),
-    *map(source_path, ("ddp_train.rank.stop", "ddp_train.rank.peers", "ddp_train.system.deadline")),
+    "ddp_train/distributed/world.py",
+    "ddp_train/distributed/store.py",
+    "ddp_train/rank/stop.py",
+    "ddp_train/rank/peers.py",
+    "ddp_train/system/deadline.py",
 )
 _NATIVE_WORDS = re.compile(r"(?:CUDA error|NCCL error|NCCL WARN|ncclRemoteError|Watchdog caught).*")
 _SAID_CHARACTERS = 300

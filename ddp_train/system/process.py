@@ -28,6 +28,9 @@ that is closed sends SIGHUP."""
 EARLY_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Those of them after which the batch system sends SIGTERM as well."""
 
+NUM_THREADS = "OMP_NUM_THREADS"
+"""How many threads libraries use for arithmetic: read when they are loaded. A forked rank sets it later (`rank/forked.py`)."""
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 HAS_SHARED_MEMORY = hasattr(os, "memfd_create")  # a Python that was built for an old glibc has none
 """Whether there are files in memory. Other processes find them by our pid; they are in no folder, so nothing is left behind."""
@@ -140,7 +143,7 @@ def stop_with_parent(parent: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Take that back."""
+    """Cancel `die_with_parent`."""
     _at_death_of_parent(0)
 
 

@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import Any, TextIO
 
 from ddp_train.phase import PhaseTracker
-from ddp_train.system.module_names import module_name
 from ddp_train.watchdog.heartbeat import HeartbeatWriter
 
 OTHER_NODES = 2
@@ -91,7 +90,7 @@ def patience(*timeouts_s: float | None) -> timedelta:
 
 def _start(terminal: TextIO) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", module_name("ddp_train.watchdog"), str(os.getpid())],
+        [sys.executable, "-m", "ddp_train.watchdog", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=terminal.fileno(),

@@ -14,7 +14,6 @@ from traceback import FrameSummary
 
 from ddp_train.phase import Phase
 from ddp_train.run_folder import failure
-from ddp_train.system.module_names import source_path
 from ddp_train.watchdog.heartbeat import Heartbeat
 
 _BACKWARD = "torch/autograd/graph.py"
@@ -22,11 +21,14 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "torch/distributed/",
     "torch/nn/parallel/",
     _BACKWARD,
-    *map(source_path, ("ddp_train.distributed", "ddp_train.rank.stop", "ddp_train.rank.peers", "ddp_train.checkpoint.mailbox")),
+    "ddp_train/distributed/",
+    "ddp_train/rank/stop.py",
+    "ddp_train/rank/peers.py",
+    "ddp_train/checkpoint/mailbox.py",
 )
-_READS = tuple(map(source_path, ("ddp_train.data", "ddp_train.loader")))  # in the stack of a rank that reads samples itself, but for:
-_HANDS_ON = tuple(map(source_path, ("ddp_train.loader.loader", "ddp_train.loader.device_copy")))
-_PASSES_ON = source_path("ddp_train.system.deadline")  # who waits there is told by the frame before
+_READS = ("ddp_train/data/", "ddp_train/loader/")  # in the stack of a rank that reads samples itself, but for:
+_HANDS_ON = ("ddp_train/loader/loader.py", "ddp_train/loader/device_copy.py")
+_PASSES_ON = "ddp_train/system/deadline.py"  # who waits there is told by the frame before
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
 ERROR = "Hang"

@@ -67,7 +67,6 @@ SHOWN_BY = {
     "sweep/sweeper.py": "tests/unit/cli/test_plan.py, tests/distributed/test_sweep.py",
     "sweep/table.py": "tests/distributed/test_sweep.py",
     "system/folder_lease.py": "tests/unit/system/test_folder_lock.py",
-    "system/threads.py": "tests/unit/rank/test_forked.py",
     "system/handover.py": "names of variables and nothing else",
     "training/build/build.py": "tests/unit/config/test_auto.py, tests/unit/training/test_joint.py",
     "training/build/data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",
@@ -122,7 +121,7 @@ def test_what_the_system_says_is_read_in_one_place(pattern: str, places: set[str
 def test_modules_that_are_named_in_texts_exist() -> None:
     for file in sources():
         for text in texts(file, with_docstrings=True):
-            for path in re.findall(r"(?<![\w/])ddp_train/[\w/]+\.py", text):
+            for path in re.findall(r"(?<![\w/])ddp_train/[\w/]+(?:\.py|/$)", text):
                 assert (ROOT / path).exists(), f"{file}: {path}"
             for name in re.findall(r"(?<![\w./])ddp_train\.[a-z_]+(?:\.[a-z_]+)*\b(?!\.py)", text):
                 assert name.removeprefix("ddp_train.") in dir(ddp_train) or importlib.util.find_spec(name), f"{file}: {name}"

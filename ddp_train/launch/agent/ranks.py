@@ -18,8 +18,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import get_sub
 from ddp_train.system import handover
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.fork_server import Entry, ForkServer, fork_as_server, interpreter, spawn_fork_server
-from ddp_train.system.process import Child, num_threads
-from ddp_train.system.threads import VARIABLE
+from ddp_train.system.process import NUM_THREADS, Child, num_threads
 
 _READ_LATER = (handover.PREFIX, "HYDRA_", "NCCL_", "FI_", "GLOO_", "MASTER_", "PET_", "CUDA_VISIBLE_DEVICES")
 """How variables begin that nothing reads before a rank has begun: for its job, when CUDA starts, or the process group opens."""
@@ -28,8 +27,8 @@ _READ_LATER = (handover.PREFIX, "HYDRA_", "NCCL_", "FI_", "GLOO_", "MASTER_", "P
 def fits(environment: Mapping[str, str], loaded_with: Mapping[str, str]) -> bool:
     """Tell whether what was loaded in one environment is as if it were loaded in another."""
     differ = {name for name in {*environment, *loaded_with} if environment.get(name) != loaded_with.get(name)}
-    if VARIABLE in differ and environment.get(VARIABLE, "").isdigit():
-        differ.remove(VARIABLE)  # a number can be set later, too
+    if NUM_THREADS in differ and environment.get(NUM_THREADS, "").isdigit():
+        differ.remove(NUM_THREADS)  # a number can be set later, too
     return all(name.startswith(_READ_LATER) for name in differ)
 
 
@@ -38,7 +37,7 @@ def with_one_thread(environment: Mapping[str, str]) -> dict[str, str]:
 
     Each rank sets its number afterwards (`rank/forked.py`).
     """
-    return {**environment, VARIABLE: "1"} if environment.get(VARIABLE, "1").isdigit() else dict(environment)
+    return {**environment, NUM_THREADS: "1"} if environment.get(NUM_THREADS, "1").isdigit() else dict(environment)
 
 
 class Ranks:
