@@ -18,8 +18,9 @@ import sys
 from typing import Any, NoReturn
 
 try:
+    from ddp_train.cli.typed_words import starts_ranks
     from ddp_train.errors import FAILED, INTERRUPTED
-    from ddp_train.launch.agent_process import COMPILER, start_fork_server, starts_ranks, stop_fork_server
+    from ddp_train.launch.agent_process import COMPILER, start_fork_server, stop_fork_server
     from ddp_train.launch.signals import keep_early
     from ddp_train.system import handover, terminal
     from ddp_train.system.fork_server import import_for_good, run_fork_server

@@ -1,7 +1,7 @@
 """Start a torchrun agent as a child process, pass signals on, and wait for it.
 
 Agents come from a fork server: an interpreter that imports torch while this process composes and checks. It begins as soon as the command
-can see that it will train (`starts_ranks`), and is ended when it is not needed after all.
+can see that it will train (`cli.typed_words`), and is ended when it is not needed after all.
 """
 
 from __future__ import annotations
@@ -25,26 +25,7 @@ _AGENT = (_TORCH, "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_tra
 COMPILER = "torch._dynamo"
 """What DDP, most of torch's optimizers and who compiles import. It takes half as long as all that an agent and a rank need without it."""
 
-_STARTS_RANKS = ("resume", "evaluate", "predict", "doctor")
-"""The commands that start ranks, beside the one without a name."""
-
-_HERE = ("cluster=local", "cluster=cpu")
-"""Presets whose ranks are processes of this machine. A login node, from which jobs go elsewhere, has few processors to give."""
-
-_SHOWS_TEXT = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
-
 _server: ForkServer | None = None
-
-
-def starts_ranks(words: Sequence[str]) -> bool:
-    """Tell, as far as the words show it, whether a command comes to start ranks on this machine when nothing is wrong with it.
-
-    Where they do not show it, what ranks need is imported when they are started.
-    """
-    is_command = bool(words) and "=" not in words[0] and words[0][:1] not in ("-", "+", "~")
-    shows_text = any(word.partition("=")[0] in _SHOWS_TEXT for word in words)
-    is_elsewhere = any(word.startswith(("cluster=", "cluster.launcher=")) and word not in _HERE for word in words)
-    return not shows_text and not is_elsewhere and (not is_command or words[0] in _STARTS_RANKS)
 
 
 def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:

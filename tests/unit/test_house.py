@@ -45,6 +45,7 @@ SHOWN_BY = {
     "launch/agent/failures.py": "tests/unit/launch/agent/test_main.py, tests/distributed/test_failure.py",
     "launch/agent/options.py": "tests/unit/launch/agent/test_main.py",
     "launch/agent/rendezvous.py": "tests/distributed/test_cluster.py",
+    "launch/agent_process.py": "tests/unit/sweep/test_warm_group.py",
     "launch/launcher.py": "two protocols, and who has begun: tests/config/test_config.py",
     "launch/ending.py": "tests/distributed/test_stop.py, tests/unit/launch/node/test_rounds.py",
     "launch/local.py": "tests/distributed/test_run.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_train.launch.agent_process import starts_ranks
+from ddp_train.cli.typed_words import starts_ranks
 
 
 @pytest.mark.parametrize(
