@@ -121,8 +121,7 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
     reading: dict[str, Any] = {**_reading(loader, world), "grad_accum_steps": batch.grad_accum_steps}
     if isinstance(source, Stream):
         _require_plain(loader)
-        _require_steps(config, source)
-        _require_one_size(config.trainer, source)
+        _require_one_pass(config, source)
         batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
         return StreamLoader(source, batches, **reading)
     require_samples(source, key="data", at_least=batch.global_batch_size if loader.drop_last else 1)
@@ -231,19 +230,16 @@ def _require_plain(loader: LoaderConfig) -> None:
             raise ConfigError(key=f"loader.{key}", happened=f"is {getattr(loader, key)}, and the data is a stream", expected=expected)
 
 
-def _require_steps(config: RunConfig, stream: Stream) -> None:
-    """Refuse to count in epochs where the data has none."""
+def _require_one_pass(config: RunConfig, stream: Stream) -> None:
+    """Refuse for a stream to count in epochs where it has none, and batch sizes that change: what it has read ahead was cut for one."""
+    name = type(stream.dataset).__name__
     if stream.length is None:
-        for problem in without_epochs(type(stream.dataset).__name__, config.trainer, config.evaluation, bool(config.evaluation_sets())):
+        for problem in without_epochs(name, config.trainer, config.evaluation, bool(config.evaluation_sets())):
             raise problem
-
-
-def _require_one_size(trainer: TrainerConfig, stream: Stream) -> None:
-    """Refuse batch sizes that change: what a reader of a stream has read ahead was cut for one."""
-    if trainer.batch_size_schedule:
+    if config.trainer.batch_size_schedule:
         raise ConfigError(
             key="trainer.batch_size_schedule",
-            happened=f"is given, and the data is a stream ({type(stream.dataset).__name__})",
+            happened=f"is given, and the data is a stream ({name})",
             expected="data with positions, or null",
             fix="trainer.batch_size_schedule=null",
         )
@@ -252,23 +248,18 @@ def _require_one_size(trainer: TrainerConfig, stream: Stream) -> None:
 def place_data(sources: Iterable[DataSource | Stream], loader: LoaderConfig, world: World) -> None:
     """Move data sets to the rank's device, if that is wanted; let images travel to a GPU as bytes, where they can."""
     for source in sources:
-        if loader.on_device:
-            _place(source, world)
-        elif world.device.type == "cuda" and isinstance(source, GivingPixels):
-            source.give_pixels()
-
-
-def _place(source: DataSource | Stream, world: World) -> None:
-    """Move a data set to the rank's device."""
-    if not isinstance(source, Resident):
-        raise ConfigError(
-            key="loader.on_device",
-            happened=f"a {type(source).__name__} cannot live on the device",
-            expected="a data source with to(device)",
-            fix="loader.on_device=false",
-        )
-    if world.device.type != "meta":
-        source.to(world.device)
+        if not loader.on_device:
+            if world.device.type == "cuda" and isinstance(source, GivingPixels):
+                source.give_pixels()
+        elif not isinstance(source, Resident):
+            raise ConfigError(
+                key="loader.on_device",
+                happened=f"a {type(source).__name__} cannot live on the device",
+                expected="a data source with to(device)",
+                fix="loader.on_device=false",
+            )
+        elif world.device.type != "meta":
+            source.to(world.device)
 
 
 def require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any], *, key: str) -> None:
