@@ -333,6 +333,8 @@ def test_several_mistakes_of_one_command_line_are_shown_together(
     arguments = ["trainer.max_stepz=3", "model=convet", "optimizer.lr=abc", "hydra.ouput_subdir=x", "trainer.max_steps=abc"]
     assert command_line(monkeypatch, tmp_path, *arguments)[0] == 2
     assert "5 problems in the configuration" in capsys.readouterr().err
+    assert command_line(monkeypatch, tmp_path, "hydra.run.dir=x", "seed=2", "trainer.max_stepz=3")[0] == 2
+    assert "1 problem in the configuration" in capsys.readouterr().err
 
 
 def test_a_job_carries_the_frozen_config_and_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

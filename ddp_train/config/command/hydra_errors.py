@@ -71,35 +71,34 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     loader = loader_of(args, conf)
     require_config(args, loader)
 
-    def compose(overrides: list[str]) -> tuple[DictConfig, DictConfig]:
-        composed = loader.load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
-        with read_write(composed), open_dict(composed):
-            hydra_node = composed.pop("hydra")
-        return composed, hydra_node
+    def compose(overrides: list[str]) -> DictConfig:
+        return loader.load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
 
     words, errors = whole(args.overrides)
     typed = _sort(words, loader)
     if added := [text for text in typed.choices if text.startswith("+")]:
-        defaults = compose([])[1].runtime.choices
+        defaults = compose([]).hydra.runtime.choices
         for text in (text for text in added if (key := text[1:].partition("=")[0]) in defaults):
             happened, expected = "is in the configuration already", "no + before it"
             errors.append(ConfigError(key=key, happened=happened, expected=expected, fix=shlex.quote(text[1:])))
             typed.choices[typed.choices.index(text)] = text[1:]
-    known = dict(nodes(_plain(compose(typed.choices)[0])))
+    composed = compose(typed.choices)
+    known = dict(nodes(_plain(composed)))
     groups = loader.get_group_options("", results_filter=None) if any(map(is_bare, words)) else []
     offered_by = {group: offered for group in groups if (offered := loader.get_group_options(group))}
     errors += [*typed.errors, *without_override(words, known, offered_by)]
     new = [override.key_or_group for override in typed.values if override.is_add() or override.is_force_add()]
-    absent = dict[str, str]()
+    absent, present = dict[str, Override](), list[str]()
     for override in typed.values:
         key = override.key_or_group
-        is_added = any(key == other or key.startswith(f"{other}.") for other in new)
-        if key not in known and not override.is_delete() and not is_added:
-            absent[key] = str(override.input_line).partition("=")[2]
-    values = [("++" if each.key_or_group in absent else "") + _first_job(each) for each in typed.values]
+        if key in known or override.is_delete() or any(f"{key}.".startswith(f"{other}.") for other in new):
+            present.append(_first_job(override))
+        else:
+            absent[key] = override
     tree, found = {}, list[ConfigError]()
     try:
-        composed, hydra_node = compose([*typed.choices, *values])
+        composed = compose([*typed.choices, *present]) if present else composed
+        hydra_node = _add(absent, composed)
         tree = _plain(composed)
         check(composed, hydra=hydra_node)
     except ConfigErrors as error:
@@ -107,22 +106,33 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     except (HydraException, OmegaConfBaseException):
         if not errors and not absent:
             raise  # else it is a consequence of what was found above, as a rule
-        found = [unknown(key, known, value) for key, value in absent.items()]
+        found = [unknown(key, known, override.value()) for key, override in absent.items()]
     return [*errors, *_to_be_added(absent, tree, found), *found]
 
 
-def _to_be_added(absent: Mapping[str, Any], tree: Mapping[str, Any], errors: Sequence[ConfigError]) -> Iterator[ConfigError]:
+def _add(absent: Mapping[str, Override], composed: DictConfig) -> DictConfig:
+    """Put keys that are not there into a configuration, and take its node `hydra` out: composing again would take twice as long."""
+    with read_write(composed), open_dict(composed), read_write(composed.hydra), open_dict(composed.hydra):
+        for key, override in absent.items():
+            value = next(iter(override.sweep_iterator())) if override.is_sweep_override() else override.value()
+            OmegaConf.update(composed, key, value, force_add=True)
+            composed.hydra.overrides.task.append(str(override.input_line))
+        hydra_node: DictConfig = composed.pop("hydra")
+    return hydra_node
+
+
+def _to_be_added(absent: Mapping[str, Override], tree: Mapping[str, Any], errors: Sequence[ConfigError]) -> Iterator[ConfigError]:
     """Yield an error for each key that is read and was typed without a +; for others say that it was typed, and not in a YAML."""
     for error in errors:
         if error.key in absent and error.fix.startswith(("remove it: ", "leave it out: ")):
             error.fix = "leave it out"
     wrong = {error.key for error in errors}
-    for key, value in absent.items():
+    for key, override in absent.items():
         if not any(f"{key}.".startswith(f"{name}.") for name in wrong):
             owner = at(tree, key.rpartition(".")[0])
             reader = owner.get("_target_") if isinstance(owner, Mapping) else None
             happened = f"is not in the YAML of this option, but {reader or key.partition('.')[0]} takes it"
-            yield ConfigError(key=key, happened=happened, expected="a + before what is added", fix=shlex.quote(f"+{key}={value}"))
+            yield ConfigError(key=key, happened=happened, expected="a + before what is added", fix=shlex.quote(f"+{override.input_line}"))
 
 
 @dataclass
