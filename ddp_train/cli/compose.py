@@ -218,7 +218,7 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_her
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RunLocation:
     """Where a run goes."""
 
     folder: Path
@@ -227,14 +227,14 @@ class Place:
     is_continued: bool  # there is a run in it, which goes on
 
 
-def place_of(composed: DictConfig, checked: RunConfig) -> Place:
+def location_of(composed: DictConfig, checked: RunConfig) -> RunLocation:
     """Return where a run goes. Looks, and touches nothing."""
     if checked.resume not in ("auto", "never"):
-        return Place(folder=run_of(Path(checked.resume)), key="resume", is_new=False, is_continued=True)
+        return RunLocation(folder=run_of(Path(checked.resume)), key="resume", is_new=False, is_continued=True)
     is_typed = _is_overridden(composed, "hydra.run.dir")
     folder = _place(composed.hydra.run, key="hydra.run.dir", is_typed=is_typed)
     is_continued = is_typed and checked.resume == "auto" and (folder / "config.yaml").exists()
-    return Place(folder=folder, key="hydra.run.dir", is_new=not is_typed, is_continued=is_continued)
+    return RunLocation(folder=folder, key="hydra.run.dir", is_new=not is_typed, is_continued=is_continued)
 
 
 def _typed_folder(config: DictConfig) -> str:
@@ -247,7 +247,7 @@ def _typed_folder(config: DictConfig) -> str:
 
 def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:
     """Return the run folder, ours alone, and whether a run in it is continued."""
-    found = place_of(composed, checked)
+    found = location_of(composed, checked)
     if found.is_continued:
         return _continue(found.folder, checked, key=found.key), True
     return claim_new(found.folder) if found.is_new else claim_given(found.folder, key=found.key), False

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddp_train.cli.saved_run import ask_trust
 from ddp_train.config.cluster import max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
-from ddp_train.launch import signals, snapshot
+from ddp_train.launch import signals, source_copy
 from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.node.facts import collect
@@ -84,7 +84,7 @@ def _take_part(spec: Spec, slot: NodeSlot, launcher: Launcher) -> int:
 def _stand_in(spec: Spec) -> None:
     """Stand where the command was typed, and let the ranks import the code that was frozen."""
     if spec.code is not None:
-        snapshot.verify(spec.code)
+        source_copy.verify(spec.code)
         before = os.environ.get("PYTHONPATH", "")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [spec.code.python_path(), before]))
         os.environ["PYTHONSAFEPATH"] = "1"  # else what lies in the folder where they stand would win

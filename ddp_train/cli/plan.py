@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli import plan_commands, plan_text
-from ddp_train.cli.compose import Place, check_composed, fix_sweep_place, place_of, require_our_launcher, require_same, sweep_place
+from ddp_train.cli.compose import RunLocation, check_composed, fix_sweep_place, location_of, require_our_launcher, require_same, sweep_place
 from ddp_train.cli.measure import measuring
 from ddp_train.config.check import section
 from ddp_train.config.command.composition import Composition, loader_of, parse
@@ -56,7 +56,7 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
         return DONE
     composed = loader.load_configuration(name, args.overrides, run_mode=RunMode.RUN)
     checked = check_composed(composed, composed.hydra)
-    place = place_of(composed, checked)
+    place = location_of(composed, checked)
     _check_place(place, checked)
     job = _job(composed, checked, place.folder)
     with measuring(checked) as answer:
@@ -121,7 +121,7 @@ def _job(composed: DictConfig, checked: RunConfig, folder: Path) -> Job:
     )
 
 
-def _check_place(place: Place, checked: RunConfig) -> None:
+def _check_place(place: RunLocation, checked: RunConfig) -> None:
     """Refuse a folder that the run would be refused."""
     if not place.is_new and place.folder.exists():
         _require_free(place.folder, key=place.key)

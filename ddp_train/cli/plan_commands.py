@@ -18,7 +18,7 @@ from ddp_train.launch import local
 from ddp_train.launch.agent_process import rank_environment
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import ENGINES, Rendered, engine_of
-from ddp_train.launch.snapshot import look
+from ddp_train.launch.source_copy import measure_source
 from ddp_train.launch.submit import freeze
 from ddp_train.system import devices, handover
 
@@ -49,7 +49,7 @@ def submitted(jobs: Sequence[Job], *, sweep: Path | None = None, parallel: int =
     if cluster.launcher not in ENGINES:
         return None
     into = run_folder.code if sweep is None else sweep / "launch/code_HASH"
-    code, count, size = look(into, limit_mib=cluster.code_limit_mib)
+    code, count, size = measure_source(into, limit_mib=cluster.code_limit_mib)
     specs = [freeze(job, code, parallel=parallel) for job in (jobs[:1] if cluster.wait else jobs)]  # who waits submits one by one
     return Submitted(
         rendered=engine_of(cluster.launcher).render(specs),

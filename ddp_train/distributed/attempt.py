@@ -34,7 +34,7 @@ class Attempt:
     remembered: Path | None  # the folder that an earlier attempt worked in, as any of the ranks remembers it
 
 
-def meet(store: Store, rank: int, size: int, *, remembered: Path | None, within_s: float = MEET_WITHIN_S) -> Attempt:
+def agree_on_attempt(store: Store, rank: int, size: int, *, remembered: Path | None, within_s: float = MEET_WITHIN_S) -> Attempt:
     """Agree with the other ranks on this attempt's place in the store, and on the folder to continue. Collective.
 
     Each rank says hello, with a name that nobody had before; rank 0 answers every name that it finds, also one that a dead rank has left,

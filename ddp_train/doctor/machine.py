@@ -97,7 +97,7 @@ class Examination:
     def examine(self) -> MachineReport:
         """Look at this machine, write its file into the run's folder, and listen for the others."""
         # As its node program has told them: from its own command line, and its own `cluster.env`.
-        told = Facts.take_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
+        told = Facts.pop_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
         facts = told or collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
         writes, free = self._write()
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

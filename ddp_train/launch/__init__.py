@@ -8,7 +8,7 @@ ending         with which code a command ends
 time_limit     when a run or a sweep has to stop for its time limit
 agent_process  an agent as a child of this process, which imports while the command composes
 submit         a job goes to an engine, and an engine as a slot of a sweep's scheduler
-snapshot       a copy of the source that a run uses
+source_copy    a copy of the source that a run uses
 spec           what an engine is given: one run, frozen
 signals        what this process does with stop signals meanwhile
 engine/        who starts processes on other machines

@@ -22,7 +22,7 @@ from ddp_train.system.files import write_atomic
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """The snapshot of the code that a run uses (`launch.snapshot`)."""
+    """The snapshot of the code that a run uses (`launch.source_copy`)."""
 
     folder: str  # where it lies, on a file system that every machine sees
     hash: str  # over the names and the bytes of its files

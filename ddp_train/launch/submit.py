@@ -18,7 +18,7 @@ from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.values import node_range
 from ddp_train.errors import DONE, INTERRUPTED, PREEMPTED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
-from ddp_train.launch import snapshot
+from ddp_train.launch import source_copy
 from ddp_train.launch.agent_process import stop_fork_server
 from ddp_train.launch.engine import slurm, slurm_client
 from ddp_train.launch.engine.engine import QUEUES, Stage, Submission, engine_of
@@ -41,7 +41,7 @@ def run(job: Job) -> int:
     run_folder = job.run_folder
     try:
         allocation = slurm_client.allocation() if name == "slurm" else None
-        spec = freeze(job, snapshot.take(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
+        spec = freeze(job, source_copy.copy_source(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
         if allocation is not None and (before := spec.engine_options["after"]):
             happened = f"job {', '.join(before)} is not done, and allocation {allocation} would be held for nothing"
             fix = f"`ddp-train ... && ddp-train resume {shlex.quote(run_folder.shown())}`"
@@ -241,6 +241,6 @@ def slots(folder: Path, count: int) -> Sequence[EngineSlot]:
 
     @cache
     def take_code(limit_mib: int) -> Code:
-        return snapshot.take_for_several(folder / "launch", limit_mib=limit_mib)
+        return source_copy.copy_source_for_several(folder / "launch", limit_mib=limit_mib)
 
     return [EngineSlot(take_code) for _ in range(count)]

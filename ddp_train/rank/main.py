@@ -83,7 +83,7 @@ class Group:
         recalled = self._recalled = restart_note.recall()
         if recalled and self._rank == 0 and handover.JOB in os.environ:  # before any rank of this attempt can fail
             self._clear(recalled.folder)
-        self._attempt = attempt.meet(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
+        self._attempt = attempt.agree_on_attempt(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
         if self._attempt.remembered and self._rank == 0 and handover.JOB not in os.environ:
             self._clear(self._attempt.remembered)
 

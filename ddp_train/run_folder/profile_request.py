@@ -36,7 +36,7 @@ class ProfileRequest:
         return create_json(run_folder.profile_request, given)
 
     @classmethod
-    def take(cls, run_folder: RunFolder) -> ProfileRequest:
+    def pop(cls, run_folder: RunFolder) -> ProfileRequest:
         """Read the request and remove it. An empty file, as `touch` makes it, asks for what the section `profile` says.
 
         Raises OSError where it is gone or cannot be removed, ValueError where it is no request.

@@ -29,7 +29,7 @@ from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, texts
 from ddp_train.errors import DISK_REFUSES, ENVIRONMENT_REFUSES, FAILED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
-from ddp_train.launch import snapshot, time_limit
+from ddp_train.launch import source_copy, time_limit
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
@@ -215,7 +215,7 @@ class Multirun:
         self.sweep.save()
         folder, parallel = RunFolder(self.sweep.root), min(self._settings.parallel_jobs, len(jobs))
         try:
-            code = snapshot.take_for_several(folder.launch, limit_mib=jobs[0][1].config.cluster.code_limit_mib)
+            code = source_copy.copy_source_for_several(folder.launch, limit_mib=jobs[0][1].config.cluster.code_limit_mib)
             id = submit_jobs([job for _, job in jobs], code, parallel=parallel)
         except UserError as error:
             missing = sum(entry.number not in gather(self.sweep, self._settings.metric).alive for entry, _ in jobs)

@@ -75,7 +75,7 @@ class Facts:
         return path
 
     @classmethod
-    def take_file(cls, path: str) -> Facts | None:
+    def pop_file(cls, path: str) -> Facts | None:
         """Read such a file and remove it; None where it is not there."""
         try:
             found = Path(path).read_text(encoding="utf-8")

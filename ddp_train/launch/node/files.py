@@ -19,7 +19,7 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from ddp_train import FOLDER
 from ddp_train.errors import ConfigError
-from ddp_train.launch.snapshot import source_names
+from ddp_train.launch.source_copy import source_names
 
 _MAX_DATA_FILES = 2000
 _MAX_SOURCE_FILES = 3000

@@ -170,7 +170,7 @@ class _Program:
                 told = next(iter(self._stops), None)
                 self._agent = RoundAgent(self._work, message, line, listener=listener, told=told, is_killed=self._is_final)
             elif kind == "stop" and agent is not None and agent.told is None:
-                agent.tell(message["signal"])
+                agent.send_signal(message["signal"])
             elif kind == "kill" and agent is not None and message["round"] == agent.number:
                 agent.kill()
             elif kind == "say":
@@ -223,7 +223,7 @@ class _Program:
             if is_final:
                 self._agent.kill()
             else:
-                self._agent.tell(number)
+                self._agent.send_signal(number)
         line = self._membership.line
         if line is not None and self._membership.is_member:
             line.send("stop", signal=number, is_final=is_final)

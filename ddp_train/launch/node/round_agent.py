@@ -76,7 +76,7 @@ class RoundAgent:
         job = self._job()
         return None if job is None else job.record
 
-    def tell(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Tell the agent to stop; one that has yet to begin does not begin."""
         self.told = self.told or number
         if self._agent is not None:

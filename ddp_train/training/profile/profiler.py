@@ -112,7 +112,7 @@ class Profiler:
 
     def _read(self) -> tuple[ProfileRequest | None, str]:
         try:
-            return ProfileRequest.take(self._run_folder), ""
+            return ProfileRequest.pop(self._run_folder), ""
         except (OSError, ValueError) as error:
             return None, str(error)
 

@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore
 
 from ddp_train.checkpoint.joint_save import SaveOrder, write_together
 from ddp_train.checkpoint.snapshot import Buffer
-from ddp_train.distributed.attempt import leave, meet
+from ddp_train.distributed.attempt import agree_on_attempt, leave
 from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Peers
 from tests.benchmark.scale.counted_store import CountedStore, all_ranks
@@ -38,7 +38,7 @@ class Traffic:
 def meeting(size: int) -> Traffic:
     """Let the ranks find each other, as each start of a run begins."""
     store = CountedStore()
-    return _traffic("meet", size, store, lambda: all_ranks(size, lambda rank: meet(store, rank, size, remembered=None)))
+    return _traffic("meet", size, store, lambda: all_ranks(size, lambda rank: agree_on_attempt(store, rank, size, remembered=None)))
 
 
 def leaving(size: int) -> Traffic:

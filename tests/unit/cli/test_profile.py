@@ -33,13 +33,13 @@ def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 @pytest.mark.parametrize("words", [["--steps=3", "--ranks=0,2", "--kind=memory"], ["--steps", "3", "--ranks", "[0,2]", "--kind", "memory"]])
 def test_what_is_typed_is_asked(queued: RunFolder, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert profile([str(queued.root), *words], LAUNCHER) == 0
-    assert ProfileRequest.take(queued) == ProfileRequest(kind="memory", steps=3, ranks=[0, 2])
+    assert ProfileRequest.pop(queued) == ProfileRequest(kind="memory", steps=3, ranks=[0, 2])
     assert capsys.readouterr().out.startswith("asked: 3 steps on rank 0, 2, after the next training record (one every 25 steps); into ")
 
 
 def test_without_options_it_is_what_the_run_says(queued: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile([str(queued.root)], LAUNCHER) == 0
-    assert ProfileRequest.take(queued) == ProfileRequest()
+    assert ProfileRequest.pop(queued) == ProfileRequest()
     assert "asked: 5 steps on rank 0, " in capsys.readouterr().out
 
 

@@ -77,7 +77,7 @@ def test_a_run_after_one_whose_job_has_ended_is_refused(
     monkeypatch.setattr(slurm_client, "allocation", lambda: None)
     monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.ENDED, why="failed"))
     monkeypatch.setattr(slurm_client, "submit", submitted)
-    monkeypatch.setattr(submit.snapshot, "take", lambda into, limit_mib: None)
+    monkeypatch.setattr(submit.source_copy, "copy_source", lambda into, limit_mib: None)
     after = a_job(tmp_path / "after", f"after={before.root}")
     after.run_folder.root.mkdir()
     assert submit.run(after) == 2

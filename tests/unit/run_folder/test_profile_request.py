@@ -15,13 +15,13 @@ def test_a_request_is_taken_once_as_it_was_put(tmp_path: Path) -> None:
     assert not is_asked(run_folder)
     assert request.put(run_folder) and is_asked(run_folder)
     assert not ProfileRequest().put(run_folder)  # the first one counts
-    assert ProfileRequest.take(run_folder) == request
+    assert ProfileRequest.pop(run_folder) == request
     assert not is_asked(run_folder)
 
 
 def test_a_file_that_was_touched_leaves_everything_to_the_run(tmp_path: Path) -> None:
     (tmp_path / "profile.request").touch()
-    assert ProfileRequest.take(RunFolder(tmp_path)) == ProfileRequest(kind=None, steps=None, ranks=None)
+    assert ProfileRequest.pop(RunFolder(tmp_path)) == ProfileRequest(kind=None, steps=None, ranks=None)
 
 
 @pytest.mark.parametrize(
@@ -30,5 +30,5 @@ def test_a_file_that_was_touched_leaves_everything_to_the_run(tmp_path: Path) ->
 def test_what_is_no_request_is_refused_and_gone(tmp_path: Path, text: str) -> None:
     (tmp_path / "profile.request").write_text(text)
     with pytest.raises(ValueError, match=r"not|Expecting"):
-        ProfileRequest.take(RunFolder(tmp_path))
+        ProfileRequest.pop(RunFolder(tmp_path))
     assert not is_asked(RunFolder(tmp_path))

@@ -53,8 +53,8 @@ def test_a_file_is_for_one_reader_and_this_user(tmp_path: Path, monkeypatch: pyt
     facts = told()
     path = facts.to_file()
     assert path is not None and Path(path).stat().st_mode & 0o077 == 0
-    assert Facts.take_file(path) == facts
-    assert Facts.take_file(path) is None
+    assert Facts.pop_file(path) == facts
+    assert Facts.pop_file(path) is None
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     assert facts.to_file() is None
 

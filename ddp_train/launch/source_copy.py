@@ -33,13 +33,13 @@ _MAX_ENTRIES = 100_000  # looked at where no repository says which files are sou
 _KEY = "cluster.code_limit_mib"
 
 
-def take(into: Path, *, limit_mib: int) -> Code:
+def copy_source(into: Path, *, limit_mib: int) -> Code:
     """Copy the source of the folder where this process stands, and return what the copy is.
 
     A snapshot that is there already, of an earlier start of the run, stays as code.1, code.2, ... where it differs. What is larger than the
     limit is refused, with the largest files.
     """
-    files, roots, _ = _look(limit_mib)
+    files, roots, _ = _read_source(limit_mib)
     with _beside(into) as temporary:
         for name, path in files.items():
             _copy(path, temporary / name)
@@ -56,10 +56,10 @@ def take(into: Path, *, limit_mib: int) -> Code:
     return code
 
 
-def take_for_several(launch: Path, *, limit_mib: int) -> Code:
-    """Copy the source as `take` does, for runs that are submitted hours apart: each copy has a folder of its own, by its hash."""
+def copy_source_for_several(launch: Path, *, limit_mib: int) -> Code:
+    """Copy the source as `copy_source` does, for runs that are submitted hours apart: each copy has a folder of its own, by its hash."""
     with _beside(launch / "code") as temporary:
-        code = take(temporary, limit_mib=limit_mib)
+        code = copy_source(temporary, limit_mib=limit_mib)
         folder = launch / f"code_{code.hash[:12]}"
         if not folder.exists():
             _listing_file(temporary).rename(_listing_file(folder))
@@ -67,9 +67,9 @@ def take_for_several(launch: Path, *, limit_mib: int) -> Code:
     return replace(code, folder=str(folder))
 
 
-def look(into: Path, *, limit_mib: int) -> tuple[Code, int, int]:
-    """Return what `take` would copy: the code without its hash, how many files it has, and how many bytes."""
-    files, roots, size = _look(limit_mib)
+def measure_source(into: Path, *, limit_mib: int) -> tuple[Code, int, int]:
+    """Return what `copy_source` would copy: the code without its hash, how many files it has, and how many bytes."""
+    files, roots, size = _read_source(limit_mib)
     return Code(folder=str(into), hash="", roots=roots), len(files), size
 
 
@@ -106,7 +106,7 @@ def _beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _look(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
+def _read_source(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
     """Return the files of the source by their names, the folders of it that Python imports from, and its size in bytes."""
     here = Path.cwd().resolve()
     root, names, _ = source_names(here)

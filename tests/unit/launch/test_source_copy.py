@@ -10,7 +10,7 @@ import pytest
 
 from ddp_train import FOLDER
 from ddp_train.errors import ConfigError, EnvironmentRefuses
-from ddp_train.launch import snapshot
+from ddp_train.launch import source_copy
 from ddp_train.launch.spec import Code
 
 INTO = Path("outputs/x/2026/launch/code")
@@ -37,7 +37,7 @@ def write(path: str, text: str = "x = 1\n") -> Path:
 
 def take(into: Path = INTO) -> Code:
     (into.parents[1] / ".hydra").mkdir(parents=True, exist_ok=True)  # as the folder of a run has it
-    return snapshot.take(into.absolute(), limit_mib=100)
+    return source_copy.copy_source(into.absolute(), limit_mib=100)
 
 
 def names(code: Code) -> set[str]:
@@ -63,7 +63,7 @@ def test_it_has_what_is_tracked_changed_or_new_and_not_what_git_ignores(project:
     assert names(code) == {".gitignore", "model.py", "data/words.txt", "src/new.py"}
     assert Path(code.folder, "model.py").read_text() == "changed = 1\n"
     write("model.py", "edited while it was queued\n")
-    snapshot.verify(code)
+    source_copy.verify(code)
     assert Path(code.folder, "model.py").read_text() == "changed = 1\n"
 
 
@@ -73,7 +73,7 @@ def test_python_finds_there_what_it_finds_here(project: Path, monkeypatch: pytes
     write("experiments/mine.py")
     monkeypatch.chdir(project / "experiments")
     monkeypatch.syspath_prepend(str(project / "src"))
-    code = snapshot.take(project / INTO, limit_mib=100)
+    code = source_copy.copy_source(project / INTO, limit_mib=100)
     program = "import lib, mine, ddp_train, ddp_train.config.check as c; print(*(each.__file__ for each in (lib, mine, ddp_train)), c.CONF)"
     ran = subprocess.run(
         [sys.executable, "-c", program],
@@ -84,7 +84,7 @@ def test_python_finds_there_what_it_finds_here(project: Path, monkeypatch: pytes
         cwd=project / "experiments",
     )
     assert all(line.startswith(code.folder) for line in ran.stdout.split()), ran.stdout
-    snapshot.verify(code)  # what Python has compiled there is no difference
+    source_copy.verify(code)  # what Python has compiled there is no difference
 
 
 def test_without_a_repository_it_is_the_python_below(project: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_submodule_and_links_come_along(project: Path) -> None:
     assert names(code) == {"part/inner.py", "real.py", "link.py", "data"}
     assert Path(code.folder, "link.py").read_text() == "real = 1\n"
     assert Path(code.folder, "data").readlink() == project / "../elsewhere"
-    snapshot.verify(code)
+    source_copy.verify(code)
 
 
 @pytest.mark.parametrize("change", ["edit", "remove", "add"])
@@ -118,12 +118,12 @@ def test_a_changed_snapshot_is_refused_and_the_file_named(project: Path, change:
     else:
         file.write_text("other = 1\n") if change == "add" else (file.chmod(0o600), file.write_text("other = 1\n"))
     with pytest.raises(EnvironmentRefuses, match=file.name):
-        snapshot.verify(code)
+        source_copy.verify(code)
 
 
 def test_a_machine_that_does_not_see_it_says_so(project: Path, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentRefuses, match="every machine sees"):
-        snapshot.verify(Code(folder=str(tmp_path / "nowhere"), hash="0"))
+        source_copy.verify(Code(folder=str(tmp_path / "nowhere"), hash="0"))
 
 
 def test_too_much_is_refused_with_the_largest_files(project: Path) -> None:
@@ -131,7 +131,7 @@ def test_too_much_is_refused_with_the_largest_files(project: Path) -> None:
     write("data.bin", "x" * (2 << 20))
     write("mine.py")
     with pytest.raises(ConfigError, match=r"data\.bin \(2\.0 MiB\)") as refused:
-        snapshot.take(INTO.absolute(), limit_mib=1)
+        source_copy.copy_source(INTO.absolute(), limit_mib=1)
     assert "gitignore" in refused.value.fix and not INTO.exists()
 
 
@@ -143,13 +143,13 @@ def test_the_next_start_has_its_own_and_keeps_the_one_before(project: Path) -> N
     second = take()
     assert second.hash != first.hash
     assert Path(f"{first.folder}.1/mine.py").read_text() == "first = 1\n"
-    snapshot.verify(second)
+    source_copy.verify(second)
 
 
 def test_names_that_no_text_file_should_have_are_hashed_too(project: Path) -> None:
     for name in ("a\nb.py", "c\\d.py", "e  f.py", b"\xff.py".decode(errors="surrogateescape")):
         write(name)
-    snapshot.verify(take())
+    source_copy.verify(take())
 
 
 def test_our_own_package_comes_along_where_it_is_a_checkout(project: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_look_says_what_would_be_copied_and_copies_nothing(project: Path) -> N
     write("model.py")
     write("src/pages.py")
     before = sorted(project.rglob("*"))
-    code, count, size = snapshot.look(INTO.absolute(), limit_mib=100)
+    code, count, size = source_copy.measure_source(INTO.absolute(), limit_mib=100)
     assert sorted(project.rglob("*")) == before
     taken = take()
     copied = [path for path in Path(taken.folder).rglob("*") if path.is_file()]
@@ -178,7 +178,7 @@ def test_a_copy_that_fails_leaves_nothing(project: Path, monkeypatch: pytest.Mon
         raise OSError("the disk is full")
 
     write("model.py")
-    monkeypatch.setattr(snapshot, "_copy", full)
+    monkeypatch.setattr(source_copy, "_copy", full)
     with pytest.raises(OSError, match="full"):
         take()
     assert list(INTO.parent.iterdir()) == []
