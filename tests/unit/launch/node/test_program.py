@@ -275,7 +275,7 @@ def test_a_machine_that_was_dropped_waits_for_its_place(
 
     async def story() -> int:
         async with bed(tmp_path, addresses=(("host.invalid", 1),), join_timeout_s=1) as found:
-            way = found.program._arrival
+            way = found.program._membership
             assert way.line is not None
             come, lines = way.come, [way.line]
             found.end.cancel()
@@ -318,7 +318,7 @@ def test_a_line_that_is_gone_at_once_and_a_silent_stranger_end_nothing(
             line, problem = await program._membership._try(began + 600)
             took_s = asyncio.get_running_loop().time() - began
             assert line is None and "does not answer" in problem
-            monkeypatch.setattr(program._arrival, "_introduce", gone)
+            monkeypatch.setattr(program._membership, "_introduce", gone)
             line, problem = await program._membership._try(began + 600)
             assert line is None
             return problem, took_s
