@@ -277,13 +277,13 @@ def test_a_machine_that_was_dropped_waits_for_its_place(
         async with bed(tmp_path, addresses=(("host.invalid", 1),), join_timeout_s=1) as found:
             way = found.program._membership
             assert way.line is not None
-            come, lines = way.come, [way.line]
+            join, lines = way.join, [way.line]
             found.end.cancel()
 
-            async def come_at_once(**how: bool) -> Line:
-                return lines.pop() if lines else await come(**how)
+            async def join_at_once(**how: bool) -> Line:
+                return lines.pop() if lines else await join(**how)
 
-            monkeypatch.setattr(way, "come", come_at_once)
+            monkeypatch.setattr(way, "join", join_at_once)
             monkeypatch.setattr(way, "_try", unreachable)
             end = asyncio.get_running_loop().create_task(found.program._take_part())
             found.registry.send("round", **a_round(tmp_path, max_restarts=3))
