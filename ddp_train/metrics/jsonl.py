@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_train.metrics.growing_file import GrowingFile
+from ddp_train.system.files import GrowingFile
+
+_NAME = "metrics.jsonl"
 
 
 class JsonLines:
-    """Appends every record to the run's metrics.jsonl.
+    """Appends every record to the run's metrics.jsonl, at once or as soon as there is space again.
 
     Args:
         run_dir: the run folder.
@@ -20,25 +23,28 @@ class JsonLines:
     """
 
     def __init__(self, run_dir: str, step: int = 0) -> None:
-        self._file = GrowingFile(Path(run_dir) / "metrics.jsonl", keeps=lambda line: 0 <= _step(line) <= step)
+        self._file = GrowingFile(Path(run_dir) / _NAME, keeps=lambda line: any(record["step"] <= step for record in _parse(line)))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record, at once or as soon as there is space again."""
+        """Append one record."""
         finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()}
         self._file.append(json.dumps(finite))  # JSON has no NaN: null
 
     def close(self) -> None:
-        """Close the file.
-
-        Raises:
-            OSError: lines are waiting, and there is no space for them still.
-        """
+        """Close the file. Raises OSError: lines are waiting, and there is no space for them still."""
         self._file.close()
 
 
-def _step(line: str) -> int:
-    """Return the step of a line, -1 for one that a kill left half written."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return -1
+def read_records(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records in metrics.jsonl; none where there is no such file."""
+    if (path := run_dir / _NAME).exists():
+        for line in path.read_text().splitlines():
+            yield from _parse(line)
+
+
+def _parse(line: str) -> Iterator[dict[str, Any]]:
+    """Yield the record of a line; nothing for one that a kill left half written."""
+    with suppress(ValueError, TypeError):
+        record = json.loads(line)
+        if "step" in record and "split" in record:
+            yield record

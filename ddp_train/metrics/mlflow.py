@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ddp_train.metrics.tracker import Tracker, require
-from ddp_train.metrics.tracker_row import Row, Shown
+from ddp_train.metrics.tracker import Row, Shown, Tracker, require
 
 require("mlflow")
 
@@ -19,13 +18,9 @@ class MLflow(Tracker):
     """Sends numbers, images and texts to an MLflow server, or into a local store.
 
     Args:
-        run_dir: the run folder.
-        config: the run's whole config; its values become parameters.
-        run_name: of a sweep's job, what it has that others have not.
-        step: the step that this attempt begins at.
+        run_dir, config, run_name, step, close_timeout_s: as in `Tracker`; the config's values become parameters.
         tracking_uri: a server's URL or `sqlite:///FILE`; None: as the environment says (`MLFLOW_TRACKING_URI`), else MLflow's own.
         experiment: None: the config's `name`.
-        close_timeout_s: how long the end of the run waits for what is not sent.
     """
 
     service, file = "MLflow", "mlflow"

@@ -8,24 +8,52 @@ are nowhere else: each is sent once, and one that fails is left out.
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddp_train.metrics.tracker_row import Row, Shown, row_of, rows_in
+from ddp_train.metrics.jsonl import read_records
 from ddp_train.system.files import write_json
 
-if TYPE_CHECKING:
-    from torch import Tensor  # the configuration's check imports trackers, and no torch
+if TYPE_CHECKING:  # the configuration's check imports trackers, and no torch
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 _BATCH_S = 1.0  # at most one message a second, however often the loop logs
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0  # between two tries to reach a server
 _LONGEST_TEXT = 300  # characters of an error
-_MOST_SHOWN = 2**26  # bytes of images and texts that wait in memory
+_MAX_SHOWN_BYTES = 2**26  # of images and texts that wait in memory
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An image or a text that a callback shows."""
+
+    name: str
+    content: NDArray[np.uint8] | str  # pixels [H, W, 3], grey ones [H, W]; or Markdown
+
+    @property
+    def size(self) -> int:
+        """Bytes, or characters."""
+        return len(self.content) if isinstance(self.content, str) else self.content.nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """All that was recorded and shown of one step."""
+
+    step: int
+    time: float  # seconds since 1970, of its first record
+    values: Mapping[str, float]  # as `split/name`; epoch and samples without a split
+    shown: Sequence[Shown] = ()
 
 
 def require(package: str) -> None:
@@ -39,10 +67,9 @@ def require(package: str) -> None:
 
 
 class Tracker(ABC):
-    """Sends rows to a service, from a thread of its own.
+    """Sends rows to a service, from a thread of its own: each whole, when a later step's first record comes.
 
-    A row goes on its way when a later step's first record comes, whole. The service may be slow or dead for as long as it likes: rows wait
-    in memory, it is tried again, and the end of the run waits `close_timeout_s` for it.
+    While the service is slow or dead rows wait in memory, and it is tried again; the end of the run waits `close_timeout_s` for it.
 
     Args:
         run_dir: the run folder.
@@ -67,16 +94,16 @@ class Tracker(ABC):
         self.group = self.folder.parent.name if run_name else None  # of a sweep's jobs: the sweep
         self.close_timeout_s = close_timeout_s
         self._first_step = step
-        self._note_file = self.folder / "trackers" / f"{self.file}.json"
-        known = json.loads(self._note_file.read_text()) if self._note_file.exists() else {}
+        self._state_file = self.folder / "trackers" / f"{self.file}.json"
+        known = json.loads(self._state_file.read_text()) if self._state_file.exists() else {}
         self._id: str | None = known.get("id")
         self._sent: int = known.get("step", -1)  # the newest step that the service has
         self._step, self._records, self._shown = -1, list[Mapping[str, Any]](), list[Shown]()  # of the newest step
         self._waiting: deque[Row] = deque()
         self._shown_in = self._shown_out = 0  # bytes that were shown so far, and of these what is done with: the loop's, and the thread's
-        self._is_crowded = self._is_refused = False  # which was said
         self._has_work, self._closing = Event(), Event()
-        self._is_behind = self._is_given_up = self._is_finished = False
+        self._is_crowded = self._is_refused = self._is_behind = False  # each was printed
+        self._is_given_up = self._is_finished = False
         self._thread = Thread(target=self._work, name=f"tracker-{self.file}", daemon=True)
         self._thread.start()
 
@@ -98,7 +125,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Tell the service that this was all, and wait until it has it."""
+        """End the run there, and wait until the service has all of it."""
 
     @property
     def is_closing(self) -> bool:
@@ -112,7 +139,7 @@ class Tracker(ABC):
     def remember(self, run_id: str) -> None:
         """Keep the run's id for later attempts, before or after the service knows it."""
         self._id = run_id
-        self._note()
+        self._save()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Take one record; returns at once."""
@@ -124,11 +151,11 @@ class Tracker(ABC):
         from ddp_train.metrics.png import as_pixels
 
         pixels_HWC = as_pixels(image)
-        self._take(Shown(name, pixels_HWC if pixels_HWC.shape[2] > 1 else pixels_HWC[:, :, 0]), step)
+        self._add_shown(Shown(name, pixels_HWC if pixels_HWC.shape[2] > 1 else pixels_HWC[:, :, 0]), step)
 
     def write_text(self, name: str, text: str, step: int) -> None:
         """Take a text; returns at once."""
-        self._take(Shown(name, text), step)
+        self._add_shown(Shown(name, text), step)
 
     def close(self) -> None:
         """Let the thread send what is left, and wait for it a while."""
@@ -138,12 +165,12 @@ class Tracker(ABC):
         self._thread.join(self.close_timeout_s)
         if not self._is_finished:
             self._is_given_up = True  # a writer that follows this one begins with what it has not sent
-            self._say(f"did not take everything within {self.close_timeout_s:g} s; {self.lost()}")
+            self._print(f"did not take everything within {self.close_timeout_s:g} s; {self.lost()}")
 
-    def _take(self, shown: Shown, step: int) -> None:
-        if self._shown_in - self._shown_out + shown.size > _MOST_SHOWN:
+    def _add_shown(self, shown: Shown, step: int) -> None:
+        if self._shown_in - self._shown_out + shown.size > _MAX_SHOWN_BYTES:
             if not self._is_crowded:
-                self._say(f"has {_MOST_SHOWN >> 20} MiB of images and texts to take; more of them are left out until it has")
+                self._print(f"has {_MAX_SHOWN_BYTES >> 20} MiB of images and texts to take; more of them are left out until it has")
             self._is_crowded = True
             return
         self._is_crowded = False
@@ -158,7 +185,7 @@ class Tracker(ABC):
 
     def _hand_over(self) -> None:
         if self._records or self._shown:
-            self._waiting.append(row_of(self._step, self._records, self._shown))
+            self._waiting.append(_row(self._step, self._records, self._shown))
             self._records, self._shown = [], []
             self._has_work.set()
 
@@ -181,13 +208,13 @@ class Tracker(ABC):
                 if is_last or self._is_given_up:
                     return
                 if not self._is_behind:
-                    self._say(f"is behind ({_text(error)}); training goes on, and it is tried again")
+                    self._print(f"is behind ({_text(error)}); training goes on, and it is tried again")
                 self._is_behind = True
                 self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             if self._is_behind:
-                self._say("has everything again")
+                self._print("has everything again")
             self._is_behind, pause_s = False, _FIRST_PAUSE_S
             self._has_work.wait()
             self._closing.wait(_BATCH_S)
@@ -197,8 +224,9 @@ class Tracker(ABC):
         if found is not None:
             self._sent = found
         if self._sent < self._first_step:
-            missed = rows_in(self.folder / "metrics.jsonl", after=self._sent, until=self._first_step)
-            self._waiting.extendleft(reversed([*missed]))
+            missed = (record for record in read_records(self.folder) if self._sent < record["step"] <= self._first_step)
+            rows = [_row(step, list(records)) for step, records in groupby(missed, key=lambda record: record["step"])]
+            self._waiting.extendleft(reversed(rows))
 
     def _send_waiting(self) -> None:
         while self._waiting and not self._is_given_up:
@@ -220,17 +248,27 @@ class Tracker(ABC):
                 self.show(shown, rows[-1].step)
             except Exception as error:  # it is not tried again: numbers must not wait for it
                 if not self._is_refused:
-                    self._say(f"did not take `{shown.name}` ({_text(error)}); such images and texts are left out")
+                    self._print(f"did not take `{shown.name}` ({_text(error)}); such images and texts are left out")
                 self._is_refused = True
         self._sent = rows[-1].step
-        self._note()
+        self._save()
 
-    def _note(self) -> None:
-        write_json(self._note_file, {"id": self._id, "step": self._sent})
+    def _save(self) -> None:
+        write_json(self._state_file, {"id": self._id, "step": self._sent})
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(f"{self.service} {text}", flush=True)
 
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_TEXT]}"
+
+
+def _row(step: int, records: Sequence[Mapping[str, Any]], shown: Sequence[Shown] = ()) -> Row:
+    """Return a step's row, of its lines of metrics.jsonl."""
+    values: dict[str, float] = {}
+    for record in records:
+        for name, value in record.items():
+            if name not in ("split", "step", "time") and isinstance(value, (int, float)):
+                values[name if name in ("epoch", "samples") else f"{record['split']}/{name}"] = value
+    return Row(step=step, time=records[0]["time"] if records else time.time(), values=values, shown=shown)

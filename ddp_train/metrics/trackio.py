@@ -6,8 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_train.metrics.tracker import Tracker, require
-from ddp_train.metrics.tracker_row import Row, Shown
+from ddp_train.metrics.tracker import Row, Shown, Tracker, require
 
 require("trackio")
 
@@ -16,13 +15,9 @@ class Trackio(Tracker):
     """Writes numbers, images and texts into trackio's files on this machine, or sends them to a Space of Hugging Face.
 
     Args:
-        run_dir: the run folder.
-        config: the run's whole config.
-        run_name: of a sweep's job, what it has that others have not.
-        step: the step that this attempt begins at.
+        run_dir, config, run_name, step, close_timeout_s: as in `Tracker`.
         project: None: the config's `name`.
         space_id: the Space, as `user/name`; None: as the environment says (`TRACKIO_SPACE_ID`), else this machine (`TRACKIO_DIR`).
-        close_timeout_s: how long the end of the run waits for what is not sent.
     """
 
     service, file = "trackio", "trackio"

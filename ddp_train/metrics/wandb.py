@@ -7,8 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ddp_train.metrics.tracker import Tracker, require
-from ddp_train.metrics.tracker_row import Row, Shown
+from ddp_train.metrics.tracker import Row, Shown, Tracker, require
 
 require("wandb")
 
@@ -19,15 +18,11 @@ class WandB(Tracker):
     """Sends numbers, images and texts to Weights & Biases, or with `mode=offline` into the run folder, from where `wandb sync` sends them.
 
     Args:
-        run_dir: the run folder; the client's own files go to its `wandb/`.
-        config: the run's whole config.
-        run_name: of a sweep's job, what it has that others have not.
-        step: the step that this attempt begins at.
+        run_dir, config, run_name, step, close_timeout_s: as in `Tracker`; the client's own files go to `run_dir`/wandb.
         project: None: the config's `name`.
         entity: the user or team; None: the one that is logged in.
         mode: where the numbers go; None: as the environment says (`WANDB_MODE`), which is online.
         tags: for the run.
-        close_timeout_s: how long the end of the run waits for what is not sent.
     """
 
     service, file = "W&B", "wandb"

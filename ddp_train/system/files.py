@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all; the end of one that grows."""
+"""Files that are written whole or not at all, and files that grow line by line."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ddp_train.errors import DataError
 from ddp_train.redaction import redact, redact_all
@@ -57,6 +57,60 @@ def tail(path: Path, most: int) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+class GrowingFile:
+    """Appends lines to a file, at once or as soon as there is space again; while the disk is full they wait in memory.
+
+    Args:
+        path: what lies there goes on, without the lines that `keeps` refuses.
+    """
+
+    def __init__(self, path: Path, *, keeps: Callable[[str], bool]) -> None:
+        self._path, self._keeps = path, keeps
+        self._file: BinaryIO | None = None
+        self._waiting = b""
+        self._is_late = False
+        self._write_waiting()
+
+    def append(self, line: str) -> None:
+        """Add one line."""
+        self._waiting += f"{line}\n".encode()
+        self._write_waiting()
+
+    def close(self) -> None:
+        """Close the file.
+
+        Raises:
+            OSError: lines are waiting, and there is no space for them still.
+        """
+        self._flush().close()
+
+    def _write_waiting(self) -> None:
+        try:
+            self._flush()
+        except OSError as error:
+            if not self._is_late:
+                print(f"{self._path.name} cannot be written ({error.strerror}); training goes on, its lines wait in memory", flush=True)
+            self._is_late = True
+        else:
+            if self._is_late:
+                print(f"{self._path.name} is complete again", flush=True)
+            self._is_late = False
+
+    def _flush(self) -> BinaryIO:
+        if self._file is None:
+            self._file = self._open()
+        while self._waiting:
+            written = os.write(self._file.fileno(), self._waiting)  # where little space is left, a part of it
+            self._waiting = self._waiting[written:]
+        return self._file
+
+    def _open(self) -> BinaryIO:
+        text = self._path.read_text() if self._path.exists() else ""
+        if (kept := "".join(f"{line}\n" for line in text.splitlines() if self._keeps(line))) != text:
+            write_atomic(self._path, kept)
+        return self._path.open("ab", buffering=0)
 
 
 @contextlib.contextmanager

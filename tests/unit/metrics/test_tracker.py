@@ -13,8 +13,7 @@ import torch
 
 from ddp_train.metrics import tracker
 from ddp_train.metrics.jsonl import JsonLines
-from ddp_train.metrics.tracker import Tracker
-from ddp_train.metrics.tracker_row import Row, Shown
+from ddp_train.metrics.tracker import Row, Shown, Tracker
 from tests.unit.metrics.records import record
 
 
@@ -184,7 +183,7 @@ def test_one_that_the_service_does_not_take_holds_up_nothing_and_is_said_once(tm
 def test_a_dead_server_costs_so_much_memory_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tracker, "_MOST_SHOWN", 100)
+    monkeypatch.setattr(tracker, "_MAX_SHOWN_BYTES", 100)
     service = Service()
     service.answers.clear()
     client = Client(service, tmp_path)
