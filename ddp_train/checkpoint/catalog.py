@@ -10,10 +10,12 @@ import difflib
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ BEST, LAST = "best", "last"
 
 _MANIFEST_BYTES = 64 << 20  # nobody's manifest is that large
 _FOLDER = re.compile(r"step_\d{8,12}")
+_DEBRIS = (".partial_*", ".removed_*")  # of a process that was killed while it saved, or while it removed
 _LARGEST = sys.float_info.max
 
 
@@ -143,6 +146,32 @@ def require_candidates(name: Path, *, key: str) -> list[Path]:
         expected="a checkpoint with its metrics, as checkpoint.keep_best=1 saves them" if there else "a run that has saved one",
         fix=f"ddp-train resume {name.parent.parent}" + (", which takes the newest" if there else ", which starts again"),
     )
+
+
+def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:
+    """Rename the checkpoints of later steps, which a run that continues from `chosen` leaves behind, and those of other runs.
+
+    Returns the new names.
+
+    Args:
+        chosen: None: the run starts again, and leaves all of them.
+    """
+    renamed, others = [], [each.path for each in every(folder) if each.is_foreign]
+    for later in sorted(path for path in folder.glob("step_*") if chosen is None or path.name > chosen.name or path in others):
+        free = (later.with_name(f"aside_{number}_{later.name}") for number in count())
+        renamed.append(later.rename(next(path for path in free if not path.exists())).name)
+    return renamed
+
+
+def remove_debris(folder: Path) -> list[str]:
+    """Remove what was being written or removed when a run was killed; return the names. Nobody may be saving in the folder."""
+    found = sorted(path for pattern in _DEBRIS for path in folder.glob(pattern))
+    for path in found:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+    return [path.name for path in found]
 
 
 def is_name(path: Path) -> bool:

@@ -93,11 +93,7 @@ def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def leaves(plain: Any) -> dict[str, Leaf]:
-    """Return the tensors that a plain part names, in its order.
-
-    Raises:
-        StateError: it says impossible things of one.
-    """
+    """Return the tensors that a plain part names, in its order. Raises StateError: it says impossible things of one."""
     found: dict[str, Leaf] = {}
     for item in _tensor_items(plain):
         try:

@@ -35,11 +35,7 @@ _STORAGES = {f"{name}Storage": DTYPES[dtype] for name, _, dtype in (pair.partiti
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, on the CPU.
-
-    Raises:
-        UserError: it is no regular file, damaged, or made to deceive.
-    """
+    """Return the tensors of a safetensors file, on the CPU. Raises UserError: it is no regular file, damaged, or made to deceive."""
     require_regular(path)
     try:
         with path.open("rb") as file:

@@ -1,28 +1,36 @@
-"""One save, in a thread of every rank: each writes its file, rank 0 publishes what all have written, and all learn how it ended."""
+"""One save, in a thread of every rank: each writes its file, rank 0 publishes what all have written, and all learn how it ended.
+
+The threads leave messages for each other in the store of the ranks, over connections of their own (the mailbox).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import resource
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
-from torch.distributed import DistError, Store
+import torch
+from torch.distributed import DistError, HashStore, PrefixStore, Store
 
 from ddp_train.checkpoint import tensor_file
-from ddp_train.checkpoint.publish import make_partial, publish
-from ddp_train.checkpoint.snapshot import Snapshot
-from ddp_train.checkpoint.verify import name_of, rank_file
+from ddp_train.checkpoint.staging import StagedShare
+from ddp_train.checkpoint.verify import COMPLETE, FORMAT, MANIFEST, name_of, rank_file
 from ddp_train.distributed.store import add_line, lines_of, wait_for
 from ddp_train.distributed.world import World
 
 logger = logging.getLogger(__name__)
 
+POLL_S = 0.002
 _KEYS = ("made", "reports", "count", "all", "outcome")  # of one save, in the mailbox
 
 
@@ -34,11 +42,11 @@ class SaveOrder:
     folder: Path
     partial: Path  # where it is written, until it is complete
     step: int
-    snapshot: Snapshot
+    staged: StagedShare
     may_be_infinite: Callable[[str], bool]
     facts: Mapping[str, Any]  # for the manifest
     remove_old: Callable[[Path], None]
-    wrote: Callable[[], None]  # called after each part that is written
+    on_progress: Callable[[], None]  # called after each part that is written
     is_written: Event = field(default_factory=Event)  # this rank's part is, or never will be
 
 
@@ -53,6 +61,21 @@ class _Report:
     layout: dict[str, str] = field(default_factory=dict)  # of the shared state, by part
 
 
+def open_mailbox(world: World, name: str) -> Store:
+    """Return a store for messages, with a name that is unique in the world's store. Every rank opens one; one thread at a time uses it."""
+    store: Store = HashStore()  # of a world of one
+    if world.size > 1:
+        assert world.store is not None
+        store = world.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+    return PrefixStore(f"checkpoint/{name}", store)
+
+
+def wait_for_thread(thread: Thread) -> None:
+    """Wait, in the main thread, for the threads of the other ranks, through the one of this rank that hears from them."""
+    while thread.is_alive():
+        time.sleep(POLL_S)  # not join: the watch on hangs sees in this rank's stack, by this file, that it waits for others
+
+
 def write_together(order: SaveOrder, mailbox: Store, world: World) -> str:
     """Write this rank's part and wait for the others; return what went wrong on any rank, the same on all, or "".
 
@@ -63,7 +86,7 @@ def write_together(order: SaveOrder, mailbox: Store, world: World) -> str:
     if world.is_main:
         mailbox.set(f"{number}/made", _attempt(lambda: make_partial(order.partial)))
     if problem := wait_for(mailbox, f"{number}/made"):
-        report = _Report(order.snapshot.num_bytes, problem=problem if world.is_main else "", needs_room=True)
+        report = _Report(order.staged.num_bytes, problem=problem if world.is_main else "", needs_room=True)
     else:
         report = _write_share(order, world.rank)
     # All reports are lines of one key, and are counted: rank 0 waits for the last of thousands, and reads once (docs/scale.md).
@@ -81,16 +104,16 @@ def write_together(order: SaveOrder, mailbox: Store, world: World) -> str:
 
 
 def _write_share(order: SaveOrder, rank: int) -> _Report:
-    snapshot, digest = order.snapshot, ""
+    staged, digest, path = order.staged, "", order.partial / rank_file(rank)
 
     def write() -> None:
         nonlocal digest
-        digest = tensor_file.write(order.partial / rank_file(rank), snapshot.header, snapshot.values.numpy().data, wrote=order.wrote)
+        digest = tensor_file.write(path, (memoryview(staged.header), staged.values.numpy().data), on_progress=order.on_progress)
 
-    if lost := snapshot.not_finite(order.may_be_infinite):
-        return _Report(snapshot.num_bytes, problem=f"{lost} is not finite: lost weights must not replace good ones")
+    if lost := staged.not_finite(order.may_be_infinite):
+        return _Report(staged.num_bytes, problem=f"{lost} is not finite: lost weights must not replace good ones")
     problem = _attempt(write)
-    return _Report(snapshot.num_bytes, digest, problem, needs_room=bool(problem), layout=snapshot.layout())
+    return _Report(staged.num_bytes, digest, problem, needs_room=bool(problem), layout=staged.layout())
 
 
 def _conclude(order: SaveOrder, reports: list[_Report]) -> str:
@@ -111,6 +134,39 @@ def _conclude(order: SaveOrder, reports: list[_Report]) -> str:
     if needs_room:
         problems.append(f"It needs {_megabytes(sum(report.bytes for report in reports))}, {_free(order.folder)}")
     return ". ".join(problems)
+
+
+def make_partial(partial: Path) -> None:
+    """Make the folder that files are written to. Nobody else may have it."""
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    os.mkdir(partial, 0o750)
+
+
+def publish(partial: Path, final: Path, *, facts: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Turn the folder into a checkpoint: manifest and mark, everything on disk, one rename. Its files are on disk already (rank 0).
+
+    Args:
+        facts: for the manifest: step, world_size, config_sha256 and what else there is to say.
+        files: bytes and xxh3_128 of each file.
+
+    Raises:
+        OSError: it could not be made durable, and is no checkpoint.
+    """
+    manifest = {"format": FORMAT, **facts, "torch": torch.__version__, "files": files}
+    text = json.dumps(manifest, indent=2) + "\n"
+    _write_text(partial / MANIFEST, text)
+    _write_text(partial / COMPLETE, hashlib.sha256(text.encode()).hexdigest() + "\n")
+    for path in (partial / MANIFEST, partial / COMPLETE, partial):  # after all is written: most file systems then wait for the disk once
+        _sync(path)
+    if os.path.lexists(final):  # a rename would replace an empty folder
+        raise FileExistsError(f"{final.name} is there already")
+    os.rename(partial, final)
+    try:
+        _sync(final.parent)
+    except OSError:
+        with suppress(OSError):
+            os.rename(final, partial)  # what may be gone after a power cut does not count
+        raise
 
 
 def _other_tensors(reports: Sequence[_Report]) -> list[str]:
@@ -147,3 +203,22 @@ def _free(folder: Path) -> str:
 
 def _megabytes(number: int) -> str:
     return f"{number / 1e6:,.1f} MB"
+
+
+def _write_text(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
+    try:
+        content = memoryview(text.encode())
+        while content:
+            content = content[os.write(descriptor, content) :]
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    """Let a file, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.partition import Piece, pieces_between, whole
-from ddp_train.checkpoint.snapshot import OF_RANK_0, OWN, SHARED, divide_shared
+from ddp_train.checkpoint.staging import OF_RANK_0, OWN, SHARED, divide_shared
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces import as_cut, own_range, own_rows
@@ -37,7 +37,7 @@ def read_shared(
     *,
     only: Collection[str] | None = None,
     lay_out: LayOut = lambda plain, leaves: {},
-    moves: Callable[[], None] = lambda: None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Return what all ranks have: model, model_versions, optimizer, scheduler, ... Whole tensors are on the CPU. Collective.
 
@@ -45,7 +45,7 @@ def read_shared(
         world: whose ranks each read a part of the files; None: this process alone reads all of them.
         only: the parts to read, those of them that there are; None: all.
         lay_out: tells which tensors are to be cut among the ranks; none: all come whole, however they were written.
-        moves: called again and again while this rank reads.
+        on_progress: called again and again while this rank reads.
 
     Raises:
         CheckpointError: it is not what its format says.
@@ -79,15 +79,15 @@ def read_shared(
         for parts in zip_longest(*readers, fillvalue=list[_Part]()):
             for part in parts[world.rank]:  # all ranks read at the same time
                 files[part.rank].read(part)
-                moves()
+                on_progress()
             for reader in range(world.size if world.size > 1 else 0):
                 _give(parts[reader], world, reader)
-                moves()
+                on_progress()
         for name, like in likes.items():
             leaf, (begin, end) = wanted[name], own_range(like)
             pieces = in_shares.get(name, []) if leaf.shards == 1 else pieces_between(leaf, begin, end, size)
             tensors[name] = _read_rows(leaf, like, pieces, files)
-            moves()
+            on_progress()
         return _as_state(plain, tensors)
 
 
@@ -123,11 +123,7 @@ def size_of(checkpoint: Path, world: World) -> int:
 
 
 def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
-    """Return what was one rank's alone: random, window, data.
-
-    Raises:
-        CheckpointError: it is not what its format says.
-    """
+    """Return what was one rank's alone: random, window, data. Raises CheckpointError: it is not what its format says."""
     with ExitStack() as stack:
         file = _File(checkpoint, rank, stack)
         plain = file.plain(OWN)
@@ -244,14 +240,15 @@ class _File:
     def __init__(self, checkpoint: Path, rank: int, stack: ExitStack) -> None:
         self._name = rank_file(rank)
         self._descriptor = stack.enter_context(opened(checkpoint, self._name))
-        self._entries, origin = tensor_file.read_header_and_origin(self._descriptor, self._name)
+        self._entries, origin = tensor_file.read_header(self._descriptor, self._name)
         if origin:  # which older programs did not write
             require_origin(checkpoint, self._name, step=origin.get("step"), run=origin.get("run"))
 
     def plain(self, name: str) -> Any:
         """Return a plain part."""
-        text = torch.empty(self._entry(name).shape, dtype=torch.uint8)
-        tensor_file.read_into(self._descriptor, self._entry(name), text)
+        entry = self._entry(name)
+        text = torch.empty(entry.end - entry.begin, dtype=torch.uint8)
+        tensor_file.read_into(self._descriptor, entry.begin, text)
         try:
             return json.loads(text.numpy().tobytes())
         except (ValueError, RecursionError) as error:
@@ -267,7 +264,7 @@ class _File:
 
     def read(self, part: _Part) -> None:
         """Read a part of a piece into its place."""
-        tensor_file.read_bytes(self._descriptor, self._entry(part.piece.name).begin + part.start, part.values)
+        tensor_file.read_into(self._descriptor, self._entry(part.piece.name).begin + part.start, part.values)
 
     def _entry(self, name: str) -> tensor_file.Entry:
         if name not in self._entries:

@@ -1,4 +1,4 @@
-"""Writing: a snapshot on the main thread, and the rest on a thread of its own while training goes on.
+"""Writing: a copy on the main thread, and the rest on a thread of its own while training goes on.
 
     every rank, main thread    copies its share of the state into a buffer, starts the thread, and trains on
     rank 0's thread            makes .partial_step_00001000_NONCE
@@ -20,9 +20,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ddp_train.checkpoint.joint_save import SaveOrder, write_together
-from ddp_train.checkpoint.mailbox import POLL_S, open_mailbox, wait_for_thread
-from ddp_train.checkpoint.snapshot import Buffer
+from ddp_train.checkpoint.joint_save import POLL_S, SaveOrder, open_mailbox, wait_for_thread, write_together
+from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.checkpoint.verify import name_of
 from ddp_train.distributed.world import World
 
@@ -50,10 +49,10 @@ class Saver:
     run: str | None = None  # likewise: the run's number
     asynchronous: bool = True  # False: `save` returns when the checkpoint is there, or has failed
     remove_old: Callable[[Path], None] = lambda folder: None  # called with the folder when a new one is there, on rank 0, in a thread
-    moves: Callable[[], None] = lambda: None  # called while this rank waits for a disk that is slow, but goes on writing
+    on_progress: Callable[[], None] = lambda: None  # called while this rank waits for a disk that is slow, but goes on writing
 
     def __post_init__(self) -> None:
-        self._buffer = Buffer(self.world.device)
+        self._buffer = StagingBuffer(self.world.device)
         self._nonce: str = self.world.from_main(secrets.token_hex(4))
         self._mailbox = open_mailbox(self.world, self._nonce)
         self._count = self._parts_written = 0
@@ -76,18 +75,18 @@ class Saver:
         """
         self.finish()
         origin = {"step": content.step, "run": self.run}
-        snapshot = self._buffer.take(content.shared, content.own, rank=self.world.rank, size=self.world.size, origin=origin)
+        staged = self._buffer.copy_state(content.shared, content.own, rank=self.world.rank, size=self.world.size, origin=origin)
         self._count += 1
         order = SaveOrder(
             number=self._count,
             folder=self.folder,
             partial=self.folder / f".partial_{name_of(content.step)}_{self._nonce}_{self._count}",
             step=content.step,
-            snapshot=snapshot,
+            staged=staged,
             may_be_infinite=content.may_be_infinite,
             facts={"run": self.run, "config_sha256": self.config_hash, "facts": dict(facts or {})},
             remove_old=self.remove_old,
-            wrote=self._count_part,
+            on_progress=self._count_part,
         )
         thread = Thread(target=self._write, args=(order,), name="checkpoint", daemon=True)
         self._under_way = thread, order
@@ -108,7 +107,7 @@ class Saver:
                 time.sleep(POLL_S)  # here a rank waits for its own disk; the watch on hangs sees it in the stack
                 if self._parts_written != seen:
                     seen = self._parts_written
-                    self.moves()
+                    self.on_progress()
             wait_for_thread(thread)
             self._under_way = None
         if self._error is not None:

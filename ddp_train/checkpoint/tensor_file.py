@@ -89,23 +89,16 @@ def make_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]], met
     return len(text).to_bytes(8, "little") + text
 
 
-def write(path: str | os.PathLike[str], header: bytes, values: memoryview, *, wrote: Callable[[], None] = lambda: None) -> str:
-    """Write a new file, on disk when this returns.
+def write(path: str | os.PathLike[str], contents: Iterable[memoryview], *, on_progress: Callable[[], None] = lambda: None) -> str:
+    """Write a new file, on disk when this returns, and return its xxh3-128.
 
     Args:
-        wrote: called after every 8 MiB.
-
-    Returns:
-        The file's xxh3-128.
+        contents: follow each other: the header, and values, each made when it is written.
+        on_progress: called after every 8 MiB.
 
     Raises:
         OSError: not all of it could be written.
     """
-    return write_each(path, (memoryview(header), values), wrote=wrote)
-
-
-def write_each(path: str | os.PathLike[str], contents: Iterable[memoryview], *, wrote: Callable[[], None] = lambda: None) -> str:
-    """Write a new file from contents that follow each other, each made when it is written; see `write`."""
     digest = xxhash.xxh3_128()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
     try:
@@ -115,19 +108,14 @@ def write_each(path: str | os.PathLike[str], contents: Iterable[memoryview], *, 
                 digest.update(chunk)
                 while chunk:
                     chunk = chunk[os.write(descriptor, chunk) :]
-                wrote()
+                on_progress()
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return digest.hexdigest()
 
 
-def read_header(descriptor: int, name: str) -> dict[str, Entry]:
-    """Return the tensors of an open file by name; see `read_header_and_origin`."""
-    return read_header_and_origin(descriptor, name)[0]
-
-
-def read_header_and_origin(descriptor: int, name: str) -> tuple[dict[str, Entry], dict[str, Any]]:
+def read_header(descriptor: int, name: str) -> tuple[dict[str, Entry], dict[str, Any]]:
     """Return the tensors of an open file by name, after checking that the header can be true, and what it says of where it comes from.
 
     Args:
@@ -158,24 +146,9 @@ def read_header_and_origin(descriptor: int, name: str) -> tuple[dict[str, Entry]
     return entries, origin if isinstance(origin, dict) else {}
 
 
-def read_into(descriptor: int, entry: Entry, values: Tensor) -> None:
-    """Read the values of a tensor into contiguous memory of the same size on the CPU.
-
-    Raises:
-        TensorFileError: the file ends before, or the sizes differ.
-    """
-    if values.nbytes != entry.end - entry.begin:
-        raise TensorFileError(happened=f"{entry.end - entry.begin:,} bytes are to go into a tensor of {values.nbytes:,}")
-    read_bytes(descriptor, entry.begin, values.view(-1).view(torch.uint8) if values.numel() else values.new_empty(0, dtype=torch.uint8))
-
-
-def read_bytes(descriptor: int, position: int, values: Tensor) -> None:
-    """Read from a position in the file into uint8 memory on the CPU, and fill it.
-
-    Raises:
-        TensorFileError: the file ends before.
-    """
-    target = values.numpy().data
+def read_into(descriptor: int, position: int, values: Tensor) -> None:
+    """Fill contiguous memory on the CPU from a position in the file. Raises TensorFileError: the file ends before."""
+    target = values.view(-1).view(torch.uint8).numpy().data if values.numel() else b""
     while target:
         count = os.preadv(descriptor, [target[: 1 << 30]], position)
         if count == 0:
@@ -184,18 +157,14 @@ def read_bytes(descriptor: int, position: int, values: Tensor) -> None:
 
 
 def read(descriptor: int, name: str) -> dict[str, Tensor]:
-    """Return all tensors of an open file.
-
-    Raises:
-        TensorFileError: the file is not what its format says.
-    """
+    """Return all tensors of an open file. Raises TensorFileError: the file is not what its format says."""
     tensors = {}
-    for key, entry in read_header(descriptor, name).items():
+    for key, entry in read_header(descriptor, name)[0].items():
         try:
             tensors[key] = torch.empty(entry.shape, dtype=entry.dtype)
         except RuntimeError:  # its size is right by a zero, and the rest overflows
             raise TensorFileError(happened=f"{name}: {key} has a shape that no tensor can have") from None
-        read_into(descriptor, entry, tensors[key])
+        read_into(descriptor, entry.begin, tensors[key])
     return tensors
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import xxhash
 
+from ddp_train.distributed.world import World, alone
 from ddp_train.errors import UserError
 from ddp_train.run_folder.paths import RunFolder
 
@@ -64,14 +65,44 @@ class CheckpointError(UserError):
     """A checkpoint is damaged, foreign or incomplete."""
 
 
-def verify(checkpoint: Path, *, moves: Callable[[], None] = lambda: None) -> str:
+def verify(checkpoint: Path, *, on_progress: Callable[[], None] = lambda: None) -> str:
     """Compare every file with the manifest, and the manifest with its mark; return what is wrong, or "".
 
     Args:
-        moves: called after every 8 MiB.
+        on_progress: called after every 8 MiB.
     """
     problem, files = verify_folder(checkpoint)
-    return problem or verify_files(checkpoint, files, moves=moves)
+    return problem or verify_files(checkpoint, files, on_progress=on_progress)
+
+
+def newest_good(folder: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> Path | None:
+    """Return the newest checkpoint whose files are what its manifest says; rank 0 prints why newer ones are passed over. Collective.
+
+    Args:
+        world: the ranks, of which each reads some of the files; None: this process reads them all.
+        on_progress: called while this rank reads.
+    """
+    world = world or alone()
+    candidates: list[Path] = world.from_main(sorted(folder.glob("step_*"), reverse=True))
+    for candidate in candidates:
+        problem = verify_together(candidate, world, on_progress=on_progress)
+        if not problem:
+            return candidate
+        if world.is_main:
+            print(f"checkpoint {candidate.name} is not used: {problem}", flush=True)
+    return None
+
+
+def verify_together(checkpoint: Path, world: World, *, on_progress: Callable[[], None] = lambda: None) -> str:
+    """Return what is wrong with a checkpoint, or "", the same on all ranks, each of which reads some of its files. Collective.
+
+    Rank 0 alone reads the manifest and lists the folder: for thousands of ranks both are long, and each gets the lines of its own files.
+    """
+    problem, files = verify_folder(checkpoint) if world.is_main else ("", {})
+    lines = list(files.items())
+    shares = [(problem, dict(lines[rank :: world.size])) for rank in range(world.size)] if world.is_main else []
+    problem, own = world.each_from_main(shares)
+    return problem or world.first_of(verify_files(checkpoint, own, on_progress=on_progress))
 
 
 def verify_folder(checkpoint: Path) -> tuple[str, Files]:
@@ -89,15 +120,15 @@ def verify_folder(checkpoint: Path) -> tuple[str, Files]:
         return f"{error.filename or checkpoint.name}: {error.strerror}", {}
 
 
-def verify_files(checkpoint: Path, files: Files, *, moves: Callable[[], None] = lambda: None) -> str:
+def verify_files(checkpoint: Path, files: Files, *, on_progress: Callable[[], None] = lambda: None) -> str:
     """Compare some files with what the manifest says of them; return what is wrong, or "".
 
     Args:
-        moves: called after every 8 MiB.
+        on_progress: called after every 8 MiB.
     """
     try:
         with _opened(checkpoint) as folder:
-            return next((problem for name, expected in files.items() if (problem := _compare(folder, name, expected, moves))), "")
+            return next((problem for name, expected in files.items() if (problem := _compare(folder, name, expected, on_progress))), "")
     except CheckpointError as error:
         return error.happened
     except OSError as error:
@@ -117,11 +148,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 @contextmanager
 def opened(checkpoint: Path, name: str) -> Iterator[int]:
-    """Open one file of a checkpoint for reading.
-
-    Raises:
-        CheckpointError: it is missing or not a plain file of this user's or root's.
-    """
+    """Open one file of a checkpoint for reading. Raises CheckpointError: it is missing or not a plain file of this user's or root's."""
     with _opened(checkpoint) as folder, _file(folder, name) as descriptor:
         yield descriptor
 
@@ -187,7 +214,7 @@ def _manifest(folder: int) -> dict[str, Any]:
     return found
 
 
-def _compare(folder: int, name: str, expected: Mapping[str, Any], moves: Callable[[], None]) -> str:
+def _compare(folder: int, name: str, expected: Mapping[str, Any], on_progress: Callable[[], None]) -> str:
     """Return what is wrong with one file, or ""."""
     with _file(folder, name) as descriptor:
         size = os.fstat(descriptor).st_size
@@ -196,5 +223,5 @@ def _compare(folder: int, name: str, expected: Mapping[str, Any], moves: Callabl
         digest, chunk = xxhash.xxh3_128(), memoryview(bytearray(min(_CHUNK, max(size, 1))))
         while count := os.readv(descriptor, [chunk]):
             digest.update(chunk[:count])
-            moves()
+            on_progress()
     return "" if digest.hexdigest() == expected["xxh3_128"] else f"{name} is damaged (its xxh3-128 differs)"

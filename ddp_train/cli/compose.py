@@ -36,8 +36,8 @@ from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_given, claim_new
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.sweep import GOALS, Sweep, is_sweep
 from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
-from ddp_train.sweep.folder import GOALS, Sweep, is_sweep
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
 

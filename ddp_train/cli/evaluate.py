@@ -31,8 +31,8 @@ from ddp_train.launch import machines
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_new
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.run_folder.verdict import Outcome, verdict_of
-from ddp_train.sweep.folder import is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 USAGE = """ddp-train evaluate RUN [--watch] [--set=NAME] [key=value group=option ...]

@@ -45,7 +45,7 @@ from ddp_train.launch import local
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.sweep.folder import is_sweep
+from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.sweep.warm_group import slots
 
 

@@ -23,7 +23,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import check_progress
-from ddp_train.sweep.folder import note
+from ddp_train.run_folder.sweep import update_table
 from ddp_train.system.folder_lock import hold
 
 USAGE = """ddp-train node SPEC [--index=N] [--launch=WORD] [--meeting=HOST:PORT]
@@ -73,11 +73,11 @@ def _take_part(spec: Spec, slot: NodeSlot, launcher: Launcher) -> int:
         return error.exit_code
     launcher.begun = run_folder.root
     if slot.is_first:
-        note(run_folder.root, Status.RUNNING)
+        update_table(run_folder.root, Status.RUNNING)
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new round seconds count
     code = run_node(work, slot, received=signals.received_early)
     if slot.is_first:
-        note(run_folder.root)
+        update_table(run_folder.root)
     return DONE if code in _SAVED else code
 
 

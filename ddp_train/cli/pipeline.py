@@ -12,8 +12,8 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.sweep import Sweep, is_sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, verdict_of
-from ddp_train.sweep.folder import Sweep, is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 _BY_THE_SHELL = "`ddp-train ... && ddp-train ...`: the shell starts the second command when the first is done"

@@ -27,7 +27,7 @@ from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher, Slot
 from ddp_train.run_folder.claim import require_empty
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.sweep.folder import Sweep, is_sweep
+from ddp_train.run_folder.sweep import Sweep, is_sweep
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.sweep.sweeper import planned_overrides
 from ddp_train.system.folder_lock import is_held

@@ -13,7 +13,7 @@ from ddp_train.launch.engine.engine import Stage, State
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import KINDS, ProfileRequest
-from ddp_train.sweep.folder import is_sweep, sweep_of
+from ddp_train.run_folder.sweep import is_sweep, sweep_of
 from ddp_train.system.folder_lock import is_held
 
 USAGE = """ddp-train profile RUN [--kind=trace|memory] [--steps=N] [--ranks=0,1]

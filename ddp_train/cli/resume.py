@@ -16,7 +16,7 @@ from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import release
-from ddp_train.sweep.folder import Sweep, is_sweep, sweep_of
+from ddp_train.run_folder.sweep import Sweep, is_sweep, sweep_of
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker

@@ -20,8 +20,8 @@ from ddp_train.run_folder.log_tail import LogTail
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import evaluation_line, progress
 from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.sweep import Sweep, is_sweep
 from ddp_train.run_folder.verdict import Outcome, verdict_of
-from ddp_train.sweep.folder import Sweep, is_sweep
 from ddp_train.sweep.gather import gather
 from ddp_train.sweep.table import show
 from ddp_train.system.folder_lock import hold, holder_of, is_held

@@ -16,8 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.folder import verify_together
-from ddp_train.checkpoint.verify import COMPLETE, CheckpointError, verify
+from ddp_train.checkpoint.verify import COMPLETE, CheckpointError, verify, verify_together
 from ddp_train.config.saved import answers_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError, printable
@@ -128,7 +127,7 @@ def _load(checkpoint: Path, components: Evaluated, state: TrainState, world: Wor
     Of a model that is cut among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
     """
     found = components.modules
-    problem = "" if is_verified else verify_together(checkpoint, world, moves=tracker.move)
+    problem = "" if is_verified else verify_together(checkpoint, world, on_progress=tracker.move)
     if components.computes_together:
         if not problem:
             weights = read_weights(checkpoint, world, found)
@@ -158,7 +157,7 @@ def _checkpoints(task: Task, log: _Log, world: World, tracker: PhaseTracker) -> 
     """Yield the checkpoint that was asked for, or each one of the run, the oldest first, until no more will come. Collective."""
     if not task.watches:
         yield world.from_main(
-            catalog.find(Path(task.checkpoint), partial(verify, moves=tracker.move), key="RUN") if world.is_main else None
+            catalog.find(Path(task.checkpoint), partial(verify, on_progress=tracker.move), key="RUN") if world.is_main else None
         )
         return
     watch = CheckpointWatch(Path(task.run), seen=log.steps())

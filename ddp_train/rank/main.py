@@ -29,7 +29,7 @@ from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
 from ddp_train.run_folder.starts import check_progress, forget_starts
-from ddp_train.sweep.folder import is_sweep
+from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
 

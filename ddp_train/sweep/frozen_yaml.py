@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict, read_write
 
-_MOST_FILES = 10_000  # below a folder of YAML; more are somebody's data
+_MAX_FILES = 10_000  # below a folder of YAML; more are somebody's data
 
 
 def freeze_yaml(loader: Any, base: DictConfig, folder: Path) -> None:
@@ -40,21 +40,19 @@ def _copy_yaml(path: str, copied: Path) -> str:
         scheme, original = "file", path
     if scheme != "file" or not Path(original).is_dir() or str(copied) == original:
         return path
-    if copied.is_relative_to(original):
-        print(f"the sweep lies below {original}, of which no copy is kept: do not edit its YAML while the sweep runs", file=sys.stderr)
-        return path
     if not copied.exists():
-        files = list(islice(Path(original).rglob("*"), _MOST_FILES + 1))
-        if len(files) > _MOST_FILES:
-            print(f"{original} has too many files to keep a copy: do not edit its YAML while the sweep runs", file=sys.stderr)
+        files = list(islice(Path(original).rglob("*"), _MAX_FILES + 1))
+        if copied.is_relative_to(original) or len(files) > _MAX_FILES:
+            why = "has too many files" if len(files) > _MAX_FILES else "has the sweep below it"
+            print(f"{original} {why}, so no copy is kept: do not edit its YAML while the sweep runs", file=sys.stderr)
             return path
         unfinished = copied.with_name(f".{copied.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
         for file in files:
             if file.suffix in (".yaml", ".yml"):
                 target = unfinished / file.relative_to(original)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, target)
+        unfinished.mkdir(parents=True, exist_ok=True)
         unfinished.rename(copied)
     return f"file://{copied}"

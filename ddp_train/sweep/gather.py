@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from ddp_train.errors import INTERRUPTED, UserError
 from ddp_train.launch.engine.engine import Stage, Submission
 from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.run_folder.verdict import Outcome, verdict_of
-from ddp_train.sweep.folder import Sweep, SweepJob
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ again and again (Optuna). What an earlier attempt in the same folder has compute
 
 from __future__ import annotations
 
-import copy
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -16,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig
 
 from ddp_train.config import check as config_check
 from ddp_train.config.hydra_internals import BASIC_SWEEPER
@@ -34,13 +32,13 @@ from ddp_train.launch.launcher import Slot
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.sweep import GOALS, Sweep, SweepJob
 from ddp_train.run_folder.trust import check_below
 from ddp_train.sweep import placement
-from ddp_train.sweep.folder import GOALS, Sweep, SweepJob
 from ddp_train.sweep.frozen_yaml import freeze_yaml
 from ddp_train.sweep.gather import Gathered, gather
 from ddp_train.sweep.schedule import SweepScheduler
-from ddp_train.sweep.sweeper import plans_all, swept_keys
+from ddp_train.sweep.sweeper import compose_job, plans_all, save_as_hydra, swept_keys
 from ddp_train.sweep.table import SweepScreen, show
 
 Check = Callable[[DictConfig, DictConfig], RunConfig]
@@ -59,15 +57,12 @@ class Multirun:
     """
 
     def __init__(self, sweep: Sweep, settings: SweepConfig, make_slots: Callable[..., Sequence[Slot]], check: Check) -> None:
-        self.sweep = sweep
-        self._check = check
-        self._known: list[SweepJob] = []  # of an earlier attempt, completed or failed; each answers one launch of the same identity
-        self._screen = SweepScreen(sweep)
-        self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
+        self.sweep, self._settings, self._make_slots, self._check = sweep, settings, make_slots, check
         if settings.direction is not None:
             sweep.goal = GOALS[settings.direction]
-        self._make_slots = make_slots
-        self._settings = settings
+        self._known: list[SweepJob] = []  # of an earlier attempt, completed or failed; each answers one launch of the same identity
+        self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
+        self._screen = SweepScreen(sweep)
         self._schedule: SweepScheduler | None = None
         self._gathered = Gathered()
         self._has_engine = False
@@ -92,7 +87,7 @@ class Multirun:
             entry = self._recall(identity(checked_config.tree, swept=self._swept()))
             if entry is None:
                 if job_config.hydra.job.num != self._next_number():  # one before it was recalled
-                    job_config = self._compose(loader, base, overrides, self._next_number())
+                    job_config = compose_job(loader, base, overrides, self._next_number())
                     checked_config = self._check(job_config, job_config.hydra)  # it may speak of its number
                 entry, job = self._freeze(job_config, checked_config)
                 to_run.append((entry, job))
@@ -104,14 +99,10 @@ class Multirun:
         return [self._job_return(entry) for entry in entries]
 
     def compose(self, loader: Any, base: DictConfig, job_overrides: Sequence[list[str]]) -> tuple[list[DictConfig], list[RunConfig]]:
-        """Compose and check jobs. Writes nothing.
-
-        Raises:
-            ConfigErrors: with every problem of every job.
-        """
+        """Compose and check jobs. Writes nothing. Raises ConfigErrors: with every problem of every job."""
         self._plans_all = plans_all(base)
         first = self._next_number()
-        composed = [self._compose(loader, base, overrides, first + place) for place, overrides in enumerate(job_overrides)]
+        composed = [compose_job(loader, base, overrides, first + place) for place, overrides in enumerate(job_overrides)]
         return composed, self._check_all(composed)
 
     def resume(self, to_job: Callable[[Path], Job], *, is_asked: bool) -> None:
@@ -125,7 +116,7 @@ class Multirun:
         Raises:
             ConfigErrors: there are not GPUs enough for so many jobs at a time.
         """
-        tries_failed_again = is_asked and self.sweep.is_planned
+        retries_failed = is_asked and self.sweep.is_planned
         # Where the whole group was killed, a rank may have left a failure behind that is only the end of the others.
         unjudged = set() if is_asked else {entry.number for entry in self.sweep.jobs if entry.status != Status.FAILED}
         jobs: list[tuple[SweepJob, Job]] = []
@@ -137,11 +128,10 @@ class Multirun:
                 fix="try again in a minute",
             )
         for entry in self.sweep.jobs:
-            is_tried = entry.status != Status.FAILED or tries_failed_again or entry.number in unjudged
-            if entry.status == Status.COMPLETED or not is_tried:
+            is_over = entry.status == Status.FAILED and not retries_failed and entry.number not in unjudged
+            if entry.status == Status.COMPLETED or is_over:
                 continue
-            if tries_failed_again:
-                entry.failures = 0
+            entry.failures = 0 if retries_failed else entry.failures
             try:
                 jobs.append((entry, to_job(self.sweep.run_folder(entry).root)))
             except ConfigError as error:  # its folder is gone, say; the others go on
@@ -170,12 +160,10 @@ class Multirun:
                 self.sweep,
                 self._make_slots(self.sweep.root, count, make=placement.slots_of(jobs[0][1].config)),
                 self._settings,
+                screen=self._screen,
                 began=self._began,
                 ended=self._ended,
-                idle=self._screen.idle,
-                say=self._screen.say,
-                stops_at=_stops_at(jobs[0][1]),
-                stops_at_by_now=partial(_stops_at, jobs[0][1], asks_slurm=True),
+                stops_at=partial(_stops_at, jobs[0][1]),
             )
         try:
             with self._screen:
@@ -197,9 +185,9 @@ class Multirun:
             with suppress(OSError):  # which has been said
                 self.sweep.save()
             show(self.sweep, self._gathered.alive)
-        missing = [job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None]
-        if missing and self._settings.metric:
-            self._screen.say(str(_no_such_metric(self.sweep, self._settings.metric, missing[0])))
+        lacking = next((job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None), None)
+        if lacking and self._settings.metric:
+            self._screen.say(str(_no_such_metric(self.sweep, self._settings.metric, lacking)))
 
     def exit_code(self) -> int:
         """Return 1 when a job failed, else 0."""
@@ -231,16 +219,6 @@ class Multirun:
     def _next_number(self) -> int:
         return max((job.number for job in self.sweep.jobs), default=-1) + 1
 
-    def _compose(self, loader: Any, base: DictConfig, overrides: list[str], number: int) -> DictConfig:
-        composed: DictConfig = loader.load_sweep_config(base, overrides)
-        with read_write(composed), open_dict(composed):
-            composed.hydra.job.num = number
-            composed.hydra.job.id = str(number)
-            HydraConfig.instance().set_config(composed)  # for ${hydra:...}
-        with read_write(composed.hydra.runtime):
-            composed.hydra.runtime.output_dir = str(Path(composed.hydra.sweep.dir) / str(composed.hydra.sweep.subdir))
-        return composed
-
     def _check_all(self, composed: Sequence[DictConfig]) -> list[RunConfig]:
         """Check every job; a mistake that several of them share is told once."""
         checked: list[RunConfig] = []
@@ -267,8 +245,8 @@ class Multirun:
             problems = check_below(self.sweep.root, Path(folder), key="hydra.sweep.subdir")
             problems += config_check.check_folder(folder, key="hydra.sweep.subdir")
             found |= {str(problem): (problem, []) for problem in problems}
-        for folder in {folder for folder in folders if folders.count(folder) > 1}:
-            found[folder] = (_shared(folder), [])
+            if folders.count(folder) > 1:
+                found[folder] = (_shared(folder), [])
         if found:
             raise config_check.ConfigErrors(problem for problem, _ in found.values())
         return checked
@@ -279,11 +257,9 @@ class Multirun:
 
     def _recall(self, identity: str) -> SweepJob | None:
         """Return the job of an earlier attempt at this sweep that computed the same, once. One that failed has been tried again by now."""
-        for job in self._known:
-            if job.identity == identity:
-                self._known.remove(job)
-                return job
-        return None
+        found = next((job for job in self._known if job.identity == identity), None)
+        self._known = [job for job in self._known if job is not found]
+        return found
 
     def _freeze(self, composed: DictConfig, checked: RunConfig) -> tuple[SweepJob, Job]:
         """Write a job's config into its folder, where it stays as it is whatever happens to the YAML."""
@@ -297,22 +273,15 @@ class Multirun:
         )
         if any(job.folder == entry.folder for job in self.sweep.jobs):
             raise _shared(run_folder.root)
-        hydra_folder = run_folder.root / composed.hydra.output_subdir if composed.hydra.output_subdir else None
-        if hydra_folder is not None:
-            hydra_folder.mkdir(parents=True, exist_ok=True)  # there when an earlier attempt was killed before sweep.json had the job
-            job_config = copy.deepcopy(composed)
-            with read_write(job_config), open_dict(job_config):
-                hydra_config = OmegaConf.create({"hydra": job_config.pop("hydra")})
-            OmegaConf.save(job_config, hydra_folder / "config.yaml")
-            OmegaConf.save(hydra_config, hydra_folder / "hydra.yaml")
-            OmegaConf.save(OmegaConf.create(overrides), hydra_folder / "overrides.yaml")
+        if composed.hydra.output_subdir:
+            save_as_hydra(composed, run_folder.root / composed.hydra.output_subdir)
         run_folder.record_config(checked.yaml())
         self.sweep.jobs.append(entry)
         return entry, Job(config=checked, run_folder=run_folder, command=list(sys.argv), overrides=overrides, in_sweep=True)
 
     def _began(self, entry: SweepJob) -> None:
         self._screen.began(entry)
-        if entry.number in self._contexts:
+        if entry.number in self._contexts:  # of this command, and not of an earlier attempt
             context, job_config = self._contexts[entry.number]
             context.callbacks.on_job_start(config=job_config, task_function=_run_elsewhere)
 
@@ -333,7 +302,7 @@ class Multirun:
         return found
 
 
-def _stops_at(job: Job, *, asks_slurm: bool = False) -> float | None:
+def _stops_at(job: Job, asks_slurm: bool) -> float | None:
     """Return when the sweep has to stop, by the first job's word: the machine is the same for all."""
     settings = job.config.cluster
     if placement.engine_of(job.config) is not None:
@@ -342,7 +311,7 @@ def _stops_at(job: Job, *, asks_slurm: bool = False) -> float | None:
 
 
 def _run_elsewhere(composed: DictConfig) -> None:
-    """Stand for the task function in Hydra's callbacks: a job's processes are not this one."""
+    """The task function of Hydra's callbacks: a job's processes are not this one."""
 
 
 def _shared(folder: Path | str) -> ConfigError:

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, open_dict, read_write
 
 from ddp_train.errors import ConfigError
-from ddp_train.sweep.folder import Sweep
+from ddp_train.run_folder.sweep import Sweep
 
 _TAKEN_UP = "suggested again after a stop"
 

@@ -19,7 +19,8 @@ from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import STOPPED, Status, status_of
 from ddp_train.run_folder.starts import check_progress
-from ddp_train.sweep.folder import Sweep, SweepJob
+from ddp_train.run_folder.sweep import Sweep, SweepJob
+from ddp_train.sweep.table import SweepScreen
 
 _POLL_S = 0.1
 
@@ -31,12 +32,11 @@ class SweepScheduler:
         sweep: kept up to date, in sweep.json too, with every job that starts or ends.
         slots: where jobs run.
         policy: what to do after a failure.
+        screen: shows lines, and is brought up to date several times a second.
         began: called with each job that starts.
         ended: called with each job that ended, for good or to be tried again.
-        idle: called several times a second.
-        say: shows a line to the user.
-        stops_at: when to stop as after SIGTERM, in seconds since the epoch; None: never.
-        stops_at_by_now: asked when that time has come: it may have been moved.
+        stops_at: returns when to stop as after SIGTERM, in seconds since the epoch; None: never. Asked again when that time has come, with
+            True: it may have been moved.
     """
 
     def __init__(
@@ -45,20 +45,18 @@ class SweepScheduler:
         slots: Sequence[Slot],
         policy: SweepConfig,
         *,
+        screen: SweepScreen,
         began: Callable[[SweepJob], None],
         ended: Callable[[SweepJob], None],
-        idle: Callable[[], None],
-        say: Callable[[str], None],
-        stops_at: float | None = None,
-        stops_at_by_now: Callable[[], float | None] = lambda: None,
+        stops_at: Callable[[bool], float | None],
     ) -> None:
-        self._sweep, self._slots, self._policy = sweep, slots, policy
-        self._began, self._ended, self._idle, self._say = began, ended, idle, say
-        self._stops_at, self._stops_at_by_now = stops_at, stops_at_by_now
+        self._sweep, self._slots, self._policy, self._screen = sweep, slots, policy, screen
+        self._began, self._ended = began, ended
+        self._stops_at, self._ask_stops_at = stops_at(False), stops_at
         self._running: dict[int, tuple[SweepJob, Job]] = {}  # by the slot's place in the list
         self.stop_code: int | None = None  # the exit code, when a signal ended it
         self.is_stopped = False  # no job is started any more
-        self._signal: int | None = None  # what every slot that has a job is told, once one has come
+        self._signal: int | None = None  # sent to every slot that has a job, once one has come
 
     def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
         """Run jobs to their end, or until the sweep is stopped."""
@@ -71,11 +69,11 @@ class SweepScheduler:
                     if place in self._running and (exit_code := slot.poll(_POLL_S / len(self._slots))) is not None:
                         again = self._finish(place, exit_code)
                         waiting.extendleft([again] if again else [])
-                self._idle()
+                self._screen.idle()
                 if self._stops_at is not None and time.time() >= self._stops_at and not self.is_stopped:
-                    self._stops_at = self._stops_at_by_now()
+                    self._stops_at = self._ask_stops_at(True)
                     if self._stops_at is None or self._stops_at <= time.time():
-                        self._say("the time is up but for cluster.grace_s")
+                        self._screen.say("the time is up but for cluster.grace_s")
                         self._stop(signal.SIGTERM)
 
     def close(self) -> None:
@@ -99,8 +97,8 @@ class SweepScheduler:
         """Record what a job came to; return it when it is to be tried again."""
         entry, job = self._running.pop(place)
         self._sweep.read_result(entry, self._policy.metric)
-        is_told = self.stop_code is not None and entry.status in STOPPED  # to end, before it could say anything
-        if exit_code not in STOPPED.values() and entry.status != Status.COMPLETED and not is_told:
+        was_stopped = self.stop_code is not None and entry.status in STOPPED  # before it could write anything
+        if exit_code not in STOPPED.values() and entry.status != Status.COMPLETED and not was_stopped:
             entry.status = Status.FAILED
         self._sweep.save()
         self._ended(entry)
@@ -110,30 +108,26 @@ class SweepScheduler:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             entry.failures += 1
             if problem := check_progress(job.run_folder, has_failed=job.config.cluster.launcher not in ENGINES):
-                self._say(problem)
+                self._screen.say(problem)
             found = failure.load(job.run_folder.failure)
             is_final = bool(problem) or (found is not None and found.exit_code in FINAL)
-            if not is_final and entry.failures <= max(retries, self._restarts(job)):
+            restarts = 0 if job.config.cluster.launcher in ENGINES else job.config.cluster.max_restarts or 0  # node programs do that
+            if not is_final and entry.failures <= max(retries, restarts):
                 return entry, job
             self.is_stopped = self._policy.on_failure == "stop"
         return None
 
-    def _restarts(self, job: Job) -> int:
-        """Return how often a job starts again by itself. An engine's node programs do that."""
-        cluster = job.config.cluster
-        return 0 if cluster.launcher in ENGINES else cluster.max_restarts or 0
-
     def _stop(self, number: int) -> None:
         """Let the running jobs save and end, and start no other."""
         self.stop_code, self.is_stopped = STOPPED[status_of(number)], True
-        self._tell(number)
+        self._send_signal(number)
 
     def _kill(self) -> None:
         """End the running jobs at once."""
         self.stop_code = INTERRUPTED
-        self._tell(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
-    def _tell(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         self._signal = number  # for one that is just starting, too
         for place in self._running:
             self._slots[place].stop(number)

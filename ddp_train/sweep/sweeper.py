@@ -1,12 +1,15 @@
-"""What Hydra's sweeper makes of a command: which keys it sweeps over, and which jobs it will ask for."""
+"""What Hydra's sweeper makes of a command: which keys it sweeps over, which jobs it will ask for, and how one is composed and recorded."""
 
 from __future__ import annotations
 
+import copy
 import itertools
+from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.config.hydra_internals import BASIC_SWEEPER
 from ddp_train.config.tree import texts
@@ -32,6 +35,28 @@ def planned_overrides(loader: Any, base: DictConfig) -> list[list[str]] | None:
 def plans_all(base: DictConfig) -> bool:
     """Tell whether one call of `launch` has all jobs."""
     return base.hydra.sweeper._target_ == BASIC_SWEEPER and base.hydra.sweeper.max_batch_size is None
+
+
+def compose_job(loader: Any, base: DictConfig, overrides: list[str], number: int) -> DictConfig:
+    """Compose the job of this number, which is Hydra's present one from then on."""
+    composed: DictConfig = loader.load_sweep_config(base, overrides)
+    with read_write(composed), open_dict(composed):
+        composed.hydra.job.num, composed.hydra.job.id = number, str(number)
+        HydraConfig.instance().set_config(composed)  # for ${hydra:...}
+    with read_write(composed.hydra.runtime):
+        composed.hydra.runtime.output_dir = str(Path(composed.hydra.sweep.dir) / str(composed.hydra.sweep.subdir))
+    return composed
+
+
+def save_as_hydra(composed: DictConfig, folder: Path) -> None:
+    """Write a job's config.yaml, hydra.yaml and overrides.yaml, as Hydra does for a run."""
+    folder.mkdir(parents=True, exist_ok=True)  # there when an earlier attempt was killed before sweep.json had the job
+    config = copy.deepcopy(composed)
+    with read_write(config), open_dict(config):
+        hydra_config = OmegaConf.create({"hydra": config.pop("hydra")})
+    OmegaConf.save(config, folder / "config.yaml")
+    OmegaConf.save(hydra_config, folder / "hydra.yaml")
+    OmegaConf.save(OmegaConf.create(texts(composed.hydra.overrides.task)), folder / "overrides.yaml")
 
 
 def _given(base: DictConfig) -> list[str]:

@@ -18,7 +18,7 @@ from rich.table import Table
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
-from ddp_train.sweep.folder import Sweep, SweepJob
+from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.system.files import tail
 
 _COLOURS = {Status.COMPLETED: "green", Status.FAILED: "red", Status.RUNNING: "cyan", Status.QUEUED: "dim"}

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_train.launch.engine.engine import Submission
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.sweep.folder import Sweep
+from ddp_train.run_folder.sweep import Sweep
 from tests.cluster.slurm import Slurm
 from tests.cluster.slurm_project import SlurmProject, logs, make
 from tests.conftest import FEW

@@ -23,8 +23,7 @@ import torch
 import xxhash
 
 from ddp_train.checkpoint.catalog import find
-from ddp_train.checkpoint.folder import newest_good
-from ddp_train.checkpoint.verify import verify
+from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.training.parts.components import Components

@@ -21,9 +21,8 @@ import yaml
 from torch import Tensor
 
 from ddp_train.checkpoint import codec
-from ddp_train.checkpoint.folder import newest_good
 from ddp_train.checkpoint.read import read_shared
-from ddp_train.checkpoint.verify import verify
+from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.training.record import throughput
 from tests.conftest import finish, metrics, our_processes
 from tests.distributed.test_checkpoint_policy import steps_saved

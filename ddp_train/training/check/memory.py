@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
-from ddp_train.checkpoint.snapshot import SHARED, divide_shared
+from ddp_train.checkpoint.staging import SHARED, divide_shared
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Averaging, Strategy, is_cut, own_rows, range_of, tensors_of

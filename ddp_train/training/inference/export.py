@@ -88,7 +88,7 @@ def _safetensors(checkpoint: Path, path: Path) -> list[str]:
             for name in part.tensors:
                 yield read(name).view(-1).view(torch.uint8).numpy().data
 
-        tensor_file.write_each(path, contents())
+        tensor_file.write(path, contents())
         return [
             f"{len(part.tensors)} tensors, {path.stat().st_size / 1e6:,.1f} MB",
             'load it with: model.load_state_dict(safetensors.torch.load_file("FILE"))',
@@ -133,7 +133,7 @@ def from_dcp(folder: Path, to: Path) -> list[str]:
     partial.unlink(missing_ok=True)
     values = (source.read(name).view(-1).view(torch.uint8).numpy().data for name in source.tensors)
     try:
-        tensor_file.write_each(partial, chain([memoryview(header)], values))
+        tensor_file.write(partial, chain([memoryview(header)], values))
         os.rename(partial, to)
     finally:
         partial.unlink(missing_ok=True)

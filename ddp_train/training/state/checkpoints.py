@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from ddp_train.checkpoint import catalog, disk_space
-from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, ranking
-from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_after
+from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, ranking, remove_debris, set_aside_after
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old
-from ddp_train.checkpoint.verify import verify
+from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import CheckpointConfig
 from ddp_train.distributed.world import World
@@ -65,7 +64,7 @@ class Checkpoints:
             run=self.world.from_main(self.run_folder.number()),  # a shared file system may show environment.json to others later
             asynchronous=settings.asynchronous,
             remove_old=lambda saved: remove_old(saved, self.keep),
-            moves=self.tracker.move,
+            on_progress=self.tracker.move,
         )
         if self.world.device.type == "cuda":
             self._saver.make_room(share_of(self.components, self.world))
@@ -110,7 +109,7 @@ class Checkpoints:
         self.tracker.enter(Phase.START, state.step)  # reading a checkpoint takes its time
         self._saver.finish()
         self.records.log_event(found.event, found.happened)
-        chosen = newest_good(self.run_folder.checkpoints, self.world, moves=self.tracker.move)
+        chosen = newest_good(self.run_folder.checkpoints, self.world, on_progress=self.tracker.move)
         if chosen is None:
             raise RewindError(
                 key="checkpoint.every_steps",
@@ -119,7 +118,7 @@ class Checkpoints:
                 fix="a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start",
             )
         from_step, samples, jumps = state.step, state.samples, state.jumps
-        load(chosen, self.components, state, self.world, moves=self.tracker.move)
+        load(chosen, self.components, state, self.world, on_progress=self.tracker.move)
         in_vain = [jump for jump in jumps[-_MOST_IN_VAIN:] if jump.to_step == state.step]
         if len(in_vain) == _MOST_IN_VAIN:
             raise RewindError(
@@ -170,16 +169,16 @@ def probe(run_folder: RunFolder, components: Components, keep: Retention, world:
         print(warning, flush=True)
 
 
-def resume(job: Job, components: Components, state: TrainState, world: World, *, moves: Callable[[], None]) -> list[str] | None:
+def resume(job: Job, components: Components, state: TrainState, world: World, *, on_progress: Callable[[], None]) -> list[str] | None:
     """Continue from the given or the newest good checkpoint. Collective.
 
     Returns:
         What differs in the data since then, and was accepted; None: there is no checkpoint.
     """
     if job.checkpoint is None:
-        chosen = newest_good(job.run_folder.checkpoints, world, moves=moves)
+        chosen = newest_good(job.run_folder.checkpoints, world, on_progress=on_progress)
     else:
-        given, check = Path(job.checkpoint), partial(verify, moves=moves)
+        given, check = Path(job.checkpoint), partial(verify, on_progress=on_progress)
         chosen = world.from_main(catalog.find(given, check, key="resume") if world.is_main else None)
     accepted = require_same(chosen, components.identity, world, job.config) if chosen else []
     if world.is_main:
@@ -191,6 +190,6 @@ def resume(job: Job, components: Components, state: TrainState, world: World, *,
             print("resumed  from the start: there is no good checkpoint", flush=True)
         return None
     components.rebuild_buckets(world)
-    if not load(chosen, components, state, world, moves=moves):
+    if not load(chosen, components, state, world, on_progress=on_progress):
         seed_all(job.config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     return accepted

@@ -17,7 +17,7 @@ from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.codec import Leaf
 from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
-from ddp_train.checkpoint.snapshot import OF_RANK_0, SHARED
+from ddp_train.checkpoint.staging import OF_RANK_0, SHARED
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Averaging, Place, is_cut, map_tensors, named_parameters, place_of, plain_name, tensors_of
@@ -115,11 +115,13 @@ def _replica(shared: Mapping[str, Any], kept: Mapping[Place, Tensor], world: Wor
     return found
 
 
-def load(checkpoint: Path, components: Components, state: TrainState, world: World, *, moves: Callable[[], None] = lambda: None) -> bool:
+def load(
+    checkpoint: Path, components: Components, state: TrainState, world: World, *, on_progress: Callable[[], None] = lambda: None
+) -> bool:
     """Put a verified checkpoint into the components. Collective.
 
     Args:
-        moves: called again and again while this rank reads, which may take its time.
+        on_progress: called while this rank reads.
 
     Returns:
         Whether the random streams came back too; with another world size they cannot.
@@ -129,7 +131,7 @@ def load(checkpoint: Path, components: Components, state: TrainState, world: Wor
         UserError: it is of another model or optimizer.
     """
     saved_size = size_of(checkpoint, world)
-    shared = read_shared(checkpoint, world, lay_out=cut_like(components), moves=moves)
+    shared = read_shared(checkpoint, world, lay_out=cut_like(components), on_progress=on_progress)
     own = read_own(checkpoint, world.rank) if saved_size == world.size else {}
     strategy = components.strategy
     replica = own.get("replica", {}) if strategy.has_local_weights else {}

@@ -20,10 +20,9 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.folder import verify_together
-from ddp_train.checkpoint.publish import make_partial, publish
-from ddp_train.checkpoint.snapshot import divide_shared
-from ddp_train.checkpoint.verify import name_of, rank_file
+from ddp_train.checkpoint.joint_save import make_partial, publish
+from ddp_train.checkpoint.staging import divide_shared
+from ddp_train.checkpoint.verify import name_of, rank_file, verify_together
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World
 from ddp_train.job import Job
@@ -117,7 +116,7 @@ def restoring(size: int) -> tuple[int, list[Cost]]:
         header = tensor_file.make_header([("rank", torch.uint8, (64,))])
         files = {}
         for rank in range(size):
-            digest = tensor_file.write(folder / ".partial" / rank_file(rank), header, values.numpy().data, wrote=lambda: None)
+            digest = tensor_file.write(folder / ".partial" / rank_file(rank), (memoryview(header), values.numpy().data))
             files[rank_file(rank)] = {"bytes": len(header) + 64, "xxh3_128": digest}
         facts = {"step": 1, "world_size": size, "config_sha256": "0" * 64, "facts": {}}
         found = []

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import PrefixStore
 
 from ddp_train.checkpoint.joint_save import SaveOrder, write_together
-from ddp_train.checkpoint.snapshot import Buffer
+from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.attempt import agree_on_attempt, leave
 from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Peers
@@ -52,7 +52,7 @@ def saving(size: int) -> Traffic:
     store, folder = CountedStore(), Path(tempfile.mkdtemp(dir="/dev/shm"))
     mailbox = PrefixStore("checkpoint", store)
     state = {"model": {"weight": torch.ones(1024)}, "scheduler": {"step": 1}, "window": {"loss": 0.5}}
-    snapshot = Buffer(torch.device("cpu")).take(state, {"random": torch.zeros(5056, dtype=torch.uint8)}, rank=0, size=1)
+    staged = StagingBuffer(torch.device("cpu")).copy_state(state, {"random": torch.zeros(5056, dtype=torch.uint8)}, rank=0, size=1)
 
     def save(rank: int, number: int) -> str:
         order = SaveOrder(
@@ -60,11 +60,11 @@ def saving(size: int) -> Traffic:
             folder=folder,
             partial=folder / f".partial_{number}",
             step=number,
-            snapshot=snapshot,
+            staged=staged,
             may_be_infinite=lambda name: False,
             facts={"config_sha256": "0" * 64, "facts": {}},
             remove_old=lambda path: None,
-            wrote=lambda: None,
+            on_progress=lambda: None,
         )
         return write_together(order, mailbox, world_of(rank, size, store))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddp_train.checkpoint.folder import newest_good, remove_debris, set_aside_after
+from ddp_train.checkpoint.catalog import remove_debris, set_aside_after
+from ddp_train.checkpoint.verify import newest_good
 from tests.unit.checkpoint.states import FILE, saved
 
 

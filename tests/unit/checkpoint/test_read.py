@@ -38,20 +38,20 @@ def test_ranks_read_what_all_have_once_together_and_no_more(tmp_path: Path, monk
     trainer(parts).train()
     assert Ranks(tmp_path, parts, size=4).save(3) == ""
     path, count, moved = tmp_path / "step_00000003", dict.fromkeys(range(3), 0), list[int]()
-    real = tensor_file.read_bytes
+    real = tensor_file.read_into
 
     def counted(descriptor: int, position: int, values: torch.Tensor) -> None:
         count[int(threading.current_thread().name)] += values.numel()
         real(descriptor, position, values)
 
     monkeypatch.setattr(sys.modules["ddp_train.checkpoint.read"], "_ROUND", 10_000)  # tensors are cut
-    monkeypatch.setattr(tensor_file, "read_bytes", counted)
+    monkeypatch.setattr(tensor_file, "read_into", counted)
     others = [components("optimizer=adamw", "trainer.max_steps=2", "seed=9") for _ in range(3)]
     states = [TrainState() for _ in others]
     ranks = worlds(3)  # rank 0 serves the store of all of them, to the end
     threads = [
         threading.Thread(
-            target=saved_state.load, args=(path, *each), kwargs={"moves": lambda: moved.append(1)}, name=str(rank), daemon=True
+            target=saved_state.load, args=(path, *each), kwargs={"on_progress": lambda: moved.append(1)}, name=str(rank), daemon=True
         )
         for rank, each in enumerate(zip(others, states, ranks, strict=True))
     ]

@@ -16,10 +16,9 @@ import torch
 from torch.distributed import DistError, DistNetworkError
 
 from ddp_train.checkpoint import codec, joint_save, tensor_file
-from ddp_train.checkpoint.folder import newest_good
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import verify
+from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.distributed.world import alone
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import content, load
@@ -138,7 +137,7 @@ def test_who_waits_for_a_slow_disk_moves_as_long_as_the_disk_does(
     tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = []
-    saver = Saver(tmp_path, alone(), config_hash="abc", moves=lambda: moved.append(1))
+    saver = Saver(tmp_path, alone(), config_hash="abc", on_progress=lambda: moved.append(1))
     real = os.write
 
     def slow(*arguments: Any) -> int:

@@ -22,7 +22,7 @@ TENSORS = {"a": torch.rand(3, 5), "b": torch.arange(7, dtype=torch.int16), "c": 
 def written(path: Path) -> str:
     header = tensor_file.make_header([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in TENSORS.items()])
     values = b"".join(tensor.numpy().tobytes() for tensor in TENSORS.values())
-    return tensor_file.write(path, header, memoryview(values))
+    return tensor_file.write(path, (memoryview(header), memoryview(values)))
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:

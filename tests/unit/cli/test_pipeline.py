@@ -13,8 +13,8 @@ from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.config.check import ConfigErrors
 from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.run_folder.verdict import mark_cancelled
-from ddp_train.sweep.folder import Sweep, SweepJob
 from tests.unit.parts import checked, components, saved
 
 SLURM = ["cluster=slurm", "cluster.device=cpu"]

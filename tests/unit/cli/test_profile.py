@@ -15,7 +15,7 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.sweep.folder import Sweep, SweepJob
+from ddp_train.run_folder.sweep import Sweep, SweepJob
 from tests.unit.cli.runs import a_run, works_in
 
 LAUNCHER = Launcher(run=lambda job: 99, slots=lambda folder, count: [])

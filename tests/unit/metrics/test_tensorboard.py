@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from ddp_train.metrics.tensorboard import TensorBoard
-from ddp_train.sweep.folder import Sweep, SweepJob
+from ddp_train.run_folder.sweep import Sweep, SweepJob
 from tests.unit.metrics.records import record
 
 

@@ -39,7 +39,7 @@ def test_where_no_copy_can_be_kept_it_is_said(
     conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _copy_yaml(str(conf), conf / "outputs/sweep/conf/path_0") == str(conf)
-    monkeypatch.setattr(frozen_yaml, "_MOST_FILES", 1)
+    monkeypatch.setattr(frozen_yaml, "_MAX_FILES", 1)
     assert _copy_yaml(str(conf), tmp_path / "copied") == str(conf)
     assert capsys.readouterr().err.count("do not edit its YAML while the sweep runs") == 2
     assert not (tmp_path / "copied").exists()

@@ -11,8 +11,8 @@ from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR
+from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.run_folder.verdict import mark_cancelled
-from ddp_train.sweep.folder import Sweep, SweepJob
 from ddp_train.sweep.gather import gather
 
 

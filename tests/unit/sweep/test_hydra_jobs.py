@@ -17,8 +17,8 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.sweep import placement
-from ddp_train.sweep.folder import Sweep, SweepJob
 from ddp_train.sweep.hydra_jobs import Multirun
 
 SLURM = ["cluster=slurm", "cluster.device=cpu", "model=mlp", "hydra.sweep.dir=s"]

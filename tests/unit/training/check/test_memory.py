@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddp_train.checkpoint import tensor_file
-from ddp_train.checkpoint.snapshot import Buffer
+from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
 from ddp_train.training.check.memory import estimate, parts_of, print_memory_use, share_of
@@ -139,7 +139,7 @@ def test_the_share_of_each_rank_is_about_what_it_copies(changes: list[str], monk
         start()
     saved = content(train(parts), TrainState(), WindowSums(), alone(), SetAside())
     for world, share in zip(ranks, before, strict=True):
-        buffer = Buffer(torch.device("cpu"))
-        copied = buffer.take(saved.shared, saved.own, rank=world.rank, size=3).values.numel()
+        buffer = StagingBuffer(torch.device("cpu"))
+        copied = buffer.copy_state(saved.shared, saved.own, rank=world.rank, size=3).values.numel()
         assert copied <= share + share // 64 + (1 << 16), "what `make_room` makes"
         assert share < 1.05 * copied + 3 * (1 << 16)

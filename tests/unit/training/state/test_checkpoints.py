@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.checkpoint.snapshot import Buffer
+from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.world import alone
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
@@ -56,8 +56,8 @@ def test_a_rewind_brings_the_weights_back_while_the_data_goes_on(tmp_path: Path)
 
 def test_on_a_gpu_memory_for_the_first_save_is_asked_for_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, parts = list[int](), components("model.width=64")
-    monkeypatch.setattr(Buffer, "__init__", lambda buffer, device: None)
-    monkeypatch.setattr(Buffer, "make_room", lambda buffer, num_bytes: asked.append(num_bytes))
+    monkeypatch.setattr(StagingBuffer, "__init__", lambda buffer, device: None)
+    monkeypatch.setattr(StagingBuffer, "make_room", lambda buffer, num_bytes: asked.append(num_bytes))
     checkpoints(RunFolder(tmp_path), parts, TrainState())
     assert asked == []
     on_a_gpu = replace(alone(), device=torch.device("cuda", 0))

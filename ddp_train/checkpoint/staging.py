@@ -51,7 +51,7 @@ def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[st
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StagedShare:
     """What one rank writes: a header, and the values behind it."""
 
     header: bytes
@@ -81,7 +81,7 @@ class Snapshot:
         return ""
 
 
-class Buffer:
+class StagingBuffer:
     """Takes snapshots, each over the one before.
 
     Args:
@@ -97,14 +97,14 @@ class Buffer:
     def make_room(self, num_bytes: int) -> None:
         """Begin to make pinned memory for snapshots of about so many bytes, in a thread: some tenths of a second for each GB.
 
-        Without it the first snapshot makes it, and training waits.
+        Without it the first save makes it, and training waits.
         """
         if self._is_pinned:
             self._making = Thread(target=self._make, args=(num_bytes,), name="checkpoint memory", daemon=True)
             self._making.start()
 
     @torch.no_grad()
-    def take(self, shared: Mapping[str, Any], own: Mapping[str, Any], *, rank: int, size: int, origin: Any = None) -> Snapshot:
+    def copy_state(self, shared: Mapping[str, Any], own: Mapping[str, Any], *, rank: int, size: int, origin: Any = None) -> StagedShare:
         """Copy what this rank writes; nothing that happens to the state afterwards changes it. Waits for the device once.
 
         Args:
@@ -138,7 +138,7 @@ class Buffer:
         metadata = {tensor_file.ORIGIN: json.dumps(origin)} if origin else None
         header = tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces], metadata)
         common = [leaf for leaf in leaves if _part(leaf) not in of_rank_0]
-        return Snapshot(header, self._memory[: sum(piece.num_bytes for piece in pieces)], places, common)
+        return StagedShare(header, self._memory[: sum(piece.num_bytes for piece in pieces)], places, common)
 
     def _place(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
         total = sum(piece.num_bytes for piece in pieces)

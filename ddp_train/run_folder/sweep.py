@@ -151,7 +151,7 @@ def sweep_of(run: Path) -> Path | None:
     )
 
 
-def note(run: Path, status: Status | None = None) -> None:
+def update_table(run: Path, status: Status | None = None) -> None:
     """Write where a job is into the table of its sweep, if it has one that nobody waits for and keeps: the jobs that an engine was given.
 
     Jobs may do so at the same moment: each reads the results of all, and looks again when it has written.

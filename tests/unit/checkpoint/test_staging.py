@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.checkpoint.snapshot import Buffer
+from ddp_train.checkpoint.staging import StagingBuffer
 from tests.unit.cut_tensors import cut_among, example, rank_of
 
 
@@ -40,11 +40,11 @@ class FakeCuda:
         return lambda *arguments: self  # of a stream
 
 
-def buffer_on_a_gpu(monkeypatch: pytest.MonkeyPatch, fake: FakeCuda) -> Buffer:
+def buffer_on_a_gpu(monkeypatch: pytest.MonkeyPatch, fake: FakeCuda) -> StagingBuffer:
     for name in ("cudart", "Stream", "current_stream", "set_device"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: fake)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    return Buffer(torch.device("cuda"))
+    return StagingBuffer(torch.device("cuda"))
 
 
 def test_pinned_memory_is_as_large_as_the_share_and_given_back_before_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,11 +52,11 @@ def test_pinned_memory_is_as_large_as_the_share_and_given_back_before_there_is_m
     buffer = buffer_on_a_gpu(monkeypatch, fake)
     for numel in (1_200_000, 1_100_000, 3_000_000):  # times four bytes; a power of two would be 8 and 16 MiB
         weights = torch.arange(float(numel))
-        snapshot = buffer.take({"model": {"weights": weights}}, {}, rank=0, size=1)
-        assert next(values for piece, values in snapshot.places if piece.dtype is torch.float32).equal(weights)
+        staged = buffer.copy_state({"model": {"weights": weights}}, {}, rank=0, size=1)
+        assert next(values for piece, values in staged.places if piece.dtype is torch.float32).equal(weights)
         assert list(fake.now.values()) == fake.sizes[-1:]
         assert 0 <= fake.sizes[-1] - 4 * max(numel, 1_200_000) < 4 * max(numel, 1_200_000) / 64 + (1 << 17)
-        del snapshot
+        del staged
     assert len(fake.sizes) == 2  # a smaller state takes what there is
     del buffer
     assert not fake.now
@@ -69,17 +69,17 @@ def test_pinned_memory_is_made_by_a_thread_before_the_first_save(monkeypatch: py
     buffer.make_room(4_000_000)
     for _ in range(2):
         weights = torch.rand(1_000_000)
-        snapshot = buffer.take({"model": {"weights": weights}}, {"torch": torch.zeros(5000)}, rank=0, size=1)
-        assert next(values for piece, values in snapshot.places if piece.leaf.shape == (1_000_000,)).equal(weights)
+        staged = buffer.copy_state({"model": {"weights": weights}}, {"torch": torch.zeros(5000)}, rank=0, size=1)
+        assert next(values for piece, values in staged.places if piece.leaf.shape == (1_000_000,)).equal(weights)
     assert fake.threads == ["checkpoint memory"]
-    buffer.take({"model": {"weights": torch.rand(2_000_000)}}, {}, rank=0, size=1)  # more than was known
+    buffer.copy_state({"model": {"weights": torch.rand(2_000_000)}}, {}, rank=0, size=1)  # more than was known
     assert fake.threads == ["checkpoint memory", "MainThread"]
 
 
 def test_memory_that_cannot_be_pinned_serves_as_well(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     buffer = buffer_on_a_gpu(monkeypatch, FakeCuda(error=2))
-    snapshot = buffer.take({"model": {"weights": torch.ones(9)}}, {}, rank=0, size=1)
-    assert sum(float(values.sum()) for piece, values in snapshot.places if piece.dtype is torch.float32) == 9
+    staged = buffer.copy_state({"model": {"weights": torch.ones(9)}}, {}, rank=0, size=1)
+    assert sum(float(values.sum()) for piece, values in staged.places if piece.dtype is torch.float32) == 9
     assert "not pinned (CUDA error 2)" in caplog.text
 
 
@@ -88,9 +88,9 @@ def test_of_a_tensor_that_is_cut_a_rank_copies_the_rows_that_it_has() -> None:
     for rank, replicas, expected in [(1, 1, (6, 12)), (3, 1, None), (3, 2, (12, 15))]:
         with rank_of(rank, 4, replicas=replicas) as mesh:
             tied = cut_among(mesh, whole)
-            snapshot = Buffer(torch.device("cpu")).take({"model": {"a": tied, "b": tied.detach()}}, {}, rank=rank, size=4)
-        (leaf,) = snapshot.shared
+            staged = StagingBuffer(torch.device("cpu")).copy_state({"model": {"a": tied, "b": tied.detach()}}, {}, rank=rank, size=4)
+        (leaf,) = staged.shared
         assert (leaf.shape, leaf.shards) == ((5, 3), 4 // replicas)
-        found = [(piece, values) for piece, values in snapshot.places if piece.leaf == leaf]
+        found = [(piece, values) for piece, values in staged.places if piece.leaf == leaf]
         assert [(piece.start, piece.stop) for piece, _ in found] == ([] if expected is None else [expected])
         assert all(torch.equal(values, whole.reshape(-1)[piece.start : piece.stop]) for piece, values in found)

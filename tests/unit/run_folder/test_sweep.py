@@ -10,7 +10,7 @@ import pytest
 
 from ddp_train.errors import ConfigError
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.sweep.folder import Sweep, SweepJob, note
+from ddp_train.run_folder.sweep import Sweep, SweepJob, update_table
 from ddp_train.sweep.table import show
 from ddp_train.system.folder_lock import hold, release
 
@@ -63,19 +63,19 @@ def test_jobs_that_nobody_waits_for_keep_the_table_themselves(tmp_path: Path) ->
     def statuses() -> list[str]:
         return [line.split(",")[2] for line in sorted((tmp_path / "sweep.csv").read_text().splitlines()[1:])]
 
-    note(runs[1].root, Status.RUNNING)
+    update_table(runs[1].root, Status.RUNNING)
     assert statuses() == ["queued", "running", "queued"]
     for run in runs[:2]:
         completed(0.5).write(run.result)
     with ThreadPoolExecutor(2) as pool:  # both end at once
-        list(pool.map(lambda run: note(run.root), runs[:2]))
+        list(pool.map(lambda run: update_table(run.root), runs[:2]))
     assert statuses() == ["completed", "completed", "queued"]
     assert (tmp_path / "sweep.csv").read_text().splitlines()[0] == "job,seed,status,eval/accuracy,seconds"
     hold(tmp_path, key="")
-    note(runs[2].root, Status.RUNNING)  # who waits for the jobs keeps the table
+    update_table(runs[2].root, Status.RUNNING)  # who waits for the jobs keeps the table
     release()
     assert statuses() == ["completed", "completed", "queued"]
-    note(tmp_path.parent / "of_no_sweep", Status.RUNNING)
+    update_table(tmp_path.parent / "of_no_sweep", Status.RUNNING)
 
 
 def test_a_status_that_nobody_knows_is_refused(tmp_path: Path) -> None:
