@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -52,6 +53,14 @@ class FakeDevice:
 
     def begin(self) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def compiling_again() -> Iterator[None]:
+    """Put back whether torch compiles: ranks that are threads of one process end `without_compiling` in any order."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.set_stance("default")
 
 
 @pytest.fixture
