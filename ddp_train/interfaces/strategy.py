@@ -43,6 +43,7 @@ class Strategy:
 
     # Facts of the class, which the check before the start reads from its source: plain constants.
     has_buckets = False  # the first backwards decide in which order the ranks' values are added: a run that resumes takes two first
+    fills_models = False  # `prepare` gives a model without values (torch's meta device) rank 0's, which has them
     computes_together = False  # every forward is a collective: all ranks take as many, also in evaluation and in callbacks
     steps_rows = False  # the optimizer steps some rows of each parameter: it must not need whole matrices
     reduces_in_backward = False  # a parameter's gradient is final as soon as backward has it: the optimizer may step there

@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint, Shards, Strategy
+from ddp_train.interfaces import Joint, Shards, Strategy, is_cut
 from ddp_train.strategy.rows import require_rows
 from ddp_train.system import handover
 
@@ -47,6 +46,7 @@ class FSDP(Strategy):
     """
 
     computes_together = True
+    fills_models = True
     steps_rows = True
     reduces_in_backward = True
 
@@ -93,14 +93,16 @@ class FSDP(Strategy):
                 expected="a number that divides that of the ranks",
             )
         mesh = self._mesh(device, world_size)
-        _take_main(model, device)
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._reshards}
         if self._offloads:  # without a GPU there is nothing to pin pages for
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         kinds: dict[str, Any] = {"param_dtype": self._param_dtype, "reduce_dtype": self._reduce_dtype}
         blocks = self._find_blocks(whole)
         for block in reversed(blocks):  # those within others come first
+            _take_main(block, device)
             fully_shard(block, **options, mp_policy=MixedPrecisionPolicy(**kinds))
+        _take_main(model, device)  # what is in no block
+        _take_main(model, device, buffers=True)
         output_dtype = None if self._param_dtype is None else torch.float32
         fully_shard(whole, **options, mp_policy=MixedPrecisionPolicy(**kinds, output_dtype=output_dtype))
         self._look_ahead(whole, blocks)
@@ -283,13 +285,27 @@ def _refuse(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _take_main(model: nn.Module, device: torch.device) -> None:
-    """Take rank 0's weights and buffers, one after the other over the device. Collective."""
-    for tensor in chain(model.parameters(), model.buffers()):
-        values = tensor.detach().to(device)
-        dist.broadcast(values, src=0)
+def _take_main(module: nn.Module, device: torch.device, *, buffers: bool = False) -> None:
+    """Take rank 0's weights that are not cut yet, or buffers, one after the other over the device. Collective.
+
+    A rank whose tensors have no values gets others in their places, on the device: those of one block at a time, for they are cut next.
+    """
+    filled: dict[Tensor, Tensor] = {}  # tied ones once
+    for part in module.modules():
+        held: dict[str, Any] = part._buffers if buffers else part._parameters
+        for name, tensor in held.items():
+            if tensor is not None and not is_cut(tensor):
+                held[name] = filled[tensor] = filled[tensor] if tensor in filled else _of_main(tensor, device)
+
+
+def _of_main(tensor: Tensor, device: torch.device) -> Tensor:
+    values = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().to(device)
+    dist.broadcast(values, src=0)
+    if not tensor.is_meta:
         if values.data_ptr() != tensor.data_ptr():
             tensor.copy_(values)
+        return tensor
+    return nn.Parameter(values, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
 def _repeated(model: nn.Module) -> Iterator[nn.Module]:

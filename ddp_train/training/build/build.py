@@ -79,14 +79,14 @@ def build(config: RunConfig, world: World) -> Components:
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
     answers |= auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
-    model, objective, trained = build_model_and_objective(config, world, answers)
+    strategy = _strategy(config)
+    model, objective, trained = build_model_and_objective(config, world, answers, strategy)
     freeze(trained, groups_of(config.optimizer))
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_sources.values())
     amp: Amp = instantiate(config.amp, key="amp", answers=answers)
-    strategy = _strategy(config)
     peak = peak_of(world.device, amp, trained, cast=strategy.computes_in(world.size))
     throughput = measure(world, objective, trained, source=train_source, peak=peak)
     notes = [_travels_wide(strategy, trained, amp, world), note_methods_not_called(model)]
@@ -196,10 +196,10 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
     place_data(sources.values(), config.loader, world)
     facts = next(iter(sources.values())).facts
     added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)  # with what was typed: another metric
-    model, objective, trained = build_model_and_objective(config, world, added)
+    strategy = _strategy(config)
+    model, objective, trained = build_model_and_objective(config, world, added, strategy)
     if config.evaluation.save_predictions:
         _require_predictions(objective, sources.values())
-    strategy = _strategy(config)
     is_cut = strategy.computes_together and world.has_group
     return Evaluated(
         model=model,

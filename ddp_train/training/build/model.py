@@ -15,23 +15,38 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import PrecisionConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Borrowing, Joint, Meeting, Objective, plain_name
+from ddp_train.interfaces import Borrowing, Joint, Meeting, Objective, Strategy, plain_name
 from ddp_train.objective.loss import as_objective
+from ddp_train.training.build.without_values import has_values, make_without_values
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.seeding import seed_all
+from ddp_train.training.seeding import random_state, seed_all, set_random_state
 from ddp_train.training.state import initial_weights
 
 _OF_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
 _TORCHS_OWN = "highest"
+_HOST = torch.device("cpu")
 
 
-def build_model(config: RunConfig, world: World, answers: Mapping[str, Any]) -> nn.Module:
-    """Return the model, with the initial weights that it has on every rank and for every number of ranks; made where the world is meta."""
-    seed_all(config.seed)
-    with world.device if world.device.type == "meta" else nullcontext():
-        model = instantiate(config.model, key="model", answers=answers)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
+def build_model(config: RunConfig, world: World, answers: Mapping[str, Any], *, is_filled: bool = False) -> nn.Module:
+    """Return the model, with the initial weights that it has on every rank and for every number of ranks; made where the world is meta.
+
+    Args:
+        is_filled: the strategy fills models without values from rank 0's: the other ranks return such a one, if it can be made. Collective.
+    """
+
+    def make() -> nn.Module:
+        seed_all(config.seed)
+        made = instantiate(config.model, key="model", answers=answers)
+        if not isinstance(made, nn.Module):
+            raise ConfigError(key="model._target_", happened=f"gave a {type(made).__name__}", expected="a torch.nn.Module")
+        return made
+
+    model = make_without_values(make) if is_filled and not world.is_main else None
+    if model is None:
+        with world.device if world.device.type == "meta" else nullcontext():
+            model = make()
+    if is_filled:  # without values nothing was drawn
+        set_random_state(world.from_main(random_state(_HOST)), _HOST)
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             raise ConfigError(
@@ -44,15 +59,21 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any]) -> 
     return in_memory_format(model, config.precision)
 
 
-def build_model_and_objective(config: RunConfig, world: World, answers: Mapping[str, Any]) -> tuple[nn.Module, Objective, nn.Module]:
+def build_model_and_objective(
+    config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy
+) -> tuple[nn.Module, Objective, nn.Module]:
     """Return the model, the objective, and both in one module where the objective has a state of its own, else the model again."""
-    model = build_model(config, world, answers)
+    model = build_model(config, world, answers, is_filled=strategy.fills_models and world.size > 1)
     with world.device if world.device.type == "meta" else nullcontext():
         objective = instantiate(config.objective, key="objective", answers=answers)
     if isinstance(objective, nn.Module):  # a loss with weights of its own
         objective = objective.to(world.device)
     objective = as_objective(objective)
     if isinstance(objective, Meeting):
+        if not (has_values(model) or world.device.type == "meta" or type(objective).__module__.startswith("ddp_train.")):
+            streams = random_state(_HOST)
+            model = build_model(config, world, answers)  # a user's own may copy its values
+            set_random_state(streams, _HOST)
         objective.bind_model(model)
     if isinstance(objective, Borrowing):
         _borrow(objective, world)
