@@ -232,7 +232,8 @@ def _sums(totals: Mapping[str, Tensor], world: World) -> dict[str, Any]:
     for is_float in (True, False):
         part = {name: value for name, value in totals.items() if value.is_floating_point() == is_float}
         if part:
-            values = world.sum(torch.cat([value.reshape(-1) for value in part.values()])).split([value.numel() for value in part.values()])
+            summed = world.sum(torch.cat([value.reshape(-1) for value in part.values()])).cpu()  # the device is waited for once
+            values = summed.split([value.numel() for value in part.values()])
             sums |= {name: value.view(part[name].shape).tolist() for name, value in zip(part, values, strict=True)}
     return sums
 
