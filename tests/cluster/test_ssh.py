@@ -131,7 +131,10 @@ def test_a_machine_that_cannot_take_part_is_named_before_anything_trains(ssh_hos
         ([], "node3 does not see the run's folder"),
         (["cluster.hosts=[node1,node2,nowhere]"], "nowhere cannot be reached by ssh"),
         (["cluster.hosts=[node1,node2]", "cluster.python=/opt/none"], "node2 has not the interpreter"),
-        (["cluster.hosts=[node1,node2]", "cluster.setup=['echo no such module >&2; false']"], "(no such module; cluster.setup failed: "),
+        (
+            ["cluster.hosts=[node1,node2]", "cluster.setup=['echo no such module >&2; false']"],
+            "failed in a line of cluster.setup: no such module; cluster.setup failed: ",
+        ),
     ):
         done = start(hosts, project, *THREE, *changes).finish(timeout=60)
         assert done.returncode == 78, done.output
