@@ -158,7 +158,10 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, part: s
         merged.data.eval = {}
     if predicts:
         merged.evaluation.save_predictions = False  # with targets
-    return check(merged)
+    try:
+        return check(merged)
+    except ConfigErrors as error:
+        raise ConfigErrors(_with_the_way_to_other_data(error.errors, changed)) from None
 
 
 def _evaluated(saved: Mapping[str, Any], part: str, *, is_given: bool, predicts: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -179,6 +182,18 @@ def _evaluated(saved: Mapping[str, Any], part: str, *, is_given: bool, predicts:
     data = splits.pop(part, None)
     own = evaluation_split({**saved["data"], "eval": {}}) if data is None else data
     return {**own, **({"eval": None} if data is None and not is_given else {})}, {} if part or predicts or is_given else splits
+
+
+def _with_the_way_to_other_data(errors: Sequence[ConfigError], overrides: Sequence[str]) -> list[ConfigError]:
+    """Replace what is wrong with the arguments of another data set, which the run's data has left there, by what to type."""
+    target = next((text.partition("=")[2] for text in overrides if text.startswith("data._target_=")), None)
+    others = [error for error in errors if not error.key.startswith("data.") or error.key == "data._target_"]
+    if target is None or len(others) == len(errors) or any(text.startswith("data=") for text in overrides):
+        return list(errors)
+    wrong = ", ".join(error.key for error in errors if error not in others)
+    happened = f"{target} does not fit the arguments of the run's own data: {wrong}"
+    expected, fix = "data=custom, which has none, and those of your own", f"data=custom data._target_={target} +data.ARG=VALUE"
+    return [ConfigError(key="data._target_", happened=happened, expected=expected, fix=fix), *others]
 
 
 def _of_data(text: str) -> str:
