@@ -130,11 +130,16 @@ def build(config: RunConfig, world: World) -> Components:
         steps_in_backward=config.trainer.optimizer_in_backward,
     )
     if at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
-        if config.batch.is_open:
-            config = config.with_micro_batch(largest_micro_batch(components, world, most=_largest_share(config, components)))
-            components.train_loader = _train_loader(train_source, config, world)
-        components.answers = {**answers, MICRO_BATCH: config.loader.micro_batch_size}
+        _choose_micro_batch(components, config, world, train_source)
     return components
+
+
+def _choose_micro_batch(components: Components, config: RunConfig, world: World, source: DataSource | Stream) -> None:
+    """Take the largest micro-batch that fits, or the one that the run has had before. Collective."""
+    if config.batch.is_open:
+        config = config.with_micro_batch(largest_micro_batch(components, world, most=_largest_share(config, components)))
+        components.train_loader = _train_loader(source, config, world)
+    components.answers = {**components.answers, MICRO_BATCH: config.loader.micro_batch_size}
 
 
 def _open_data(config: RunConfig, world: World) -> tuple[DataSource | Stream, dict[str, DataSource | Stream]]:
