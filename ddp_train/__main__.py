@@ -15,6 +15,8 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 try:
@@ -29,6 +31,8 @@ try:
 except KeyboardInterrupt:  # `_run_command` handles a later one
     sys.exit(130)
 
+_load_cli = partial(importlib.import_module, "ddp_train.cli.main")  # with Hydra, which a rank that is given its job does not need
+
 
 def main() -> None:
     """Become what this process was started for, and exit with its code."""
@@ -37,10 +41,17 @@ def main() -> None:
         keep_early()  # before what takes its time to import
     be_private()
     if handover.FORK_SERVER in os.environ:
-        _run_fork_server()
+        terminal.outlive()
+        exit_at_once(_code_of(lambda: run_fork_server(run_request)))
     if is_torchrun_worker():
-        _run_rank_of_torchrun()
-    _run_command()
+        terminal.outlive()
+        # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
+        die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
+        # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        import_for_good(["ddp_train.rank.main", *([COMPILER] if world_size() > 1 else [])])  # which DDP imports
+        _run_rank()
+    sys.exit(_run_command())
 
 
 def run_request(request: dict[str, Any]) -> int:
@@ -60,53 +71,33 @@ def run_request(request: dict[str, Any]) -> int:
     return run_agent_here(request, run_request)
 
 
-def _run_fork_server() -> NoReturn:
-    terminal.outlive()
-    try:
-        code = run_fork_server(run_request)
-    except Exception:  # told here, where no secret is shown
-        sys.excepthook(*sys.exc_info())
-        code = FAILED
-    exit_at_once(code)
-
-
-def _run_rank_of_torchrun() -> NoReturn:
-    terminal.outlive()
-    # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
-    die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
-    # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    import_for_good(["ddp_train.rank.main", *([COMPILER] if world_size() > 1 else [])])  # which DDP imports
-    _run_rank()
-
-
 def _run_rank() -> NoReturn:
     from ddp_train.rank import main as rank
 
-    exit_at_once(
-        rank.main(lambda: importlib.import_module("ddp_train.cli.main"))
-    )  # Hydra, which a rank that is given its job does not need
+    exit_at_once(rank.main(_load_cli))
 
 
-def _run_command() -> NoReturn:
+def _run_command() -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then
     atexit.register(gc.freeze)  # Python would look through all that was imported once more: with torch a third of a second
     try:
         if starts_ranks(sys.argv[1:]) and has_free_processor():  # else it would be in the way, and a wrong key answered later
             start_fork_server()
         with terminal.outlived():
-            try:
-                from ddp_train.cli import main as cli
-
-                code = cli.main()
-            except Exception:  # told here, where no secret is shown
-                sys.excepthook(*sys.exc_info())
-                code = FAILED
+            return _code_of(lambda: _load_cli().main())
     except KeyboardInterrupt:  # while this was imported
-        code = INTERRUPTED
+        return INTERRUPTED
     finally:
         stop_fork_server()
-    sys.exit(code)
+
+
+def _code_of(work: Callable[[], int]) -> int:
+    """Return what `work` returns. An exception is told here, where no secret is shown."""
+    try:
+        return work()
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        return FAILED
 
 
 if __name__ == "__main__":

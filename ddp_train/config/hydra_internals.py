@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import hydra.utils
@@ -32,8 +31,8 @@ __all__ = [
     "create_config_search_path",
     "get_args_parser",
     "register_resolver",
+    "replace_yaml_loader",
     "yaml_loader",
-    "yaml_loader_modules",
 ]
 
 CORE_PLUGINS = "hydra._internal.core_plugins"
@@ -104,8 +103,9 @@ def yaml_loader() -> Any:
     return vars(omegaconf.basecontainer)["get_yaml_loader"]()
 
 
-def yaml_loader_modules() -> list[ModuleType]:
-    """Return the modules that ask for that class by name; OmegaConf 2.4 has moved it."""
-    names = ("_utils", "_yaml", "basecontainer", "omegaconf")
-    found = [sys.modules.get(f"omegaconf.{name}") for name in names]
-    return [module for module in found if module is not None and "get_yaml_loader" in vars(module)]
+def replace_yaml_loader(get_yaml_loader: Callable[..., Any]) -> None:
+    """Let OmegaConf read YAML by another class, in each module that asks for it by name; 2.4 has moved it."""
+    for name in ("_utils", "_yaml", "basecontainer", "omegaconf"):
+        module: Any = sys.modules.get(f"omegaconf.{name}")
+        if hasattr(module, "get_yaml_loader"):
+            module.get_yaml_loader = get_yaml_loader

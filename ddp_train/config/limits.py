@@ -23,9 +23,7 @@ MAX_NODES = 100_000
 def install() -> None:
     """Make OmegaConf's YAML loader look first. Once in a process; again does nothing."""
     if not hasattr(hydra_internals.yaml_loader(), "is_limited"):
-        loader = _limited(hydra_internals.yaml_loader())
-        for module in hydra_internals.yaml_loader_modules():
-            vars(module)["get_yaml_loader"] = loader
+        hydra_internals.replace_yaml_loader(_limited(hydra_internals.yaml_loader()))
 
 
 def check_overrides(overrides: Sequence[str]) -> None:

@@ -25,9 +25,6 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, s
 """Ask a run to stop in good order. Batch systems send SIGUSR1 or SIGUSR2 some time before the end (`sbatch --signal=USR1@120`), a terminal
 that is closed sends SIGHUP."""
 
-EARLY_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Those of them after which the batch system sends SIGTERM as well."""
-
 NUM_THREADS = "OMP_NUM_THREADS"
 """How many threads libraries use for arithmetic: read when they are loaded. A forked rank sets it later (`rank/forked.py`)."""
 
@@ -281,10 +278,7 @@ def open_memory(pid: int, name: str) -> int | None:
 
 def command_line(pid: int) -> str:
     """Return what a process was started with; "" where it cannot be read."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
+    return _read(f"/proc/{pid}/cmdline").replace("\0", " ")
 
 
 def handles_signal(pid: int, number: int) -> bool:
@@ -314,7 +308,7 @@ def _stat(pid: int) -> list[str]:
 def _read(path: str | Path) -> str:
     """Return what the kernel writes there; "" for nothing, or nothing any more."""
     try:
-        with open(path) as file:  # a third of the time that `Path` takes: it is read at every log step
+        with open(path, errors="replace") as file:  # a third of the time that `Path` takes: it is read at every log step
             return file.read()
     except OSError:  # also when a process ends while we read
         return ""

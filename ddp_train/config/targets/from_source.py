@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import PathFinder
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,7 @@ class _Module:
 
     def resolve(self, node: ast.ImportFrom) -> str:
         """Return the module that `from ... import` names."""
-        parts = self.name.split(".") if self.is_package else self.name.split(".")[:-1]
-        return (
-            ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])]) if node.level else node.module or ""
-        )
+        return resolve_name("." * node.level + (node.module or ""), self.name if self.is_package else self.name.rpartition(".")[0])
 
 
 @cache
@@ -106,12 +104,9 @@ def _module(name: str) -> _Module:
         for target in _names_of(node):
             module.defined.setdefault(target, []).append(node)
         if isinstance(node, ast.Import):
-            module.imported.update(
-                {
-                    each.asname or each.name.partition(".")[0]: (each.name if each.asname else each.name.partition(".")[0], "")
-                    for each in node.names
-                }
-            )
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                module.imported[alias.asname or first] = (alias.name if alias.asname else first, "")
         elif isinstance(node, ast.ImportFrom):
             module.imported.update({each.asname or each.name: (module.resolve(node), each.name) for each in node.names})
     return module

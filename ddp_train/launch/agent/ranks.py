@@ -84,24 +84,17 @@ class Ranks:
 
 
 class _Forked:
-    """A forked rank, in a session of its own."""
+    """A forked rank, in a session of its own: what torch's agent asks of its `SubprocessHandler`, and of the `Popen` in that (`proc`)."""
 
     def __init__(self, child: Child) -> None:
-        self.proc = _Process(child)
+        self.proc, self.pid, self._child = self, child.pid, child
         self.is_told = False
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Send a signal to it and its processes."""
         self.is_told = True
         with suppress(ProcessLookupError):
-            os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
-
-
-class _Process:
-    """What torch's agent asks of a `subprocess.Popen`."""
-
-    def __init__(self, child: Child) -> None:
-        self.pid, self._child = child.pid, child
+            os.killpg(self.pid, death_sig or signal.SIGTERM)
 
     def poll(self) -> int | None:
         """Return the exit code; None while it runs."""
