@@ -20,6 +20,28 @@ def needs_whole_matrices(kind: type) -> bool:
     return bool(said) if said is not None else any(each.__name__ in _WHOLE_MATRICES for each in kind.__mro__)
 
 
+def require_rows(strategy: object, optimizer: object) -> None:
+    """Refuse an optimizer that needs whole matrices, or has a part that does, where each rank steps some rows of a parameter.
+
+    Raises:
+        ConfigError: it does.
+    """
+    for part in getattr(optimizer, "_parts", (optimizer,)) if getattr(strategy, "steps_rows", False) else ():
+        if needs_whole_matrices(type(part)):
+            name = type(strategy).__name__
+            raise ConfigError(
+                key="optimizer",
+                happened=f"is {type(part).__name__}, which needs whole matrices, and {name} steps rows of them on each rank",
+                expected="an optimizer that steps each number by itself (AdamW, SGD)",
+                fix="optimizer=adamw, or strategy=ddp",
+            )
+
+
+def has_modes(optimizer: object) -> bool:
+    """Tell whether an optimizer evaluates other weights than it trains, as schedule-free ones do."""
+    return all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
+
+
 _LOSS_UNITS: dict[str, Literal["sample", "token", "next_token"]] = {  # what the loss is the mean over, by what the class is called
     r"CausalLM|LMHead|DoubleHeads": "next_token",
     r"MaskedLM|TokenClassification|ConditionalGeneration|Seq2SeqLM|MaskedImage": "token",

@@ -53,7 +53,6 @@ class EarlyStopping:
         self._judge(run)
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """Compare with the best so far."""
         assert self._metric is not None
         if self._metric not in metrics:
             raise ConfigError(

@@ -50,7 +50,6 @@ class EMA:
 
     @torch.no_grad()
     def step(self, run: Run) -> None:
-        """Update the averages."""
         if run.step % self._every_steps:
             return
         self._num_updates += 1
@@ -59,7 +58,6 @@ class EMA:
         torch._foreach_lerp_(averages, [_wide(own_rows(tensor)) for tensor in self._live], 1 - decay)
 
     def evaluation_weights(self) -> Mapping[str, Tensor] | None:
-        """Return the averages, which are evaluated."""
         return self._averages if self._for_evaluation and self._averages else None
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,5 +79,4 @@ def _averaged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in which small changes are not lost."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

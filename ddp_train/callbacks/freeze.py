@@ -42,7 +42,6 @@ class Freeze:
             )
 
     def step(self, run: Run) -> None:
-        """Freeze them, or let them be trained, when it is time."""
         if run.step not in (self._from_step, self._until_step):
             return
         is_trained = run.step == self._until_step

@@ -64,7 +64,6 @@ class Webhook:
         self._thread.start()
 
     def _send(self, content: Mapping[str, Any]) -> None:
-        """Send one message (a thread)."""
         try:
             headers = {"Content-Type": "application/json", "User-Agent": "ddp-train"}
             request = urllib.request.Request(self._url, json.dumps(content).encode(), headers)

@@ -15,15 +15,15 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
-from ddp_train.data.fingerprint import fingerprint_of
 from ddp_train.data.tokens.token_shards import require_positive
 from ddp_train.errors import ConfigError, DataError
-from ddp_train.interfaces import Indices
+from ddp_train.hashing import fingerprint_of
+from ddp_train.interfaces import DataSource, Indices
 
 _CHUNK_BYTES = 1 << 22
 
 
-class CharText:
+class CharText(DataSource):
     """Windows of `context_length` tokens; a token is one byte, which in ASCII text is a character.
 
     The vocabulary is the bytes that occur anywhere in the file, in order; that of a run stays with it (`adopt`). The file is mapped, not
@@ -102,7 +102,6 @@ class CharText:
         return torch.from_numpy(tokens_BT), torch.from_numpy(targets_BT)
 
     def decode(self, tokens: ArrayLike) -> str:
-        """Return the text of a sequence of tokens; bytes that are no UTF-8 become the replacement character."""
         text: bytes = self._vocabulary[np.asarray(tokens)].tobytes()
         return text.decode("utf-8", errors="replace")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import http.client
 import logging
@@ -14,8 +13,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,11 +89,10 @@ def _fetch_missing(targets: list[tuple[RemoteFile, Path]], folder: Path, *, fetc
     if not missing:
         return
     try:
-        _reach(missing[0][0].url)  # outside the lock: where there is no network, all ranks notice at the same time
-        with _one_at_a_time(folder):
-            for file, path in missing:
-                if not path.exists():  # another process may just have fetched it
-                    fetch(file, path)
+        _reach(missing[0][0].url)
+        for file, path in missing:
+            if not path.exists():  # another process may just have fetched it; files appear by renaming
+                fetch(file, path)
     except DataError as error:
         names = ", ".join(path.name for _, path in missing)
         raise DataError(
@@ -131,27 +129,6 @@ def _reach(url: str) -> None:
         socket.create_connection((str(address.hostname), port), timeout=_TIMEOUT_S / num_addresses).close()
     except OSError as error:
         raise DataError(key="data.root", happened=f"{address.hostname} cannot be reached: {_reason(error)}") from error
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Let one process of this machine download into `folder` while the others wait: eight ranks need the file once.
-
-    Saves traffic only; what makes it safe is that files appear by renaming. Locks a folder that exists, which leaves no lock file.
-    """
-    existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.is_dir())
-    try:
-        descriptor = os.open(existing, os.O_RDONLY)
-    except OSError as error:
-        raise DataError(key="data.root", happened=f"{existing} cannot be read: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:
-            _log.debug("no locks on the file system of %s", existing)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _reason(error: Exception) -> str:

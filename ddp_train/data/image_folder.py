@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.fingerprint import fingerprint_of, hash_of
 from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import DataError
-from ddp_train.hashing import Keys
+from ddp_train.hashing import Keys, fingerprint_of, hash_of
 from ddp_train.interfaces import Indices, Pixels
 
 _HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation
@@ -37,9 +36,6 @@ class ImageFolder(ImageArray):
         mean, std: one value per channel, white is 1; None is 0.5.
         crop_padding, flip: as for `ImageArray`.
         labelled: False for root/split/*.jpg without class folders: a batch is images alone (`ddp-train predict`).
-
-    Raises:
-        DataError: no images, images of different sizes without `image_size`, a damaged file (also from `batch`).
     """
 
     def __init__(
@@ -103,13 +99,11 @@ class ImageFolder(ImageArray):
         return found._replace(labels=None) if isinstance(found, Pixels) else found[0]
 
     def augment(self, batch: Any, keys: Keys) -> Any:
-        """Crop and flip a batch, each image as its key says."""
         if self._is_labelled or isinstance(batch, Pixels):
             return super().augment(batch, keys)
         return super().augment((batch, torch.empty(0)), keys)[0]
 
     def where(self, index: int) -> str:
-        """Return the file of a sample."""
         return self._paths[index]
 
 
@@ -130,7 +124,6 @@ class _Files:
 
 
 def _require_split(root: str, split: str) -> None:
-    """Refuse a split that is not there, where others are."""
     if not split or os.path.isdir(os.path.join(root, split)) or not os.path.isdir(root):
         return
     found = sorted(entry.name for entry in _scan(root) if entry.is_dir() and not entry.name.startswith("."))

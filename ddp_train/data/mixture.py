@@ -1,7 +1,7 @@
 """Several data sets, each drawn from by a weight (`data=mixture`).
 
 This is what the configuration says, and no more: how their samples are read and in which order they come is the loader's
-(`ddp_train/loader/mixture_source.py`, `ddp_train/loader/mixed.py`).
+(`ddp_train/loader/mixture.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ class Mixture:
 
     Args:
         sources: name -> {"weight": a number above 0, "data": any data set with positions}; None in the place of both leaves one out.
-
-    Raises:
-        ConfigError: there is none, or one has another form.
     """
 
     def __init__(self, sources: Mapping[str, Any]) -> None:

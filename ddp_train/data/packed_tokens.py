@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.tokens.token_shards import OfTokens, TokenDocuments, require_positive
+from ddp_train.data.token_files import TokenSource
+from ddp_train.data.tokens.token_shards import TokenDocuments, require_positive
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices
 
@@ -24,7 +25,7 @@ IGNORE_INDEX = -100
 logger = logging.getLogger(__name__)
 
 
-class PackedTokens(OfTokens):
+class PackedTokens(TokenSource):
     """Windows of T + 1 tokens that hold documents whole, so that few are cut and little is padding. Sample i is window i.
 
     A document longer than a window is cut into windows that share one token, and its rest is packed like a document. Every token of a
@@ -72,7 +73,6 @@ class PackedTokens(OfTokens):
         return len(self._first_piece) - 1
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens [B, T] and targets [B, T], int64."""
         size = self._context_length + 1
         window_BS = np.full((len(indices), size), self._tokens.index.end_of_text, np.int64)
         counts_BS = np.zeros((len(indices), size), np.bool_)  # whether the token is a target
@@ -90,7 +90,6 @@ class PackedTokens(OfTokens):
 
 
 def require_targets(lengths: NDArray[np.int64], root: str, split: str) -> None:
-    """Refuse documents that have nothing to predict."""
     if not (lengths > 1).any():
         raise DataError(
             key="data.root",
@@ -143,7 +142,7 @@ def best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.i
                 used = np.arange(num_bins, num_bins + wanted)
                 num_bins += wanted
             else:
-                used = _take(parts_with[room], wanted)
+                used = _pop_bins(parts_with[room], wanted)
                 is_a_room[room] = bool(parts_with[room])
             fitting = min(left, each * len(used))
             bins[items[placed : placed + fitting]] = np.repeat(used, each)[:fitting]
@@ -158,8 +157,7 @@ def best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.i
     return bins
 
 
-def _take(parts: list[NDArray[np.int64]], count: int) -> NDArray[np.int64]:
-    """Remove `count` bins, or all that there are."""
+def _pop_bins(parts: list[NDArray[np.int64]], count: int) -> NDArray[np.int64]:
     taken = []
     while count and parts:
         part = parts.pop()

@@ -14,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from ddp_train.data.packed_tokens import IGNORE_INDEX, require_targets
-from ddp_train.data.tokens.token_shards import OfTokens, TokenDocuments, require_positive
+from ddp_train.data.token_files import TokenSource
+from ddp_train.data.tokens.token_shards import TokenDocuments, require_positive
 from ddp_train.interfaces import Indices
 
 
-class PaddedTokens(OfTokens):
+class PaddedTokens(TokenSource):
     """Sample i is document i, cut after T + 1 tokens.
 
     `batch` gives tokens [B, T'] and, one further, targets [B, T'], where T' is the longest of the batch; the target is `IGNORE_INDEX` at

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ddp_train.errors import ConfigError
 from ddp_train.hashing import Keys, random_bits
-from ddp_train.interfaces import Indices
+from ddp_train.interfaces import DataSource, Indices
 
 _SPLITS = ("train", "eval")
 _WAVELENGTHS = (3.2, 5.2)  # pixels; the classes take turns
@@ -25,7 +25,7 @@ _TURN = 1024  # phases are integers, 1024 to the turn (a power of two, see &): e
 _COSINE = np.cos(2 * np.pi * np.arange(_TURN) / _TURN).astype(np.float32)
 
 
-class SyntheticImages:
+class SyntheticImages(DataSource):
     """Striped patches in noise: `num_samples` images, each a pure function of (seed, split, index).
 
     Images are float32 [B, C, H, W] of about zero mean and unit variance; label = index mod `num_classes`, so classes are balanced.

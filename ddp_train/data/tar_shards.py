@@ -10,13 +10,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ddp_train.data.fingerprint import fingerprint_of, hash_of
 from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.data.tars.tar_index import TarIndex, open_index
 from ddp_train.data.tars.tar_names import find_shards
 from ddp_train.data.tars.tar_scan import member_name
 from ddp_train.errors import ConfigError, DataError
+from ddp_train.hashing import fingerprint_of, hash_of
 
 _MAX_OPEN = 64  # tars at a time in each process
 
@@ -34,9 +34,6 @@ class TarShards(ImageArray):
         num_classes: None is the largest label + 1.
 
     The other arguments are those of `ImageFolder`.
-
-    Raises:
-        DataError: no tars, incomplete samples, damaged tars or images (those also from `batch`), tars that changed since they were indexed.
     """
 
     def __init__(
@@ -84,7 +81,6 @@ class TarShards(ImageArray):
         return {"tars": len(tars), "names_and_sizes": hash_of(tars), "first_image": first, "last_image": last}
 
     def where(self, index: int) -> str:
-        """Return the tar of a sample and its image's name in it."""
         return self._members.name(index)
 
     def __getstate__(self) -> dict[str, Any]:

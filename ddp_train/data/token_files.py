@@ -11,12 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_train.data.tokens.token_shards import OfTokens, TokenShards, require_positive
+from ddp_train.data.tokens.token_shards import TokenDocuments, TokenShards, require_positive
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Indices
+from ddp_train.interfaces import DataSource, Indices
 
 
-class TokenFiles(OfTokens):
+class TokenSource(DataSource):
+    """What all data sets of prepared tokens are known by."""
+
+    _tokens: TokenShards | TokenDocuments
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return self._tokens.fingerprint
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        return self._tokens.index.meaning
+
+
+class TokenFiles(TokenSource):
     """Windows of `context_length` tokens. `batch` gives tokens [B, T] and, one further, targets [B, T].
 
     A split is one stream: windows cross from a document into the next, with `end_of_text` between them, and from a shard into the next,
@@ -27,9 +41,6 @@ class TokenFiles(OfTokens):
         split: "train" or "val".
         context_length: T.
         stride: tokens from one window's start to the next; None is `context_length`, every token once; 1 is every window.
-
-    Raises:
-        DataError: a file is missing, foreign or damaged, or the split is too short for one window.
     """
 
     _tokens: TokenShards

@@ -98,5 +98,4 @@ def describe(value: Any) -> str:
 
 
 def few(texts: list[str]) -> str:
-    """Return the first ones in a line."""
     return ", ".join(texts[:_SHOWN] + ["..."] * (len(texts) > _SHOWN))

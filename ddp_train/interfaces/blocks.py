@@ -33,9 +33,6 @@ def blocks_of(model: nn.Module, chosen: str | Sequence[str], *, key: str) -> dic
     Args:
         chosen: "auto": those that repeat, which may be none; or the names of classes.
         key: the config key that has them, for errors.
-
-    Raises:
-        ConfigError: the model has no module of such a class.
     """
     if chosen == AUTO:
         return repeated_blocks(model)

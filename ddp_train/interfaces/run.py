@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,31 +14,18 @@ from ddp_train.interfaces.batch import Batch
 from ddp_train.interfaces.component import Goal
 
 
-@runtime_checkable
 class MetricWriter(Protocol):
-    """Where numbers go. Exists on global rank 0 only."""
+    """Where numbers go. Exists on global rank 0 only.
+
+    One that takes pictures has `write_image(name, image, step)`, too: [C, H, W] with C 1 or 3, on the CPU, floats in [0, 1] or uint8. One
+    that takes texts has `write_text(name, text, step)`; a text may be Markdown.
+    """
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Take one line of metrics.jsonl: `split`, `step`, `epoch`, `samples`, `time` and the values."""
 
     def close(self) -> None:
         """Write what is left: the run is over, or it goes back to a checkpoint, from which a new writer begins."""
-
-
-@runtime_checkable
-class ImageWriter(Protocol):
-    """A metric writer that takes images, too."""
-
-    def write_image(self, name: str, image: Tensor, step: int) -> None:
-        """Take a picture: [C, H, W] with C 1 or 3, on the CPU; floats in [0, 1], or uint8."""
-
-
-@runtime_checkable
-class TextWriter(Protocol):
-    """A metric writer that takes texts, too."""
-
-    def write_text(self, name: str, text: str, step: int) -> None:
-        """Take a text; it may be Markdown."""
 
 
 class Run(Protocol):
@@ -95,8 +82,8 @@ class Run(Protocol):
         """Return this rank's first batch of the evaluation data, on the device; None: there is none, or it cannot be read twice."""
 
 
-class Callback(Protocol):
-    """The user's own code at five places of a run. A class has the methods that it needs, and no base class.
+class Callback:
+    """The user's own code at five places of a run. A class has the methods that it needs; it may inherit from this one, and need not.
 
     Every rank makes the callback and calls all its events, in the order of the configuration, so each may use collectives if every rank
     does; in `step` only where `run.is_log_step`, for nothing there is to wait for other ranks. What rank 0 alone should do stands under
@@ -122,10 +109,15 @@ class Callback(Protocol):
     def end(self, run: Run) -> None:
         """Everything is saved, and result.json comes next. Not after a failure."""
 
-
-@runtime_checkable
-class Averaging(Protocol):
-    """A callback that has other weights for evaluation; one of a run at most."""
-
     def evaluation_weights(self) -> Mapping[str, Tensor] | None:
-        """Return tensors by the names that the model has for them, which stand in for its own in every evaluation; None: its own."""
+        """Return tensors by the names that the model has for them, which stand in for its own in every evaluation; None: its own.
+
+        One callback of a run at most has this method.
+        """
+        return None
+
+
+def overrides(callback: Any, name: str) -> bool:
+    """Tell whether a callback has a method of its own."""
+    method = getattr(type(callback), name, None) or getattr(callback, name, None)
+    return method is not None and method is not getattr(Callback, name)

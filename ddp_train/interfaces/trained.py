@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces.batch import Batch, few
-from ddp_train.interfaces.component import Objective, TakingTurns
+from ddp_train.interfaces.component import HasTurns, Objective
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module that it wraps
 
@@ -54,7 +54,7 @@ class Joint(nn.Module):
 
 def whole_loss(objective: Any, model: nn.Module, batch: Batch) -> Tensor:
     """Return the training loss of a batch, shape []; of turns their sum."""
-    if not isinstance(objective, TakingTurns):
+    if not isinstance(objective, HasTurns):
         loss: Tensor = objective.loss(model, batch)
         return loss
     return torch.stack([objective.loss(model, batch, turn) for turn in objective.turns]).sum()
@@ -83,9 +83,6 @@ def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> se
 
     Args:
         key: the config key that has the patterns, for errors.
-
-    Raises:
-        ConfigError: a pattern matches nothing.
     """
     chosen: set[str] = set()
     for pattern in patterns:

@@ -42,9 +42,6 @@ class Blend:
 
         Args:
             others: the sample that goes with each one, of a batch of the same shapes.
-
-        Raises:
-            DataError: the batch is no inputs and labels.
         """
         (inputs, labels), (other_inputs, other_labels) = self._parts(batch), self._parts(others)
         shares, mix = self._drawn(keys, inputs, other_inputs)

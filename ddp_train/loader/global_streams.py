@@ -1,11 +1,8 @@
 """The global random generators of python, numpy and torch (on the CPU), and code of others that may draw from them.
 
 A data set's transforms draw from them, and so does the rest of the process (dropout). Such code is watched here: what it draws from is
-seeded for it, and afterwards the generators are as they were.
-
-To watch costs little. Two generators are compared by their bytes where these lie in memory, for numpy takes 50 us to give its state and
-python makes 625 numbers of it; the state itself is asked for only when the bytes are others than last time. Where they lie is found in
-another generator of the same type whose state is known. Where it cannot be found, the state itself is compared.
+seeded for it, and afterwards the generators are as they were. A state is compared by its bytes where these lie in memory: numpy takes
+50 us to give its state and python 12, at every batch. The official functions give and set states; memory is read alone, never written.
 """
 
 from __future__ import annotations
@@ -16,56 +13,47 @@ import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.random import mtrand
 
-_WORDS = 624  # of a Mersenne twister, 32 bits each
+_TWISTER = 4 * (624 + 1)  # bytes of a Mersenne twister: its words, and its position in them
 _NORMAL = 0.8414709848078965e77  # in a generator's state it is this number and nothing else
 
 Made = TypeVar("Made")
-
-Look = Callable[[], Any]
-"""Gives what differs between any two states of a generator."""
-
-
-class Snapshot(NamedTuple):
-    """A generator's state, and what it looked like."""
-
-    seen: Any
-    state: Any
 
 
 class Stream:
     """One global generator.
 
     Args:
-        look: what differs between any two states.
+        look: gives what differs between any two states.
         read: gives the state.
-        write: takes it back.
+        write: sets the state.
         seed: lets it begin at a key of 64 bits.
     """
 
-    def __init__(self, look: Look, read: Callable[[], Any], write: Callable[[Any], Any], seed: Callable[[int], Any]) -> None:
+    def __init__(self, look: Callable[[], Any], read: Callable[[], Any], write: Callable[[Any], Any], seed: Callable[[int], Any]) -> None:
         self._look, self._read, self._write, self.seed = look, read, write, seed
-        self._last: Snapshot | None = None
+        self._last: tuple[Any, Any] = None, None
 
-    def snapshot(self) -> Snapshot:
-        """Return its state."""
-        seen = self._look()
-        if self._last is None or self._last.seen != seen:
-            self._last = Snapshot(seen, self._read())
+    def state(self) -> tuple[Any, Any]:
+        """Return what its state looks like, and the state."""
+        look = self._look()
+        if self._last[0] != look:
+            self._last = look, self._read()
         return self._last
 
-    def has_moved(self, since: Snapshot) -> bool:
+    def has_moved(self, since: tuple[Any, Any]) -> bool:
         """Tell whether it is in another state than then."""
-        return bool(self._look() != since.seen)
+        return bool(self._look() != since[0])
 
-    def put_back(self, snapshot: Snapshot) -> None:
+    def put_back(self, state: tuple[Any, Any]) -> None:
         """Let it go on from a state."""
-        self._write(snapshot.state)
+        if self.has_moved(state):
+            self._write(state[1])
 
 
 class Watched:
@@ -83,85 +71,72 @@ class Watched:
         Args:
             make: is given the generators that it has to seed before it draws from them, or lets others do so; may be called again.
         """
-        before, touched = [stream.snapshot() for stream in STREAMS], _ALL
+        before, touched = [stream.state() for stream in STREAMS], _ALL
         try:
             while True:
                 made = make([STREAMS[place] for place in self._drawn])
-                found = tuple(place for place in _ALL if place not in self._drawn and STREAMS[place].has_moved(before[place]))
-                if not found:
+                new = [place for place in _ALL if place not in self._drawn and STREAMS[place].has_moved(before[place])]
+                if not new:
                     touched = self._drawn
                     return made
                 # Torch's with any other: it tells its seed without a draw, and transforms seed others by that.
-                self._drawn = tuple(place for place in _ALL if place in {*self._drawn, *found, _TORCH})
+                self._drawn = tuple(sorted({*self._drawn, *new, _TORCH}))
         finally:
-            _put_back(before, touched)
+            for place in touched:
+                STREAMS[place].put_back(before[place])
 
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Let all of them begin at a key of 64 bits, and go on afterwards as if nothing had been drawn."""
-    before = [stream.snapshot() for stream in STREAMS]
+    before = [stream.state() for stream in STREAMS]
     for stream in STREAMS:
         stream.seed(key)
     try:
         yield
     finally:
-        _put_back(before, _ALL)
+        for stream, state in zip(STREAMS, before, strict=True):
+            stream.put_back(state)
 
 
-def _put_back(before: list[Snapshot], touched: tuple[int, ...]) -> None:
-    for place in touched:
-        if STREAMS[place].has_moved(before[place]):
-            STREAMS[place].put_back(before[place])
-
-
-def _look_at_python() -> Look:
-    """The twister's position and words, in this order, and a normal number that is left over."""
+def _look_at_python() -> Callable[[], Any]:
+    """The twister's position and words follow the head of the object; a normal number that is left over is an attribute."""
     generator: random.Random = random.random.__self__  # type: ignore[attr-defined]
     known = random.Random(0)
     *words, position = known.getstate()[1]
-    place = _place_of(struct.pack(f"i{_WORDS}I", position, *words), known)
-    if place is None or type(generator) is not random.Random:
+    if _memory(id(known) + object.__basicsize__, _TWISTER)() != struct.pack("625I", position, *words):
         return lambda: pickle.dumps(random.getstate())
-    twister = _memory(generator, place, 4 * (1 + _WORDS))
-    return lambda: (twister.tobytes(), generator.gauss_next)  # type: ignore[attr-defined]
+    twister = _memory(id(generator) + object.__basicsize__, _TWISTER)
+    return lambda: (twister(), generator.gauss_next)  # type: ignore[attr-defined]
 
 
-def _look_at_numpy() -> Look:
-    """The twister's words and position, in this order; whether a normal number is left over, and which."""
+def _look_at_numpy() -> Callable[[], Any]:
+    """numpy tells where the twister lies; a normal number that is left over is looked for in a generator that has a known one."""
     generator: Any = np.random.get_state.__self__  # type: ignore[attr-defined]
-    twister = mtrand.get_bit_generator()
-    known_twister = np.random.MT19937(0)
-    state = known_twister.state["state"]
-    place = _place_of(state["key"].tobytes() + struct.pack("i", state["pos"]), known_twister)
-    known = np.random.RandomState(known_twister)
+    bits: Any = mtrand.get_bit_generator()
+    known = np.random.RandomState()
     known.set_state({**known.get_state(legacy=False), "has_gauss": 1, "gauss": _NORMAL})
-    normal_place = _place_of(struct.pack("i4xd", 1, _NORMAL), known)
-    if place is None or normal_place is None or type(twister) is not np.random.MT19937 or type(generator) is not np.random.RandomState:
+    whole, left_over = _memory(id(known), type(known).__basicsize__)(), struct.pack("i4xd", 1, _NORMAL)
+    if whole.count(left_over) != 1 or type(bits) is not np.random.MT19937 or type(generator) is not np.random.RandomState:
         return lambda: pickle.dumps(np.random.get_state(legacy=False))
-    words, normal = _memory(twister, place, 4 * (_WORDS + 1)), _memory(generator, normal_place, 16)
+    twister, normal = _memory(bits.ctypes.state_address, _TWISTER), _memory(id(generator) + whole.find(left_over), len(left_over))
 
     def look() -> Any:
-        if mtrand.get_bit_generator() is not twister:  # somebody has given numpy another
+        if mtrand.get_bit_generator() is not bits:  # somebody has given numpy another
             return pickle.dumps(np.random.get_state(legacy=False))
-        return words.tobytes(), normal.tobytes()
+        return twister(), normal()
 
     return look
 
 
-def _place_of(content: bytes, thing: Any) -> int | None:
-    """Return where in a Python object some bytes lie; None: not there, or more than once."""
-    memory = ctypes.string_at(id(thing), type(thing).__basicsize__)
-    return memory.find(content) if memory.count(content) == 1 else None
-
-
-def _memory(thing: Any, place: int, size: int) -> memoryview:
-    """Return a part of a Python object that lives as long as the process."""
-    return memoryview((ctypes.c_char * size).from_address(id(thing) + place)).cast("B")
+def _memory(address: int, size: int) -> Callable[[], bytes]:
+    """Return what gives the bytes at an address, of a thing that lives as long as the process."""
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B").tobytes
 
 
 # numpy and torch take halves of a key: both are the same twister, and with the same 32 bits they would draw the same.
 # torch.manual_seed would seed the GPUs too, which have the model's dropout.
+_torch = torch.default_generator
 STREAMS = (
     Stream(_look_at_python(), random.getstate, random.setstate, random.seed),
     Stream(
@@ -171,10 +146,10 @@ STREAMS = (
         lambda key: np.random.seed(key & 0xFFFFFFFF),
     ),
     Stream(
-        lambda: torch.default_generator.get_state().numpy().tobytes(),
-        torch.default_generator.get_state,
-        torch.default_generator.set_state,
-        lambda key: torch.default_generator.manual_seed(key >> 32),
+        lambda: _torch.get_state().numpy().tobytes(),
+        _torch.get_state,
+        _torch.set_state,
+        lambda key: _torch.manual_seed(key >> 32),
     ),
 )
 _ALL = tuple(range(len(STREAMS)))

@@ -36,11 +36,7 @@ class LengthPlan:
         return self._lengths[bisect_right(self._steps, step)]
 
     def cut(self, micro_batch: MicroBatch, step: int) -> MicroBatch:
-        """Return a micro-batch as the step that comes after `step` steps has it: [B, T] becomes [B * pieces, length], without a copy.
-
-        Raises:
-            DataError: it is not made of whole windows.
-        """
+        """Return a micro-batch as the step that comes after `step` steps has it: [B, T] becomes [B * pieces, length], without a copy."""
         change = partial(self._pieces, length=self.at(step), micro_batch=micro_batch)
         placed = None if micro_batch.placed is None else map_tensors(change, micro_batch.placed)
         return micro_batch._replace(batch=map_tensors(change, micro_batch.batch), placed=placed, pieces=self.whole // self.at(step))

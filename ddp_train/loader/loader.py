@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any, Protocol
 
+import torch
+
 from ddp_train.errors import DataError, RunError, UserError
-from ddp_train.interfaces import DataSource, Indices
+from ddp_train.interfaces import DataSource, Indices, map_tensors
 from ddp_train.loader.blend import Blend
-from ddp_train.loader.mixed import Mixed
+from ddp_train.loader.mixture import Mixed
 from ddp_train.loader.order import BatchOrder, SampleOrder, share
 from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
 from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
@@ -19,41 +21,48 @@ from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 logger = logging.getLogger(__name__)
 
 
-class Loader(Protocol):
+class Loader:
     """What the loop needs of the training data of one rank, with positions or without."""
 
+    order: BatchOrder
     grad_accum_steps: int  # micro-batches of a step, at most
-    skips: bool  # samples that cannot be read
-
-    @property
-    def order(self) -> BatchOrder: ...
+    skips = False  # samples that cannot be read
+    source: DataSource | None = None  # of data with positions
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches for ever, from the step that begins after `samples` samples."""
+        raise NotImplementedError
 
     def micro_steps(self, samples: int) -> int:
         """Return how many micro-batches the step that begins after `samples` samples has."""
+        return self.grad_accum_steps
 
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
+        raise NotImplementedError
 
     def of_size(self, size: int) -> MicroBatch:
         """Return so many samples as one micro-batch, read in this process: the longest ones where the data tells lengths."""
+        raise NotImplementedError
 
     def sample_ids(self, samples: int, number: int) -> Indices | None:
         """Return what this rank's micro-batch `number` of the step after `samples` samples is made of; None: samples have no numbers."""
+        return None
 
     def state_dict(self, samples: int) -> dict[str, Any]:
         """Return what this rank must know, beside `samples`, to go on after the step that ended there: plain containers and tensors."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take that back, on the same number of ranks."""
+        """Go on from that state, on the same number of ranks."""
 
     def used(self, samples: int) -> dict[str, int]:
         """Return how many of the first `samples` samples are of each source of a mixture; {}: it is none, or that cannot be told."""
+        return {}
 
     def caveats(self, samples: int) -> list[str]:
         """Say what is not guaranteed of this data in a run that goes on after `samples` samples; one line each."""
+        return []
 
 
 class Evaluation(Protocol):
@@ -70,8 +79,8 @@ class Evaluation(Protocol):
         """Return what this rank's micro-batch `number` is made of; None: samples have no numbers."""
 
 
-class TrainLoader:
-    """The training data of one rank.
+class TrainLoader(Loader):
+    """The training data of one rank, with positions: seeking is O(1), and the position is all of its state.
 
     Args:
         source: the training split.
@@ -112,39 +121,22 @@ class TrainLoader:
         self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
-        """Yield this rank's micro-batches for ever, from the step that begins after `samples` samples; seeking is O(1)."""
         return self._reading.results(self._requests(samples))
 
     def micro_steps(self, samples: int) -> int:
-        """Return how many micro-batches the step that begins after `samples` samples has."""
         return self._num_parts(self.order.batch_at(samples).size) if self.grad_accum_steps > 1 else 1
 
     def peek(self) -> MicroBatch:
-        """Return this rank's very first micro-batch, read in this process."""
         return self._reading.here(next(self._requests(0)))
 
     def of_size(self, size: int) -> MicroBatch:
-        """Return so many samples as one micro-batch, read in this process: the longest ones where the data tells lengths."""
         return self._read.of_size(size)
 
     def sample_ids(self, samples: int, number: int) -> Indices | None:
-        """Return the data set's indices of this rank's micro-batch `number` of the step that begins after `samples` samples."""
         return self._read.indices(next(islice(self._requests(samples), number, None)))
 
-    def state_dict(self, samples: int) -> dict[str, Any]:
-        """The position is `samples`: there is no more to know."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is none."""
-
     def used(self, samples: int) -> dict[str, int]:
-        """Return how many of the first `samples` samples are of each source of a mixture."""
         return self._mixed.used(samples) if self._mixed is not None else {}
-
-    def caveats(self, samples: int) -> list[str]:
-        """Everything is guaranteed."""
-        return []
 
     def _requests(self, samples: int) -> Iterator[TrainRequest]:
         cut = cache(self._cut)
@@ -160,6 +152,38 @@ class TrainLoader:
         low, high = share(0, size, self._rank, self._world_size)
         parts = [share(low, high, part, micro_steps) for part in range(micro_steps)]
         return [(start, stop, True) if stop > start else (0, 1, False) for start, stop in parts]
+
+
+class OneBatch(Loader):
+    """Gives this rank's micro-batches of a loader's first step in every step (`debug.overfit`): the same tensors, augmented once.
+
+    Steps and epochs are counted as the loader counts them, so that schedules are those of the whole run.
+
+    Args:
+        loader: whose batches all have the same size (`drop_last`).
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self.order, self.source = loader.order, loader.source
+        self.grad_accum_steps, self.skips = loader.grad_accum_steps, loader.skips
+
+    def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
+        first = list(islice(self._loader.micro_batches(0), self.grad_accum_steps))
+        for micro_batch in cycle(first):
+            yield micro_batch._replace(batch=map_tensors(torch.clone, micro_batch.batch))  # a model may change its inputs in place
+
+    def peek(self) -> MicroBatch:
+        return self._loader.peek()
+
+    def of_size(self, size: int) -> MicroBatch:
+        return self._loader.of_size(size)
+
+    def sample_ids(self, samples: int, number: int) -> Indices | None:
+        return self._loader.sample_ids(0, number)
+
+    def caveats(self, samples: int) -> list[str]:
+        return ["debug.overfit: the first global batch is trained on, again and again"]
 
 
 class EvalLoader:
@@ -190,7 +214,6 @@ class EvalLoader:
         self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
 
     def __len__(self) -> int:
-        """Return the number of this rank's micro-batches."""
         return max(1, -(-(self._stop - self.first) // self._batch_size))
 
     def __iter__(self) -> Iterator[MicroBatch]:
@@ -201,7 +224,6 @@ class EvalLoader:
         return self._reading.alone(next(self._requests()))
 
     def sample_ids(self, number: int) -> Indices:
-        """Return the data set's indices of this rank's micro-batch `number`."""
         return self._read.indices(next(islice(self._requests(), number, None)))
 
     def _requests(self) -> Iterator[EvalRequest]:
@@ -219,17 +241,14 @@ class _Reading:
         self._known_bad: set[int] = set()
 
     def here(self, request: Any) -> MicroBatch:
-        """Read in this process."""
         micro_batch: MicroBatch = self._read(request)
         return micro_batch.pin_memory() if self._pin_memory else micro_batch
 
     def alone(self, request: Any) -> MicroBatch:
-        """Read a single one; one worker is enough for it."""
         (micro_batch,) = [self.here(request)] if self._num_workers == 0 else self._by_workers(iter([request]), num_workers=1)
         return micro_batch
 
     def results(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
-        """Read all, in the order of the requests."""
         read_here = self.here if self._pin_memory else self._read
         found = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(read_here, requests)
         for micro_batch in found:
@@ -276,6 +295,5 @@ class _Reading:
 
 
 def require_samples(source: DataSource, *, key: str, at_least: int = 1) -> None:
-    """Refuse a data set without samples."""
     if len(source) < at_least:
         raise UserError(key=key, happened=f"the data set has {len(source)} samples", expected=f"at least {at_least}")

@@ -1,21 +1,21 @@
 """Which sample comes when: a sampler, cut into global batches, with O(1) memory and random access.
 
 The sample at position k of epoch e is a pure function of (seed, e, k) and the data set (`sampler.py`). A global batch is a slice of that
-order, whose size is a function of its position (`batch_plan.py`), and a rank's share is a slice of the global batch, so nothing depends on
+order, whose size is a function of its position (`BatchPlan`), and a rank's share is a slice of the global batch, so nothing depends on
 the number of ranks, workers or restarts, and seeking costs nothing.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddp_train.hashing import GOLDEN, mix
 from ddp_train.interfaces import Indices, Sampler
-from ddp_train.loader.batch_plan import BatchPlan
 
 _AHEAD = 1 << 14  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a first batch in 1 ms
 
@@ -41,24 +41,35 @@ class GlobalBatch(NamedTuple):
         return self.stop - self.start
 
 
-class BatchOrder(Protocol):
-    """Where global batches begin and epochs end. None: there are no epochs."""
+class BatchOrder:
+    """Where global batches begin and epochs end: of data without positions, whose batches all have the same size.
 
-    @property
-    def epoch_size(self) -> int | None: ...
+    Args:
+        length: samples of an epoch, rounded up to whole batches (with `drop_last` down); None: there are no epochs.
+    """
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """None also where the epochs differ: `trainer.batch_size_schedule`."""
+    steps_per_epoch: int | None = None
+    """None also where the epochs differ: `trainer.batch_size_schedule`."""
+    epoch_size: int | None = None
+
+    def __init__(self, length: int | None, *, global_batch_size: int, drop_last: bool = False) -> None:
+        self.global_batch_size = global_batch_size
+        if length is not None:
+            self.steps_per_epoch = max(1, length // global_batch_size if drop_last else -(-length // global_batch_size))
+            self.epoch_size = self.steps_per_epoch * global_batch_size
 
     def batch_at(self, samples: int) -> GlobalBatch:
-        """Return the global batch that begins after `samples` samples."""
+        """Return the global batch that begins after `samples` samples. O(1)."""
+        epoch, start = (0, samples) if self.epoch_size is None else divmod(samples, self.epoch_size)
+        return GlobalBatch(epoch, start, start + self.global_batch_size)
 
     def samples_after(self, step: int) -> int:
         """Return how many samples the first `step` steps take."""
+        return step * self.global_batch_size
 
     def steps_in(self, epochs: int) -> int | None:
         """Return how many steps so many epochs have."""
+        return None if self.steps_per_epoch is None else epochs * self.steps_per_epoch
 
 
 def epochs(order: BatchOrder, samples: int) -> float | None:
@@ -66,7 +77,60 @@ def epochs(order: BatchOrder, samples: int) -> float | None:
     return None if order.epoch_size is None else round(samples / order.epoch_size, 4)
 
 
-class SampleOrder:
+class BatchPlan:
+    """A size for each position, where steps change it or not: a function of the position alone, in O(log changes).
+
+    Args:
+        epoch_size: samples of an epoch; a batch never reaches into the next one.
+        size: samples of a global batch at first.
+        changes: from which step on (counted from 0) it is another size, ascending.
+    """
+
+    def __init__(self, epoch_size: int, size: int, changes: Sequence[tuple[int, int]] = ()) -> None:
+        self._epoch_size = epoch_size
+        self._steps, self._starts, self._sizes = [0], [0], [size]
+        for step, new_size in changes:
+            self._starts.append(self.samples_after(step))
+            self._steps.append(step)
+            self._sizes.append(new_size)
+
+    def size_at(self, samples: int) -> int:
+        """Return the size of the batch that begins after `samples` samples; the last one of an epoch may be smaller."""
+        return self._sizes[bisect_right(self._starts, samples) - 1]
+
+    def origin(self, epoch: int, position: int) -> int:
+        """Return the position in an epoch from which on its batches have the size that they have at `position`."""
+        start = self._starts[bisect_right(self._starts, epoch * self._epoch_size + position) - 1]
+        return max(0, start - epoch * self._epoch_size)
+
+    def samples_after(self, step: int) -> int:
+        """Return how many samples the first `step` steps take."""
+        place = bisect_right(self._steps, step) - 1
+        left, size = step - self._steps[place], self._sizes[place]
+        epoch, position = divmod(self._starts[place], self._epoch_size)
+        rest = self._batches(self._epoch_size - position, size)  # of the epoch that has begun
+        if left < rest:
+            return self._starts[place] + left * size
+        epochs, batches = divmod(left - rest, self._batches(self._epoch_size, size))
+        return (epoch + 1 + epochs) * self._epoch_size + batches * size
+
+    def steps_in(self, epochs: int) -> int:
+        """Return how many steps so many epochs have."""
+        samples = epochs * self._epoch_size
+        place = bisect_right(self._starts, samples) - 1
+        epoch, position = divmod(self._starts[place], self._epoch_size)
+        size, begun = self._sizes[place], samples - epoch * self._epoch_size
+        if begun == 0 or samples == self._starts[place]:
+            return self._steps[place]
+        whole = self._batches(self._epoch_size, size)
+        return self._steps[place] + self._batches(self._epoch_size - position, size) + (begun // self._epoch_size - 1) * whole
+
+    @staticmethod
+    def _batches(samples: int, size: int) -> int:
+        return -(-samples // size)
+
+
+class SampleOrder(BatchOrder):
     """The order of all samples of all epochs, cut into global batches.
 
     Args:
@@ -75,6 +139,8 @@ class SampleOrder:
         drop_last: leave out the last, smaller batch of an epoch; else it is a batch of its own.
         changes: from which step on the global batch has another size; not with `drop_last`: epochs are as long as the data then.
     """
+
+    epoch_size: int
 
     def __init__(self, sampler: Sampler, *, global_batch_size: int, drop_last: bool, changes: Sequence[tuple[int, int]] = ()) -> None:
         self._sampler = sampler
@@ -89,7 +155,6 @@ class SampleOrder:
         self._block: _Block | None = None
 
     def batch_at(self, samples: int) -> GlobalBatch:
-        """Return the global batch that begins after `samples` samples. O(1)."""
         asked = self._asked  # in a step several ask for the same one
         if asked is None or asked[0] != samples:
             epoch, start = divmod(samples, self.epoch_size)
@@ -98,11 +163,9 @@ class SampleOrder:
         return asked[1]
 
     def samples_after(self, step: int) -> int:
-        """Return how many samples the first `step` steps take."""
         return self._plan.samples_after(step)
 
     def steps_in(self, epochs: int) -> int:
-        """Return how many steps so many epochs have."""
         return self._plan.steps_in(epochs)
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:

@@ -10,10 +10,10 @@ import numpy as np
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ddp_train.errors import DataError, UserError
-from ddp_train.interfaces import Augmenting, Batch, Counted, DataSource, Indices, Located, tensors_of
+from ddp_train.interfaces import Batch, Counted, DataSource, Indices, tensors_of
 from ddp_train.loader.blend import Blend
-from ddp_train.loader.dataset_adapter import DatasetSource, lengths_of
-from ddp_train.loader.mixture_source import MixtureSource
+from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
 
 _TRIES = 100  # samples that are tried in the place of one that cannot be read
@@ -41,7 +41,6 @@ class MicroBatch(NamedTuple):
     samples: int | None = None  # how many it has; None: its first tensor has a row for each
 
     def pin_memory(self) -> MicroBatch:
-        """Return a copy in page-locked memory."""
         return self._replace(batch=pin_memory(self.batch))
 
 
@@ -78,12 +77,10 @@ class TrainReader:
     def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool, blend: Blend | None = None) -> None:
         self.samples, self._order, self._skips, self._blend = Samples(source), order, skips, blend
         self._mixture = source if isinstance(source, MixtureSource) else None
-        self._augment = source.augment if isinstance(source, Augmenting) and getattr(source, "augments", True) else None
-        self._augments = self._augment is not None or (self._mixture is not None and self._mixture.augments)
+        self._augments = source.augments
         self._dataset = source if isinstance(source, (DatasetSource, MixtureSource)) else None
 
     def indices(self, request: TrainRequest) -> Indices:
-        """Return the samples that a request asks for, shape [stop - start]."""
         return self._order.indices(request.epoch, request.start, request.stop)
 
     def __call__(self, request: TrainRequest) -> MicroBatch:
@@ -97,8 +94,8 @@ class TrainReader:
 
     def of_size(self, size: int) -> MicroBatch:
         """Return so many samples as one micro-batch: the longest ones where the data tells lengths, else the first of the order."""
-        lengths = lengths_of(self.samples.source)
-        if lengths is None or len(lengths) != len(self.samples):  # of some parts of a mixture alone
+        lengths = self.samples.source.lengths
+        if lengths is None:
             return self(TrainRequest(0, 0, size, True))
         longest = np.sort(np.argpartition(lengths, -size)[-size:])
         return as_micro_batch(self._read(0, longest, longest)[0], size)
@@ -121,8 +118,8 @@ class TrainReader:
             keys = self._order.sample_keys(epoch, wanted, positions=positions)
             if self._mixture is not None:
                 batch = self._mixture.augment_each(batch, keys, wanted)
-            elif self._augment is not None:
-                batch = self._augment(batch, keys)
+            else:
+                batch = self.samples.source.augment(batch, keys)
         return batch, wanted, skipped
 
 
@@ -133,7 +130,6 @@ class EvalReader:
         self.samples, self._skips = Samples(source), skips
 
     def indices(self, request: EvalRequest) -> Indices:
-        """Return the samples that a request asks for, shape [stop - start]."""
         return np.arange(request.start, request.stop)
 
     def __call__(self, request: EvalRequest) -> MicroBatch:
@@ -160,7 +156,7 @@ class Samples:
 
     def where(self, index: int) -> str:
         """Return the file that a sample comes from, as far as the source tells, in brackets."""
-        return f" ({self.source.where(index)})" if isinstance(self.source, Located) else ""
+        return f" ({place})" if (place := self.source.where(index)) else ""
 
     def read(self, indices: Indices) -> Batch:
         """Read samples.
@@ -181,7 +177,6 @@ class Samples:
             raise error
 
     def read_alone(self, index: int) -> None:
-        """Read one sample and forget it."""
         self.source.batch(np.asarray([index], np.int64))
 
     def read_replacing(self, indices: Indices, others: Callable[[int], Indices]) -> tuple[Batch, Indices, tuple[BadSample, ...]]:

@@ -8,7 +8,6 @@ Shapes: N samples in the data set, C classes that have samples, n positions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import GOLDEN, mix
-from ddp_train.interfaces import DataSource, Indices, Labelled, Sampler
-from ddp_train.loader.dataset_adapter import DatasetSource, lengths_of
+from ddp_train.interfaces import DataSource, Indices, Sampler
+from ddp_train.loader.dataset_adapter import dataset_of, label_of
 from ddp_train.loader.global_streams import seeded
 from ddp_train.loader.permutation import Permutation, permute_each
 
@@ -156,9 +155,6 @@ class Iterated:
     Args:
         sampler: gives indices when it is iterated over, equally many in each epoch.
         num_samples: of the data set.
-
-    Raises:
-        ConfigError: it gives something else, or draws from a generator of its own: the same order could not be had again.
     """
 
     repeats, window = True, 1
@@ -249,11 +245,7 @@ def plain_sampler(source: DataSource, *, seed: int, sampling: str, weights: NDAr
 
 
 def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
-    """Read and check `loader.sample_weights`.
-
-    Raises:
-        DataError: the file cannot be read, or its weights cannot be drawn by.
-    """
+    """Read and check `loader.sample_weights`."""
 
     def refused(happened: str, expected: str) -> DataError:
         return DataError(key="loader.sample_weights", happened=f"{path} {happened}", expected=expected, fix="np.save(FILE, weights)")
@@ -275,33 +267,24 @@ def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
 
 
 def labels_of(source: DataSource) -> NDArray[np.integer[Any]]:
-    """Return the class of each sample: what the data set has as `labels`, or as `targets` like torchvision's, or Hugging Face's one label.
-
-    Raises:
-        ConfigError: it has none of these.
-    """
-    offered = source.dataset if isinstance(source, DatasetSource) else source
-    features = getattr(offered, "features", None)
-    columns = [name for name, feature in features.items() if hasattr(feature, "num_classes")] if isinstance(features, Mapping) else []
-    if isinstance(offered, Labelled):
-        name, found = "labels", offered.labels
-    elif hasattr(offered, "targets"):
-        name, found = "targets", offered.targets
-    elif len(columns) == 1:
-        name, found = columns[0], offered[columns[0]][:]  # type: ignore[index]
-    else:
+    """Return the class of each sample: what the data set has as `labels`, as `targets` (torchvision), or as its label (Hugging Face)."""
+    offered = dataset_of(source)
+    found = getattr(offered, "targets", None) if source.labels is None else source.labels
+    if found is None and (label := label_of(offered)):
+        found = offered[label][:]
+    if found is None:
         raise ConfigError(
             key="loader.sampling",
             happened=f"is balanced, but {type(offered).__name__} does not tell the classes of its samples",
             expected="a data set with `labels` or `targets`, one whole number per sample",
             fix="loader.sampling=shuffled, or weighted with a file of weights",
         )
-    return _checked(found, f"{type(offered).__name__}.{name}", (len(source),), "iu", "whole numbers")
+    return _checked(found, f"{type(offered).__name__}.labels", (len(source),), "iu", "whole numbers")
 
 
 def _lengths(source: DataSource) -> NDArray[Any]:
-    offered = source.dataset if isinstance(source, DatasetSource) else source
-    if (found := lengths_of(source)) is None:
+    offered = dataset_of(source)
+    if (found := source.lengths) is None:
         raise ConfigError(
             key="loader.bucket_batches",
             happened=f"is given, but {type(offered).__name__} does not tell the lengths of its samples",
@@ -319,7 +302,6 @@ def _checked(offered: Any, name: str, shape: tuple[int], kinds: str, expected: s
 
 
 def key_of(seed: int, epoch: int, *purpose: int) -> int:
-    """Return what a draw of an epoch begins with, another one for each purpose."""
     return int(np.random.SeedSequence([seed, epoch, *purpose]).generate_state(1, np.uint64)[0])
 
 

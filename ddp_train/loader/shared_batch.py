@@ -44,7 +44,7 @@ class SharedBatch:
         self._memory: mmap.mmap | None = None
 
     def put(self, batch: Any) -> bytes:
-        """Copy a batch in; return what `take` needs to know."""
+        """Copy a batch in; return what `copy_out` needs to know."""
         text = io.BytesIO()
         pickler = _Packer(text)
         pickler.dump(batch)
@@ -55,7 +55,7 @@ class SharedBatch:
             self.view(place).copy_(tensor)
         return text.getvalue()
 
-    def take(self, text: bytes, *, pin_memory: bool) -> Any:
+    def copy_out(self, text: bytes, *, pin_memory: bool) -> Any:
         """Copy the batch out.
 
         Args:
@@ -66,12 +66,10 @@ class SharedBatch:
         return unpickler.load()
 
     def close(self) -> None:
-        """Let go of the memory."""
         self._memory = None
         os.close(self.descriptor)
 
     def view(self, place: _Place) -> Tensor:
-        """Return the memory of one tensor."""
         if place.end == place.offset:
             return torch.empty(place.shape, dtype=place.dtype)
         if self._memory is None or len(self._memory) < place.end:

@@ -20,9 +20,9 @@ from torch.utils.data import IterableDataset
 
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Batch
-from ddp_train.loader.collate import Collate, collate
-from ddp_train.loader.dataset_adapter import facts_of
-from ddp_train.loader.order import GlobalBatch, share
+from ddp_train.loader.dataset_adapter import Collate, collate, facts_of
+from ddp_train.loader.loader import Loader
+from ddp_train.loader.order import BatchOrder, share
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.loader.stream_shard import comes_from, cut, reads_all
 from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
@@ -46,7 +46,6 @@ class Stream:
         self._fields, self._by = fields, by
 
     def collate(self, samples: list[Any]) -> Batch:
-        """Make a batch of samples."""
         return collate(samples, self._fields, self._by)
 
     @property
@@ -71,36 +70,7 @@ def is_stream(candidate: Any) -> bool:
     return isinstance(candidate, IterableDataset) or (hasattr(candidate, "__iter__") and not hasattr(candidate, "__getitem__"))
 
 
-class StreamOrder:
-    """Where the global batches of a stream begin and its epochs end. All batches have the same size.
-
-    Args:
-        length: samples of an epoch, rounded up to whole batches (with `drop_last` down); None: there are no epochs.
-    """
-
-    def __init__(self, length: int | None, *, global_batch_size: int, drop_last: bool = False) -> None:
-        self.global_batch_size = global_batch_size
-        self.steps_per_epoch: int | None = None
-        self.epoch_size: int | None = None
-        if length is not None:
-            self.steps_per_epoch = max(1, length // global_batch_size if drop_last else -(-length // global_batch_size))
-            self.epoch_size = self.steps_per_epoch * global_batch_size
-
-    def batch_at(self, samples: int) -> GlobalBatch:
-        """Return the global batch that begins after `samples` samples."""
-        epoch, start = (0, samples) if self.epoch_size is None else divmod(samples, self.epoch_size)
-        return GlobalBatch(epoch, start, start + self.global_batch_size)
-
-    def samples_after(self, step: int) -> int:
-        """Return how many samples the first `step` steps take."""
-        return step * self.global_batch_size
-
-    def steps_in(self, epochs: int) -> int | None:
-        """Return how many steps so many epochs have."""
-        return None if self.steps_per_epoch is None else epochs * self.steps_per_epoch
-
-
-class StreamLoader:
+class StreamLoader(Loader):
     """The training data of one rank, from a stream. Each worker reads a shard of its own, again from its start when it ends.
 
     Args: as for `TrainLoader`, with a stream as the training split and `order` for the size of the global batches.
@@ -109,7 +79,7 @@ class StreamLoader:
     def __init__(
         self,
         stream: Stream,
-        order: StreamOrder,
+        order: BatchOrder,
         *,
         rank: int,
         world_size: int,
@@ -118,7 +88,6 @@ class StreamLoader:
         pin_memory: bool,
     ) -> None:
         self.order = order
-        self.skips = False
         self.grad_accum_steps = grad_accum_steps
         self._stream = stream
         self._num_readers, self._num_workers, self._pin_memory = max(num_workers, 1), num_workers, pin_memory
@@ -131,7 +100,7 @@ class StreamLoader:
         self._passed: deque[tuple[int, list[tuple[int, bytes | None]]]] = deque(maxlen=_KEPT_STEPS)
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
-        """Yield this rank's micro-batches for ever: from the loaded state on, or else from the stream's start."""
+        """Yield micro-batches from the loaded state on, or else from the stream's start."""
         turns = self._loaded or [(number, None) for number in range(self._num_readers)]
         readers = [self._reader(number, position) for number, position in turns]
         positions = {number: pickle.dumps(position) if position else None for number, position in turns}  # the next reader's comes first
@@ -172,24 +141,15 @@ class StreamLoader:
             if workers is not None:
                 workers.close()
 
-    def micro_steps(self, samples: int) -> int:
-        """Return how many micro-batches a step has: always as many."""
-        return self.grad_accum_steps
-
     def peek(self) -> MicroBatch:
-        """Return this rank's very first micro-batch, read in this process."""
         return self.of_size(self._sizes[0])
 
     def of_size(self, size: int) -> MicroBatch:
-        """Return this rank's first samples, so many, as one micro-batch, read in this process."""
         reader = self._reader(0, None)
         with suppress(Exception):  # one that cannot be copied is read itself
             reader = copy.deepcopy(reader)
         batch, _ = reader(_Request(size, keeps_position=False))
         return as_micro_batch(batch, size)
-
-    def sample_ids(self, samples: int, number: int) -> None:
-        """They have none."""
 
     def state_dict(self, samples: int) -> dict[str, Any]:
         """Return where the readers were after the step that ended at `samples` samples, whatever was read since; {}: not known."""
@@ -203,12 +163,7 @@ class StreamLoader:
         readers = [(int(number), position) for number, position in state.get("readers", [])]
         self._loaded = readers if len(readers) == self._num_readers and self._stream.has_state else None
 
-    def used(self, samples: int) -> dict[str, int]:
-        """A stream is no mixture."""
-        return {}
-
     def caveats(self, samples: int) -> list[str]:
-        """Say what is not guaranteed of this stream in a run that goes on after `samples` samples."""
         dataset, found = self._stream.dataset, []
         name = type(dataset).__name__
         if self._all_readers > 1:

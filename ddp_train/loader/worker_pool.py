@@ -68,7 +68,6 @@ class WorkerDied(Exception):
         self.request, self.pid, self._exit_code = request, pid, exit_code
 
     def how(self) -> str:
-        """Say how it ended."""
         code = self._exit_code
         return "ended" if code is None else f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
@@ -124,7 +123,6 @@ class WorkerPool:
         return result.result()
 
     def close(self) -> None:
-        """End the processes."""
         for worker in self._workers:
             worker.hang_up()
         if self._copying is not None:
@@ -146,7 +144,6 @@ class _Copying:
         self._thread.start()
 
     def start(self, request: Any, worker: _Worker) -> Future[Any]:
-        """Begin to take a worker's oldest result."""
         future: Future[Any] = Future()
         self._orders.put((request, worker, future))
         return future
@@ -197,7 +194,6 @@ class _Worker:
             self._connection.send(request)
 
     def answer(self, request: Any, *, pin_memory: bool) -> Any:
-        """Return the result of the oldest request."""
         try:
             answer = self._connection.recv()
         except (EOFError, ConnectionResetError):
@@ -207,7 +203,7 @@ class _Worker:
             if not isinstance(answer.error, UserError):
                 answer.error.add_note(f"in a loader worker (pid {self._process.pid}):\n{answer.traceback}")
             raise answer.error
-        return next(self._next_slot).take(answer, pin_memory=pin_memory)
+        return next(self._next_slot).copy_out(answer, pin_memory=pin_memory)
 
     def hang_up(self) -> None:
         with socket.socket(fileno=os.dup(self._connection.fileno())) as end, suppress(OSError):

@@ -28,9 +28,6 @@ class GPT(nn.Module):
         bias: whether linear layers and normalisations have a bias, as in GPT-2.
         gelu: "tanh", GPT-2's approximation, or "none": GELU itself.
 
-    Raises:
-        ConfigError: `num_heads` does not divide `width`.
-
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2: pre-norm, tanh GELU, initialisation);
         Press & Wolf 2016, arXiv:1608.05859 (the head shares the token embedding's weights).
     """

@@ -50,9 +50,6 @@ class ChunkedHead:
 
         Args:
             forward: the model's, which gives what its head gives, and what is beside it.
-
-        Raises:
-            ConfigError: the model does not give what its head gives, so that it would be given something else than logits.
         """
         with self._giving_losses(targets_BT.flatten()):
             outputs, beside = forward()
@@ -113,9 +110,6 @@ def find_head(model: nn.Module, name: str) -> tuple[str, nn.Module]:
 
     Args:
         name: "auto": what `get_output_embeddings` says, as transformers have it, or one of the usual names.
-
-    Raises:
-        ConfigError: there is none of that name, or none is known.
     """
     modules = {plain_name(f"{each}.").rstrip("."): module for each, module in model.named_modules()}
     if name != "auto":

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Goal, batch_size, describe
+from ddp_train.interfaces import Batch, Goal, describe
 from ddp_train.objective.model_call import unwrap
-from ddp_train.objective.supervised import at_least_float32, count
+from ddp_train.objective.supervised import ByCompare, at_least_float32, count
 
 _CHUNK = 1024  # embeddings that are compared with all others at a time
 
 
-class Contrastive:
+class Contrastive(ByCompare):
     """Minimise the cross entropy of finding a sample's other view among those of the micro-batch, both ways.
 
     The others are those of one rank's micro-batch: `loader.micro_batch_size` says how many, and the gradient depends on it. So of all
@@ -29,9 +29,6 @@ class Contrastive:
     Args:
         temperature: by which cosine similarities are divided; the smaller, the more the nearest others count.
         towers: 1: both views go through the model as one batch, and it returns [2B, D]; 2: model(view, other_view) returns two [B, D].
-
-    Raises:
-        ConfigError: another number of towers.
 
     Source: Oord et al. 2018, arXiv:1807.03748 (InfoNCE); Radford et al. 2021, arXiv:2103.00020 (both ways, the others of the batch).
     """
@@ -43,10 +40,6 @@ class Contrastive:
             raise ConfigError(key="objective.towers", happened=f"is {towers}", expected="1 or 2")
         self.temperature, self.towers = temperature, towers
 
-    def weight(self, batch: Batch) -> int:
-        """Return the number of samples."""
-        return batch_size(batch)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the cross entropy in nats, the mean of both ways, summed over the samples, shape []."""
         left_BD, right_BD = self._embeddings(model, batch)
@@ -55,23 +48,13 @@ class Contrastive:
         ways = (F.cross_entropy(each, own_B, reduction="sum") for each in (similarity_BB, similarity_BB.T))
         return sum(ways, start=similarity_BB.new_zeros(())) / 2
 
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the count `samples`: what is measured needs the embeddings of all samples (`recall_at_1`)."""
-        return self.compare(model, batch)[0]
-
-    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what `score` returns, and the `embedding` and `other_embedding` of each sample, float32 [B, D]."""
-        totals, rows, _ = self.compare(model, batch)
-        return totals, rows
-
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
-        """Return what `predict` returns, and both embeddings for metrics."""
+        """Return the count `samples`, the `embedding` and `other_embedding` of each sample, float32 [B, D], and both for metrics."""
         left_BD, right_BD = self._embeddings(model, batch)
         rows = {"embedding": left_BD.float(), "other_embedding": right_BD.float()}
         return {"samples": count(len(left_BD), left_BD)}, rows, (left_BD, right_BD)
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """Return nothing: `evaluation.metrics` has what is measured."""
         return {}
 
     def _embeddings(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

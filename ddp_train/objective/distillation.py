@@ -5,20 +5,17 @@ Shapes: B samples, K classes. The batch's forms are those of model_call.py; the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_train.interfaces import Batch, Goal
+from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.model_call import call, give, split, unwrap
 from ddp_train.objective.supervised import at_least_float32
 
 
-class Distillation(nn.Module):
+class Distillation(nn.Module, Classification):
     """Minimise a mixture of the cross entropy with the labels and of the divergence from the teacher's softened answers.
 
     Metrics are the model's. The teacher is frozen, evaluates, and is in no checkpoint: a run that continues makes it again.
@@ -35,16 +32,11 @@ class Distillation(nn.Module):
     def __init__(
         self, *, teacher: nn.Module, teacher_from: str | None = None, temperature: float = 2.0, teacher_share: float = 0.5
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
+        Classification.__init__(self)
         self.teacher = teacher.requires_grad_(False).eval()
         self.borrows = {} if teacher_from is None else {"teacher": teacher_from}
         self.temperature, self.teacher_share = temperature, teacher_share
-        self._labels = Classification()
-        self.goals: Mapping[str, Goal] = self._labels.goals
-
-    def weight(self, batch: Batch) -> int | Tensor:
-        """Return the number of samples."""
-        return self._labels.weight(batch)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mixture in nats, summed over the samples, shape []."""
@@ -54,24 +46,4 @@ class Distillation(nn.Module):
             theirs_BK = at_least_float32(unwrap(give(self.teacher, split(batch)[0]))[0])
         mine, theirs = ((logits / self.temperature).log_softmax(dim=1) for logits in (logits_BK, theirs_BK))
         divergence = F.kl_div(mine, theirs, reduction="sum", log_target=True) * self.temperature**2
-        return self.teacher_share * divergence + (1 - self.teacher_share) * self._labels.total_loss(logits_BK, labels_B)
-
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what classification adds up."""
-        return self._labels.score(model, batch)
-
-    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what classification does."""
-        return self._labels.predict(model, batch)
-
-    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Any]]:
-        """Return what classification does."""
-        return self._labels.compare(model, batch)
-
-    def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-        """Return what classification does."""
-        return self._labels.infer(model, inputs)
-
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """Return `accuracy`, `accuracy_top5` (where K > 5) and `loss`, the cross entropy with the labels."""
-        return self._labels.metrics(totals)
+        return self.teacher_share * divergence + (1 - self.teacher_share) * self.total_loss(logits_BK, labels_B)

@@ -16,14 +16,14 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, batch_size
 from ddp_train.objective.chunked_head import ChunkedHead, find_head
 from ddp_train.objective.model_call import unwrap
-from ddp_train.objective.supervised import at_least_float32, weighed
+from ddp_train.objective.supervised import ByCompare, at_least_float32, weighed
 
 # torch's own default, -100, would drop such targets from the loss but not from `weight`. No tokeniser has this one; a target that is
 # negative by mistake fails loudly.
 _IGNORE_NOTHING = -(2**31)
 
 
-class LanguageModeling:
+class LanguageModeling(ByCompare):
     """Minimise the cross entropy between a model's logits, shape [B, T, V], and the next tokens. Every token weighs the same.
 
     Args:
@@ -33,9 +33,6 @@ class LanguageModeling:
         chunk_tokens: tokens of a micro-batch that have logits at a time; None: all. With it their memory is that of a chunk, and backward
             computes the logits once more. `compare` has them all.
         head: the module that gives the logits, for `chunk_tokens`; "auto": by its usual names.
-
-    Raises:
-        ConfigError: `chunk_tokens` is below 1.
     """
 
     goals: Mapping[str, Goal] = {"loss": "min", "perplexity": "min"}
@@ -61,11 +58,7 @@ class LanguageModeling:
             self.goals = {**self.goals, "bits_per_byte": "min"}
 
     def bind_model(self, model: nn.Module) -> None:
-        """Find the module whose logits come in chunks.
-
-        Raises:
-            ConfigError: it is not there, or not known.
-        """
+        """Find the module whose logits come in chunks."""
         if self.chunk_tokens is not None:
             name, head = find_head(model, self.head)
             self._chunked = ChunkedHead(head, name=name, chunk_tokens=self.chunk_tokens, ignore_index=self._ignored())
@@ -91,15 +84,10 @@ class LanguageModeling:
         losses_N, _ = self._losses(model, batch, reduction="none")
         return self._totals(losses_N, batch)
 
-    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what `score` returns, and for each sample `loss` (sum in nats over its targets that count, float32 [B]) and `tokens` (how
-        many those are, int64 [B]).
-        """
-        totals, rows, _ = self.compare(model, batch)
-        return totals, rows
-
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
-        """Return what `predict` returns, and the logits, [B, T, V], with the next tokens: too large to be gathered, fine to be added up."""
+        """Return what `score` returns, for each sample `loss` (sum in nats over its targets that count, float32 [B]) and `tokens` (how many
+        those are, int64 [B]), and the logits, [B, T, V], with the next tokens: too large to be gathered, fine to be added up.
+        """
         tokens_BT, targets_BT = batch
         logits_BTV = at_least_float32(unwrap(model(tokens_BT))[0])
         losses_BT = self._cross_entropy(logits_BTV, targets_BT, reduction="none").view_as(targets_BT)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from ddp_train.interfaces import Batch, Goal, Objective, batch_size
 from ddp_train.objective.model_call import call, give, split, unwrap
-from ddp_train.objective.supervised import count
+from ddp_train.objective.supervised import ByCompare, count
 
 
-class LossObjective(nn.Module):
+class LossObjective(nn.Module, ByCompare):
     """Adapt a third-party loss to the objective's protocol. Every sample weighs the same; the batch's forms are those of model_call.py.
 
     A module, so that the parameters of a loss that has some (learned centres, a temperature) are found.
@@ -28,10 +28,6 @@ class LossObjective(nn.Module):
         self.loss_fn = loss_fn
         self.goals: Mapping[str, Goal] = {"loss": "min"}
 
-    def weight(self, batch: Batch) -> int:
-        """Return the number of samples."""
-        return batch_size(batch)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss times the number of samples, shape [].
 
@@ -41,17 +37,8 @@ class LossObjective(nn.Module):
         loss, _ = self._loss(model, batch)
         return loss
 
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` (sum, float64) and the count `samples`; each of shape []."""
-        return self.compare(model, batch)[0]
-
-    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what `score` returns, and the model's `output` for each sample; only the function knows the loss of one sample."""
-        totals, rows, _ = self.compare(model, batch)
-        return totals, rows
-
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]:
-        """Return what `predict` returns, and the model's output with the targets: logits, where the function takes logits."""
+        """Return the sums `loss` (float64) and `samples`, the model's `output` for each sample, and it with the targets for metrics."""
         loss, outputs = self._loss(model, batch)
         totals = {"loss": loss.double(), "samples": count(batch_size(batch), loss)}
         return totals, {"output": outputs}, (outputs, split(batch)[1])
@@ -61,7 +48,6 @@ class LossObjective(nn.Module):
         return {"output": _bare(give(model, inputs))}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Return `loss`, the mean over all samples."""
         return {"loss": totals["loss"] / totals["samples"]}
 
     def _loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:

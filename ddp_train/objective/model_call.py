@@ -29,11 +29,7 @@ _BESIDE = ("aux", "aux_logits", "aux_loss")
 
 
 def call(model: nn.Module, batch: Batch) -> tuple[Any, Any]:
-    """Return what the model gives for the batch's inputs, and the batch's targets.
-
-    Raises:
-        ConfigError: the batch does not tell which of its parts are the targets.
-    """
+    """Return what the model gives for the batch's inputs, and the batch's targets."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:  # as nearly all are
         return model(batch[0]), batch[1]
     inputs, targets = split(batch)
@@ -41,11 +37,7 @@ def call(model: nn.Module, batch: Batch) -> tuple[Any, Any]:
 
 
 def split(batch: Batch) -> tuple[Any, Any]:
-    """Return the inputs of a batch, a tuple or a dict of the model's arguments, and its targets.
-
-    Raises:
-        ConfigError: it does not tell which of its parts are the targets.
-    """
+    """Return the inputs of a batch, a tuple or a dict of the model's arguments, and its targets."""
     if isinstance(batch, (tuple, list)) and len(batch) > 1:
         return tuple(batch[:-1]), batch[-1]
     if isinstance(batch, Mapping):

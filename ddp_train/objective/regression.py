@@ -27,9 +27,6 @@ class Regression(Supervised):
         criterion: "mse" (squared), "mae" (absolute) or "huber" (squared below `huber_delta`, absolute above).
         huber_delta: in units of the target.
         aux_weight: of what the model gives beside its output (supervised.py).
-
-    Raises:
-        ConfigError: another criterion.
     """
 
     goals: Mapping[str, Goal] = {"rmse": "min", "mae": "min", "r2": "max", "loss": "min"}
@@ -79,7 +76,6 @@ class Regression(Supervised):
         }
 
     def found(self, outputs: Tensor) -> dict[str, Tensor]:
-        """Return `prediction`, [B] or [B, D]."""
         return {"prediction": _flat(outputs)}
 
     def compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,5 +99,4 @@ def _alike(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _flat(values: Tensor) -> Tensor:
-    """Return [B, 1] as [B]."""
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values

@@ -38,7 +38,6 @@ class Segmentation(Supervised):
         self.ignore_index = ignore_index
 
     def weight(self, batch: Batch) -> int | Tensor:
-        """Return the number of pixels that count."""
         targets_BHW = split(batch)[1]
         if self.ignore_index is None:
             return int(targets_BHW.numel())

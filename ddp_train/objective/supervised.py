@@ -6,7 +6,7 @@ To change the loss of one of them, override `total_loss`; for another task altog
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,26 @@ from ddp_train.interfaces import Batch, Goal, batch_size
 from ddp_train.objective.model_call import call, give, unwrap
 
 
-class Supervised(ABC):
+class ByCompare:
+    """An objective whose samples all weigh the same, and that measures by one method: `compare`."""
+
+    compare: Callable[..., tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]]
+
+    def weight(self, batch: Batch) -> int | Tensor:
+        """Return the number of samples."""
+        return batch_size(batch)
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return what evaluation adds up over all samples: floats for sums, int64 for counts."""
+        return self.compare(model, batch)[0]
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return what `score` returns, and from the same forward one row per sample."""
+        totals, rows, _ = self.compare(model, batch)
+        return totals, rows
+
+
+class Supervised(ByCompare, ABC):
     """An objective over what a model gives and what is right.
 
     Args:
@@ -55,16 +74,8 @@ class Supervised(ABC):
 
     # What the loop asks for.
 
-    def weight(self, batch: Batch) -> int | Tensor:
-        """Return the number of samples."""
-        return batch_size(batch)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the training loss summed over the batch's units, shape [], at least float32.
-
-        Raises:
-            ConfigError: the model gives more than its output, and nothing says what to do with it.
-        """
+        """Return the training loss summed over the batch's units, shape [], at least float32."""
         given, targets = call(model, batch)
         outputs, beside = (given, []) if isinstance(given, Tensor) else unwrap(given)
         if outputs.ndim and len(outputs) != batch_size(batch):
@@ -81,14 +92,8 @@ class Supervised(ABC):
         return total
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what evaluation adds up over all samples: floats for sums, int64 for counts."""
         given, targets = call(model, batch)
         return self.measure(at_least_float32(unwrap(given)[0]), targets)[0]
-
-    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what `score` returns, and one row per sample: what was found, and how that compares with the targets."""
-        totals, rows, _ = self.compare(model, batch)
-        return totals, rows
 
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Any]]:
         """Return what `predict` returns, and predictions and targets for metrics."""
@@ -103,11 +108,7 @@ class Supervised(ABC):
 
 
 def weighed(beside: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:
-    """Return what counts of what a model gives beside its output, each with its weight.
-
-    Raises:
-        ConfigError: there is something, and no weight for it.
-    """
+    """Return what counts of what a model gives beside its output, each with its weight."""
     if beside and aux_weight is None:
         raise ConfigError(
             key="objective.aux_weight",

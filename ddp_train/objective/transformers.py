@@ -15,21 +15,18 @@ from torch import Tensor, nn
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, batch_size, describe
 from ddp_train.objective.model_call import unwrap
-from ddp_train.objective.supervised import at_least_float32, count
+from ddp_train.objective.supervised import ByCompare, at_least_float32, count
 from ddp_train.traits import loss_unit
 
 _IGNORED = -100  # a label that counts nowhere, in all of transformers
 
 
-class Transformers:
+class Transformers(ByCompare):
     """Minimise the loss that the model returns. It is a mean; what it is the mean over is what the global batch is weighed by.
 
     Args:
         unit: "sample"; "token": the labels that are not -100; "next_token": those but for the first of each sample, which no token comes
             before (GPT, Llama). "auto": as the model's class name tells.
-
-    Raises:
-        ConfigError: another unit.
     """
 
     goals: Mapping[str, Goal] = {"loss": "min", "accuracy": "max", "perplexity": "min"}
@@ -40,11 +37,7 @@ class Transformers:
         self.unit = unit
 
     def bind_model(self, model: nn.Module) -> None:
-        """Learn from the model's class what its loss is the mean over.
-
-        Raises:
-            ConfigError: its name does not tell.
-        """
+        """Learn from the model's class what its loss is the mean over."""
         if self.unit != "auto":
             return
         self.unit = loss_unit(type(model))
@@ -58,24 +51,12 @@ class Transformers:
         return number
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the model's mean loss times what it is the mean over, shape [].
-
-        Raises:
-            ConfigError: the batch is no dict with `labels`, or the model returns no loss.
-        """
+        """Return the model's mean loss times what it is the mean over, shape []."""
         return self._loss(model, batch)[0]
 
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the sums `loss` (float64), `units`, `samples`, and `correct` where each sample has one label out of K classes."""
-        return self.compare(model, batch)[0]
-
-    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what `score` returns, and for each sample what `infer` does; without an answer that fits in one row, the label."""
-        totals, rows, _ = self.compare(model, batch)
-        return totals, rows
-
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
-        """Return what `predict` returns, and for metrics: probabilities [B, K] and labels [B]; else the model's logits and labels, those of
+        """Return the sums `loss` (float64), `units`, `samples`, and `correct` where each sample has one label out of K classes; for each
+        sample what `infer` does; and for metrics: probabilities [B, K] and labels [B]; else the model's logits and labels, those of
         next tokens one place apart.
         """
         total, given = self._loss(model, batch)
@@ -93,7 +74,6 @@ class Transformers:
         return totals, rows, (logits[:, :-1], labels[:, 1:]) if self.unit == "next_token" else (logits, labels)
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-        """Return what the model says of each sample, of a dict of its arguments without labels."""
         return self._found(at_least_float32(unwrap(model(**inputs))[0]))
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:

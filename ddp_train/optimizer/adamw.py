@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW as TorchAdamW  # by a name of its own: its arguments are read from the source
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from ddp_train import torch_internals
 
 
-class AdamW(torch.optim.AdamW):
+class AdamW(TorchAdamW):
     """AdamW, as torch's in its arguments, its state and its results.
 
     A step is torch's own where something is to happen beside the kernel: hooks, a profiler, a closure, a loss scaler or a guard that may
@@ -29,7 +30,7 @@ class AdamW(torch.optim.AdamW):
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101.
     """
 
-    saved_as = torch.optim.AdamW
+    saved_as = TorchAdamW
     """Whose state this is: either goes on from the other's checkpoints."""
 
     # As torch's, without the wrapper that hides them from the compiler: to do so it imports that, half a second before the first step.
@@ -39,32 +40,7 @@ class AdamW(torch.optim.AdamW):
 
     _looked_at: list[list[nn.Parameter]] | None = None  # the groups that are the kernel's alone; None: not looked at, or they are not
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-    ) -> None:
-        others: dict[str, Any] = {
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-        }
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **others)
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step; see `torch.optim.AdamW.step`."""
         if closure is not None or not _KNOWS_TORCH or self._has_company():
             return _step_in_company(self, closure)
         groups = self._arguments()
@@ -135,12 +111,11 @@ def _is_plain(group: dict[str, Any]) -> bool:
     )
 
 
-_torch_step = unwrap(torch.optim.AdamW.step)
+_torch_step = unwrap(TorchAdamW.step)
 """torch's own, without a wrapper around it that imports the compiler, too."""
 
 
-def _step(optimizer: torch.optim.AdamW, closure: Callable[[], Any] | None = None) -> Any:
-    """Take torch's own step."""
+def _step(optimizer: TorchAdamW, closure: Callable[[], Any] | None = None) -> Any:
     with torch.set_grad_enabled(optimizer.defaults["differentiable"]):
         return _torch_step(optimizer, closure)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import matching, named_parameters
-from ddp_train.optimizer.layers import rate_factors
+from ddp_train.interfaces import Joint, matching, named_parameters, plain_name
 
 REST = "rest"
 """What the group of all other parameters is called."""
@@ -19,11 +18,7 @@ Groups = Mapping[str, Mapping[str, Any]]
 
 
 def freeze(trained: nn.Module, groups: Groups) -> None:
-    """Let the parameters of groups with `freeze: true` be trained no more; before the strategy prepares the model.
-
-    Raises:
-        ConfigError: a pattern matches nothing, or a group is left without parameters.
-    """
+    """Let the parameters of groups with `freeze: true` be trained no more; before the strategy prepares the model."""
     named = named_parameters(trained)
     for group, names in _assign(named, groups).items():
         if groups[group].get("freeze"):
@@ -54,9 +49,6 @@ def parameter_groups(
 
     Returns:
         Groups for the first argument of a torch optimizer; with `groups` or `layer_decay` each has its `name`.
-
-    Raises:
-        ConfigError: nothing is to be trained, a pattern matches nothing, a group is left without parameters, or the model has no layers.
     """
     named = named_parameters(trained)
     if not any(parameter.requires_grad for parameter in named.values()):
@@ -123,3 +115,54 @@ def _assign(named: Mapping[str, nn.Parameter], groups: Groups) -> dict[str, list
         found[group] = [name for name in named if name in chosen - taken]
         taken |= chosen
     return found
+
+
+def rate_factors(trained: nn.Module, decay: float) -> dict[str, float]:
+    """Return by which factor the rate of each parameter is smaller, by its name: 1 in the last layer, `decay` in the one before, and so on.
+
+    A layer is an item of an outermost `nn.ModuleList` or `nn.Sequential`; one without a matrix (a norm) goes with the item before it. What
+    comes before the first of them (embeddings) is a layer, and so is what comes after the last (the final normalisation, the head). An
+    objective's own parameters go with the last one.
+
+    Source: Clark et al. 2020, arXiv:2003.10555 (ELECTRA, appendix A); Bao et al. 2021, arXiv:2106.08254 (BEiT).
+    """
+    model = trained.model if isinstance(trained, Joint) else trained
+    numbers = _numbers(model)
+    last = max(numbers.values(), default=0)
+    if last == 0:
+        raise ConfigError(
+            key="optimizer.layer_decay",
+            happened=f"{type(model).__name__} has no layers one after another",
+            expected="an nn.ModuleList or nn.Sequential of at least two layers with parameters",
+            fix="optimizer.layer_decay=null, and optimizer.groups for parts that are to have a rate of their own",
+        )
+    return {name: decay ** (last - numbers.get(name, last)) for name in named_parameters(trained)}
+
+
+def _numbers(model: nn.Module) -> dict[str, int]:
+    """Return the number of each parameter's layer, in the order in which the model has them."""
+    stacks, named = list(_stacks(model, "")), named_parameters(model)
+    layers: dict[str, tuple[str, str]] = {}
+    for name in named:
+        stack = next((stack for stack in stacks if name.startswith(stack)), None)
+        layers[name] = ("", "") if stack is None else (stack, name.removeprefix(stack).partition(".")[0])
+    weighty = {layer for name, layer in layers.items() if named[name].ndim > 1}
+    numbers: dict[str, int] = {}
+    number, before = 0, None
+    for name, layer in layers.items():
+        is_beside = before is not None and layer[1] and layer[0] == before[0] and layer not in weighty  # a norm after its convolution
+        if before is not None and layer != before and not is_beside:
+            number += 1
+        numbers[name] = number
+        before = before if is_beside else layer
+    return numbers
+
+
+def _stacks(module: nn.Module, prefix: str) -> Iterator[str]:
+    """Yield the beginning of the names in each outermost sequence of layers."""
+    children = [(name, child) for name, child in module.named_children() if any(True for _ in child.parameters())]
+    if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(children) > 1:
+        yield prefix
+        return
+    for name, child in children:
+        yield from _stacks(child, plain_name(f"{prefix}{name}."))

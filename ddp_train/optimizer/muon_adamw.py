@@ -52,9 +52,6 @@ def muon(
         adamw_fused: one kernel for all parameters.
         head_names: last part of the output layer's module name.
 
-    Raises:
-        ConfigError: the model has no hidden weight matrix, or no parameter to train.
-
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; Liu et al. 2025, arXiv:2502.16982 ("match_rms_adamw").
     """
     matrices, others = _split_by_role(model, head_names)
@@ -107,5 +104,4 @@ class MuonAdamW(Several):
 
 
 def _size(parameters: Sequence[Tensor]) -> tuple[int, float]:
-    """Number of tensors, and of weights in millions."""
     return len(parameters), sum(parameter.numel() for parameter in parameters) / 1e6

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import matching, named_parameters
+from ddp_train.interfaces import few, matching, named_parameters
 from ddp_train.optimizer.groups import split_by_decay
-
-_SHOWN = 6  # names of parameters
+from ddp_train.traits import has_modes
 
 
 class Several(torch.optim.Optimizer):
@@ -63,9 +62,6 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
         model: after the strategy has prepared it.
         parts: name of a part of the model (a pattern, as in `optimizer.groups`) -> its optimizer, which still needs its parameters. Biases
             and norm weights are not decayed.
-
-    Raises:
-        ConfigError: a parameter is in no part, or in two.
     """
     named = {name: parameter for name, parameter in named_parameters(model).items() if parameter.requires_grad}
     left, made = dict(named), []
@@ -77,7 +73,7 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
             )
         mine = [left.pop(name) for name in named if name in names]
         made.append(make(split_by_decay(mine, getattr(make, "keywords", {}).get("weight_decay"))))
-        if all(callable(getattr(made[-1], mode, None)) for mode in ("train", "eval")):
+        if has_modes(made[-1]):
             raise ConfigError(
                 key=f"optimizer.parts.{part}",
                 happened=f"{type(made[-1]).__name__} has other weights to evaluate than to train, which the other parts would not follow",
@@ -85,6 +81,5 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
                 fix="optimizer=custom with its optimizer._target_",
             )
     if left:
-        shown = ", ".join([*left][:_SHOWN]) + (", ..." if len(left) > _SHOWN else "")
-        raise ConfigError(key="optimizer.parts", happened=f"{len(left)} parameters are in no part: {shown}", expected="each in one")
+        raise ConfigError(key="optimizer.parts", happened=f"{len(left)} parameters are in no part: {few([*left])}", expected="each in one")
     return Several(*made)

@@ -1,4 +1,4 @@
-"""The learning rate of every step, as a factor of the optimizer's own.
+"""The learning rate of every step, as a factor of the optimizer's own; and schedulers of torch that move at other times.
 
 Steps count from 0: the first optimizer step uses `factor(0)`, the last one `factor(total_steps - 1)`; `step` is called after each.
 Warm-up rises in equal parts from `1 / (warmup_steps + 1)`, so that no step is wasted at rate 0; step `warmup_steps` is the first at peak.
@@ -7,14 +7,16 @@ Warm-up rises in equal parts from `1 / (warmup_steps + 1)`, so that no step is w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, RunError
+
+_COUNTED = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")  # by ReduceLROnPlateau
 
 
 class LRSchedule(LRScheduler):
@@ -33,21 +35,17 @@ class LRSchedule(LRScheduler):
         super().__init__(optimizer)  # notes the initial rates and calls step() once: last_epoch becomes 0
 
     def step(self, epoch: int | None = None) -> None:
-        """Move on by one optimizer step (`epoch` is torch's deprecated argument, and not used)."""
         self.last_epoch += 1
         self._apply()
 
     def get_lr(self) -> list[float | Tensor]:
-        """Return the rates of the current step, one for each group."""
         factor = self.factor(self.last_epoch)
         return [initial * factor for initial in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps taken."""
         return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after that many steps. The optimizer's state may be loaded before or after."""
         self.last_epoch = state_dict["last_epoch"]
         self._apply()
 
@@ -68,9 +66,6 @@ def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> LRSchedule:
 def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.1) -> LRSchedule:
     """Fall along half a cosine from the peak to `final_ratio` of it.
 
-    Raises:
-        ConfigError: the warm-up is longer than the run.
-
     Source: Loshchilov & Hutter 2016, arXiv:1608.03983 (SGDR, without restarts).
     """
 
@@ -82,9 +77,6 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_steps: int =
 
 def warmup_linear(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.0) -> LRSchedule:
     """Fall in a straight line from the peak to `final_ratio` of it.
-
-    Raises:
-        ConfigError: the warm-up is longer than the run.
 
     Source: Devlin et al. 2018, arXiv:1810.04805, appendix A.2 (BERT).
     """
@@ -98,9 +90,6 @@ def warmup_stable_decay(
 
     Unlike with a cosine, a checkpoint from the stable part can start a run of any other length.
 
-    Raises:
-        ConfigError: warm-up and decay together are longer than the run.
-
     Source: Hu et al. 2024, arXiv:2404.06395 (MiniCPM, WSD; its decay is exponential);
         Haegele et al. 2024, arXiv:2405.18392 (linear cooldown).
     """
@@ -108,11 +97,7 @@ def warmup_stable_decay(
 
 
 def step(optimizer: Optimizer, *, step_size: int, gamma: float = 0.1) -> LRSchedule:
-    """Multiply the rate by `gamma` every `step_size` optimizer steps.
-
-    Raises:
-        ConfigError: `step_size` is not positive.
-    """
+    """Multiply the rate by `gamma` every `step_size` optimizer steps."""
     if step_size < 1:
         raise ConfigError(
             key="scheduler.step_size", happened=f"{step_size} is no period", expected="at least 1 step", fix="scheduler.step_size=1000"
@@ -146,3 +131,77 @@ def _falling(
         return fall(min(1.0, (step - last_peak) / max(1, total_steps - 1 - last_peak)))
 
     return LRSchedule(optimizer, factor)
+
+
+class EveryEpoch:
+    """Lets a scheduler step once for each epoch of the data that is over (`scheduler.every=epoch`).
+
+    The data's position decides, not how often anybody asks: a run that went back to a checkpoint while its data went on, or that continues
+    with another batch size, has the rate of the epoch that it is in.
+
+    Args:
+        scheduler: any of torch's.
+    """
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.scheduler = scheduler
+
+    def step(self) -> None:
+        """Take note of an optimizer step, which changes nothing."""
+
+    def reach(self, epoch: int) -> None:
+        """Have the rate of an epoch, counted from 0."""
+        while self.scheduler.last_epoch < epoch:
+            self.scheduler.step()
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        return self.scheduler.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.scheduler.load_state_dict(state_dict)
+
+
+class Plateau:
+    """Feeds torch's ReduceLROnPlateau with one metric after each evaluation.
+
+    Its state is what has been counted, and not what the config says: a patience or a rate that is changed between stop and resume counts.
+
+    Args:
+        scheduler: as made, before its first step.
+        metric: its name in the evaluation.
+    """
+
+    def __init__(self, scheduler: ReduceLROnPlateau, metric: str) -> None:
+        self.scheduler, self.metric = scheduler, metric
+        self._initial = [float(group["lr"]) for group in scheduler.optimizer.param_groups]
+
+    def step(self) -> None:
+        """Take note of an optimizer step, which changes nothing."""
+
+    def follow(self, metrics: Mapping[str, float]) -> None:
+        """Look at the metrics of an evaluation, the same on all ranks."""
+        if self.metric not in metrics:
+            raise RunError(
+                key="scheduler.metric",
+                happened=f"the evaluation has no {self.metric}, which the scheduler follows",
+                expected=f"one of {', '.join(metrics)}",
+            )
+        self.scheduler.step(metrics[self.metric])
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        return [group["lr"] for group in self.scheduler.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was counted, and the rates that the run began with."""
+        return {**{name: getattr(self.scheduler, name) for name in _COUNTED}, "base_lrs": self._initial}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Go on counting; after the optimizer's state was loaded, whose rates follow the config's where these have changed."""
+        for name in _COUNTED:
+            setattr(self.scheduler, name, state_dict[name])
+        for group, now, then in zip(self.scheduler.optimizer.param_groups, self._initial, state_dict["base_lrs"], strict=True):
+            if now != then:
+                group["lr"] = float(group["lr"]) * now / then

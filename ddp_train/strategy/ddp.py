@@ -13,7 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Strategy, named_parameters
+from ddp_train.interfaces import Strategy, few, named_parameters
 from ddp_train.system import handover
 
 
@@ -53,7 +53,6 @@ class DDP(Strategy):
         self._nothing_to_skip: AbstractContextManager[None] = nullcontext()
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        """Move the model to `device` and, where there are other ranks, give all of them rank 0's weights. Collective."""
         model = model.to(device)
         if world_size == 1 and not handover.opens_group():
             return model
@@ -107,9 +106,6 @@ class DDP(Strategy):
         return default_hooks.bf16_compress_hook if self.reduce_dtype == "bfloat16" else default_hooks.fp16_compress_hook
 
 
-_SHOWN = 6  # names of parameters
-
-
 def _synchronised(model: nn.Module) -> nn.Module:
     """Let each batch norm of the model, in its place, be one of the samples of all ranks, with the same parameters and buffers.
 
@@ -143,11 +139,10 @@ class _Naming(DistributedDataParallel):
             named = named_parameters(self.module)
             trained = [name for name, parameter in named.items() if parameter.requires_grad]  # the order of torch's numbers
             unused = [trained[int(number)] for number in found[1].split()]
-            more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
             raise ConfigError(
                 key="strategy.find_unused_parameters",
                 happened=f"is false, and {len(unused)} of the model's {len(trained)} parameters took no part in the last step's loss:"
-                f" {', '.join(unused[:_SHOWN])}{more}",
+                f" {few(unused)}",
                 expected="a gradient for every parameter in every step, for which DDP waits; or requires_grad=False where none is wanted",
                 fix="strategy.find_unused_parameters=true",
             ) from None

@@ -11,17 +11,15 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint, Shards, Strategy, is_cut
-from ddp_train.strategy.rows import require_rows
+from ddp_train.strategy.means import take_main
 from ddp_train.system import handover
 
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_SHOWN = 6  # names
 
 
 class FSDP(Strategy):
@@ -122,10 +120,6 @@ class FSDP(Strategy):
         """
         return self._accumulating(module) if _is_cut(module) else nullcontext()
 
-    def share(self, optimizer: Optimizer) -> None:
-        """Each rank steps its own rows: the optimizer has been given them."""
-        require_rows(optimizer, strategy="fsdp")
-
     def rest(self, module: nn.Module) -> None:
         """Give all weights back that a forward without a backward has brought together."""
         for each in module.modules():
@@ -134,12 +128,10 @@ class FSDP(Strategy):
                 give_back()
 
     def shards(self, world_size: int) -> Shards:
-        """Cut all among the ranks of a group."""
         count, is_cut = world_size // self._replicas, world_size > 1 or handover.opens_group()
         return Shards(parameters=count, gradients=count, optimizer=count, on_host=self._offloads and is_cut)
 
     def computes_in(self, world_size: int) -> torch.dtype | None:
-        """Return the type in which the weights compute, if it is not their own."""
         return self._param_dtype if world_size > 1 else None
 
     def _mesh(self, device: torch.device, world_size: int) -> Any:
@@ -208,26 +200,13 @@ class FSDP(Strategy):
         if not (module.training and torch.is_grad_enabled()):
             return
         if self._takes_buffers:
-            _take_together([*module.buffers()])
+            take_main(module.buffers())
         self._takes_buffers = not self._accumulates
 
 
 def _backend(group: Any, device: torch.device) -> Any:
     """Return what a group talks through on a device."""
     return group._get_backend(device)
-
-
-@torch.no_grad()
-def _take_together(tensors: list[Tensor]) -> None:
-    """Take rank 0's values: those of one type travel together, as each message has a cost of its own. Collective."""
-    kinds: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault(tensor.dtype, []).append(tensor)
-    for each in kinds.values():
-        values = torch.cat([tensor.reshape(-1) for tensor in each])
-        dist.broadcast(values, src=0)
-        for tensor, own in zip(each, values.split([tensor.numel() for tensor in each]), strict=True):
-            tensor.copy_(own.view_as(tensor))
 
 
 def _give_name(kind: type[nn.Module]) -> None:

@@ -8,13 +8,13 @@ from itertools import chain
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Place, Strategy, place_of, plain_name
-from ddp_train.strategy.means import means, wide
+from ddp_train.strategy.means import means, take_main, wide
+from ddp_train.traits import has_modes
 
 
 class LocalSGD(Strategy):
@@ -44,16 +44,13 @@ class LocalSGD(Strategy):
         self._is_joined = False
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        """Move the model to `device` and give all ranks rank 0's weights, once: later each has its own. Collective."""
         model = model.to(device)
         if world_size > 1 and not self._size:
-            for tensor in chain(model.parameters(), model.buffers()):
-                dist.broadcast(tensor.detach(), src=0)
+            take_main(chain(model.parameters(), model.buffers()))
         self._size = world_size
         return model
 
     def begin(self, trained: nn.Module) -> None:
-        """Take the weights as they are now for those of the last synchronisation, unless these were loaded."""
         self._trained = trained
         if not self._synchronises:
             return
@@ -63,7 +60,6 @@ class LocalSGD(Strategy):
             self._velocity = {name: _at(self._velocity.get(name, torch.zeros_like(self._last[name])), self._last[name]) for name in names}
 
     def after_step(self, step: int) -> None:
-        """Put the ranks' weights together where it is time. Collective then."""
         is_time = step % self._every_steps == 0
         self.are_alike = is_time or self._size == 1
         if is_time and self._synchronises:
@@ -83,11 +79,11 @@ class LocalSGD(Strategy):
                 held = _held(trained)
                 for name, way in means(held, self._last):
                     held[name].copy_(self._last[name] + way)
-                _take_main(trained.buffers())
+                _take_whole_numbers(trained.buffers())
             found = {number: average for number, average in enumerate(averages) if average.is_floating_point()}
             for number, mean in means(found):
                 found[number].copy_(mean)
-            _take_main(averages)
+            _take_whole_numbers(averages)
         self._is_joined = True
         yield {place_of(tensor): copy for tensor, copy in kept}
         self._is_joined = False
@@ -106,7 +102,7 @@ class LocalSGD(Strategy):
         Raises:
             ConfigError: the optimizer evaluates other weights than it trains, by what it keeps, which no synchronisation puts together.
         """
-        if all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval")):
+        if has_modes(optimizer):
             raise ConfigError(
                 key="optimizer",
                 happened=f"is {type(optimizer).__name__}, whose weights to evaluate would differ between the ranks",
@@ -115,7 +111,6 @@ class LocalSGD(Strategy):
             )
 
     def num_copies(self, world_size: int) -> int:
-        """The weights of the last synchronisation, and the outer momentum."""
         return 1 + bool(self._momentum) if self._is_outer or world_size > 1 else 0
 
     @property
@@ -134,7 +129,7 @@ class LocalSGD(Strategy):
             last = self._last[name]
             last.add_(self._outer_way(name, way) if name in stepped else way)  # what is frozen has no way, and shall have no momentum
             held[name].copy_(last)
-        _take_main(self._trained.buffers())
+        _take_whole_numbers(self._trained.buffers())
 
     def _outer_way(self, name: str, way: Tensor) -> Tensor:
         """Return the way that the outer optimizer takes; minus `way` is its gradient."""
@@ -151,12 +146,9 @@ def _held(trained: nn.Module) -> dict[str, Tensor]:
     return {name: each for name, each in real.items() if each.is_floating_point()}
 
 
-def _take_main(tensors: Iterable[Tensor]) -> None:
-    """Take rank 0's tensors of whole numbers. Collective."""
-    if dist.is_initialized():
-        for tensor in tensors:
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                dist.broadcast(tensor, src=0)
+def _take_whole_numbers(tensors: Iterable[Tensor]) -> None:
+    """Take rank 0's tensors of whole numbers, of which there is no mean. Collective."""
+    take_main(tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex()))
 
 
 def _at(tensor: Tensor, like: Tensor) -> Tensor:

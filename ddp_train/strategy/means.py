@@ -1,8 +1,8 @@
-"""The mean of tensors over the ranks, many of them in one message."""
+"""Tensors that travel together, many in one message; and their mean over the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 _BUCKET = 25 << 20  # bytes that travel together
-_K = TypeVar("_K", bound=Hashable)
+_K = TypeVar("_K")
 
 
 def means(tensors: Mapping[_K, Tensor], since: Mapping[_K, Tensor] = MappingProxyType({})) -> Iterator[tuple[_K, Tensor]]:
@@ -22,26 +22,55 @@ def means(tensors: Mapping[_K, Tensor], since: Mapping[_K, Tensor] = MappingProx
         since: where they come from, some of them.
     """
     size = dist.get_world_size() if dist.is_initialized() else 1
+    for bucket in buckets(
+        tensors, lambda key: _wide_type(tensors[key]), lambda key: tensors[key].numel() * _wide_type(tensors[key]).itemsize
+    ):
+        values = [wide(tensors[key]) - since[key] if key in since else wide(tensors[key]) for key in bucket]
+        flat = torch.cat([value.reshape(-1) for value in values])
+        if size > 1:
+            dist.all_reduce(flat)
+            flat /= size
+        for key, value, mean in zip(bucket, values, flat.split([value.numel() for value in values]), strict=True):
+            yield key, mean.view(value.shape)
+
+
+def buckets(items: Iterable[_K], kind: Callable[[_K], torch.dtype], size: Callable[[_K], int]) -> Iterator[list[_K]]:
+    """Yield items of one type that travel together, in their order.
+
+    Args:
+        size: of an item, in bytes.
+    """
     by_type: dict[torch.dtype, list[_K]] = {}
-    for key, tensor in tensors.items():
-        by_type.setdefault(_wide_type(tensor), []).append(key)
-    for dtype, keys in by_type.items():
-        while keys:
-            bucket, room = list[_K](), _BUCKET
-            while keys and (not bucket or tensors[keys[0]].numel() * dtype.itemsize <= room):
-                room -= tensors[keys[0]].numel() * dtype.itemsize
-                bucket.append(keys.pop(0))
-            values = [wide(tensors[key]) - since[key] if key in since else wide(tensors[key]) for key in bucket]
-            flat = torch.cat([value.reshape(-1) for value in values])
-            if size > 1:
-                dist.all_reduce(flat)
-                flat /= size
-            for key, value, mean in zip(bucket, values, flat.split([value.numel() for value in values]), strict=True):
-                yield key, mean.view(value.shape)
+    for item in items:
+        by_type.setdefault(kind(item), []).append(item)
+    for alike in by_type.values():
+        bucket, room = list[_K](), _BUCKET
+        for item in alike:
+            if bucket and size(item) > room:
+                yield bucket
+                bucket, room = [], _BUCKET
+            bucket.append(item)
+            room -= size(item)
+        yield bucket
+
+
+@torch.no_grad()
+def take_main(tensors: Iterable[Tensor]) -> None:
+    """Take rank 0's values. Collective.
+
+    Args:
+        tensors: alike in number and form on all ranks.
+    """
+    if not dist.is_initialized():
+        return
+    for bucket in buckets(tensors, lambda tensor: tensor.dtype, lambda tensor: tensor.nbytes):
+        values = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+        dist.broadcast(values, src=0)
+        for tensor, own in zip(bucket, values.split([tensor.numel() for tensor in bucket]), strict=True):
+            tensor.copy_(own.view_as(tensor))
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in float32 at least."""
     return tensor.to(_wide_type(tensor))
 
 

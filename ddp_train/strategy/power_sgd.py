@@ -44,13 +44,11 @@ class PowerSGD(DDP):
         self._bases: dict[str, Tensor] = {}  # [columns, rank], float32; the same on all ranks
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        """Move the model to `device` and give all ranks rank 0's weights. Collective."""
         self._size = world_size
         return super().prepare(model, device, world_size)
 
     @torch.no_grad()
     def reduce(self, trained: nn.Module, step: int) -> None:
-        """Put what stands for the ranks' mean into the place of each gradient. Collective."""
         if self._size == 1:
             return
         named = ((plain_name(name), parameter.grad) for name, parameter in trained.named_parameters())
@@ -70,7 +68,6 @@ class PowerSGD(DDP):
             self._keep(name, matrices[name] - product, basis)
 
     def own_state(self) -> dict[str, Any]:
-        """Return what this rank has left out, and the bases."""
         return {"left_out": dict(self._left_out), "bases": dict(self._bases)}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:

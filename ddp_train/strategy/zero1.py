@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Shards, as_cut, own_rows
 from ddp_train.strategy.ddp import DDP
-from ddp_train.strategy.rows import require_rows
-
-_BUCKET = 25 << 20  # bytes of parameters that travel together
+from ddp_train.strategy.means import buckets
+from ddp_train.traits import has_modes
 
 
 @dataclass
@@ -50,9 +49,7 @@ class Zero1(DDP):
     _shards: Mapping[Tensor, _Shard] = MappingProxyType({})  # of one rank alone
 
     def share(self, optimizer: Optimizer) -> None:
-        """Cut every parameter, and let the optimizer step this rank's rows. Collective."""
-        require_rows(optimizer, strategy="zero1")
-        if all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval")):
+        if has_modes(optimizer):
             raise ConfigError(
                 key="optimizer",
                 happened=f"is {type(optimizer).__name__}, with other weights to evaluate than to train; strategy=zero1 has a part of them",
@@ -61,22 +58,20 @@ class Zero1(DDP):
             )
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._shards = {shard.whole: shard for shard in _cut(parameter for parameter in parameters if parameter.ndim)}
-        buckets = list(_buckets(self._shards.values()))
+        together = list(buckets(self._shards.values(), lambda shard: shard.whole.dtype, lambda shard: shard.whole.nbytes))
         optimizer.register_step_pre_hook(lambda optimizer, *_: self._put_shards(optimizer))
 
         def after(optimizer: Optimizer, *_: Any) -> None:
             self._put_parameters(optimizer)
-            for bucket in buckets:
+            for bucket in together:
                 _exchange(bucket)
 
         optimizer.register_step_post_hook(after)
 
     def state_like(self, parameter: nn.Parameter) -> Tensor:
-        """Return the shard of a parameter, as which its state is cut."""
         return self._shards[parameter].rows if parameter in self._shards else parameter
 
     def shards(self, world_size: int) -> Shards:
-        """Cut the optimizer's state alone."""
         return Shards(optimizer=world_size)
 
     def _put_shards(self, optimizer: Optimizer) -> None:
@@ -112,25 +107,8 @@ def _cut(parameters: Iterator[nn.Parameter]) -> Iterator[_Shard]:
         yield _Shard(parameter, nn.Parameter(whole), min(rank * most, len(parameter)), most)
 
 
-def _buckets(shards: Iterator[_Shard] | Any) -> Iterator[list[_Shard]]:
-    """Yield shards of one type that travel together."""
-    by_type: dict[torch.dtype, list[_Shard]] = {}
-    for shard in shards:
-        by_type.setdefault(shard.whole.dtype, []).append(shard)
-    for each in by_type.values():
-        bucket, size = list[_Shard](), 0
-        for shard in each:
-            if bucket and size + shard.whole.nbytes > _BUCKET:
-                yield bucket
-                bucket, size = [], 0
-            bucket.append(shard)
-            size += shard.whole.nbytes
-        yield bucket
-
-
 @torch.no_grad()
 def _exchange(bucket: list[_Shard]) -> None:
-    """Give this rank's rows to all others, and take theirs. Collective."""
     sizes = [shard.most * shard.whole[:1].numel() for shard in bucket]
     first = bucket[0].whole
     mine = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)

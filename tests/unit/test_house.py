@@ -38,6 +38,7 @@ SHOWN_BY = {
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare_tokens.py",
     "data/tokens/tokenizer.py": "tests/unit/cli/test_prepare_tokens.py",
     "interfaces/strategy.py": "what strategies override: tests/unit/strategy",
+    "interfaces/data.py": "what sources override: tests/unit/data, tests/unit/loader",
     "interfaces/run.py": "protocols: tests/unit/training/loop/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
     "launch/agent/failures.py": "tests/unit/launch/agent/test_main.py, tests/distributed/test_failure.py",

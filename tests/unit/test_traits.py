@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from ddp_train.traits import needs_whole_matrices
+import pytest
+import torch
+from torch import nn
+
+from ddp_train.errors import ConfigError
+from ddp_train.optimizer.parts import Several
+from ddp_train.strategy.ddp import DDP
+from ddp_train.strategy.fsdp import FSDP
+from ddp_train.strategy.zero1 import Zero1
+from ddp_train.traits import needs_whole_matrices, require_rows
 
 
 class Shampoo:
@@ -27,3 +36,18 @@ class Own:
 
 def test_a_class_needs_whole_matrices_by_its_name_its_bases_or_its_own_word() -> None:
     assert [needs_whole_matrices(kind) for kind in (Shampoo, Mine, Elementwise, Own, object)] == [True, True, False, True, False]
+
+
+class Slow(torch.optim.Adafactor):
+    """Derived from one that needs them."""
+
+
+def test_muon_is_refused_also_as_a_part_of_several() -> None:
+    layer = nn.Linear(3, 3)
+    adamw, muon = torch.optim.AdamW([layer.bias]), torch.optim.Muon([layer.weight])
+    require_rows(FSDP(), adamw)
+    require_rows(DDP(), muon)
+    with pytest.raises(ConfigError, match="needs whole matrices"):
+        require_rows(FSDP(), Several(muon, adamw))
+    with pytest.raises(ConfigError, match="is Slow, which needs whole matrices"):
+        require_rows(Zero1(), Slow([layer.weight]))

@@ -73,9 +73,6 @@ class EncodedImages:
     Args:
         files: at least one.
         decoder: where it has no image size, all files must have the size of the first.
-
-    Raises:
-        DataError: a damaged file, or one of another size (also from reading).
     """
 
     def __init__(self, files: ImageFiles, decoder: ImageDecoder) -> None:

@@ -17,10 +17,10 @@ from ddp_train.data.images.augment import random_crop, random_crop_on_device, ra
 from ddp_train.data.images.encoded_images import EncodedImages
 from ddp_train.errors import ConfigError
 from ddp_train.hashing import Keys
-from ddp_train.interfaces import Batch, Indices, Pixels
+from ddp_train.interfaces import Batch, DataSource, Indices, Pixels
 
 
-class ImageArray:
+class ImageArray(DataSource):
     """Labelled images, normalised as (pixel / 255 - mean) / std, with optional random crops and flips in training.
 
     Args:
@@ -30,9 +30,6 @@ class ImageArray:
         crop_padding: pixels added to each side before a random crop to the old size; 0 is no crop.
         crop_fill: what these are: "black", or "reflect": the image itself, mirrored at its border.
         flip: mirror half of the images left to right.
-
-    Raises:
-        ConfigError: these contradict each other or the images.
     """
 
     def __init__(
@@ -129,7 +126,6 @@ class ImageArray:
         return self._normalised(images_BCHW), labels_B
 
     def augment(self, batch: Batch, keys: Keys) -> Batch:
-        """Crop and flip a batch of `batch()`, each image as its key says."""
         if isinstance(batch, Pixels):  # not normalised, so black is 0
             return batch._replace(images=self._augmented(batch.images, keys, np.zeros(self._image_shape[0])))
         images_BCHW, labels_B = batch

@@ -94,7 +94,6 @@ def _expand_braces(pattern: str) -> list[str]:
 
 
 def refusal(path: str) -> DataError:
-    """Say that a tar is compressed."""
     return DataError(
         key="data.root",
         happened=f"{path} is compressed",

@@ -66,11 +66,7 @@ class TokenIndex:
 
     @classmethod
     def read(cls, root: Path) -> TokenIndex:
-        """Read and check the index of a folder.
-
-        Raises:
-            DataError: there is none, or it is no index of ours.
-        """
+        """Read and check the index of a folder."""
         path = root / INDEX
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -100,7 +96,6 @@ class TokenIndex:
         return index
 
     def to_json(self) -> str:
-        """Return the content of index.json."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     @property
@@ -116,13 +111,11 @@ class TokenIndex:
         return sum(known) / tokens if len(known) == len(shards) else None
 
     def facts(self, context_length: int) -> dict[str, Any]:
-        """Return what a model and an objective need to know."""
         facts = {"vocab_size": self.vocab_size, "context_length": context_length}
         return facts if self.bytes_per_token is None else {**facts, "bytes_per_token": self.bytes_per_token}
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """What the tokens mean."""
         return {"tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "end_of_text": self.end_of_text}
 
     def _is_sound(self) -> bool:
@@ -162,7 +155,6 @@ class TokenShards:
         self._view: Tokens = np.empty((0, 0), self._dtype)  # all windows of the last length, of the only file
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return int(self._borders[-1])
 
     @property
@@ -240,9 +232,6 @@ class TokenDocuments:
     """The documents of one split, in the order of the shards.
 
     Args: as for `TokenShards`.
-
-    Raises:
-        DataError: as `TokenShards`; from `lengths` and `read` also for the files of the documents' starts.
     """
 
     def __init__(self, root: str | Path, split: str = "train") -> None:
@@ -252,7 +241,6 @@ class TokenDocuments:
         self._starts: dict[int, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
-        """Return the number of documents, N."""
         return int(self._borders[-1])
 
     @property
@@ -303,29 +291,13 @@ class TokenDocuments:
         return self._starts[number]
 
 
-class OfTokens:
-    """What data sets of tokens are known by."""
-
-    _tokens: TokenShards | TokenDocuments
-
-    @property
-    def fingerprint(self) -> Mapping[str, Any]:
-        return self._tokens.fingerprint
-
-    @property
-    def meaning(self) -> Mapping[str, Any]:
-        return self._tokens.index.meaning
-
-
 def require_positive(**sizes: int) -> None:
-    """Refuse arguments of a data set that are below 1."""
     for name, value in sizes.items():
         if value < 1:
             raise ConfigError(key=f"data.{name}", happened=f"{value} is too small", expected="at least 1")
 
 
 def damaged(path: Path, what: str, expected: str) -> DataError:
-    """Return the error for a file of a prepared folder that is not as it was written."""
     return DataError(
         key="data.root",
         happened=f"{path} {what}",

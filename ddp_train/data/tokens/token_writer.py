@@ -46,7 +46,6 @@ class TokenWriter:
         self._splits[split].append(tokens, num_bytes=num_bytes, ends_document=ends_document)
 
     def finish(self) -> TokenIndex:
-        """Complete the folder, and return what is in it."""
         shards = {name: split.finish() for name, split in self._splits.items()}
         index = TokenIndex(self._dtype, self._vocab_size, self._tokenizer, self._end_of_text, shards)
         write_atomic(self._root / INDEX, index.to_json())
@@ -57,7 +56,6 @@ class TokenWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Remove what was not finished."""
         for split in self._splits.values():
             split.close()
         if not self._is_finished:

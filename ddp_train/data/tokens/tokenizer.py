@@ -52,9 +52,6 @@ class TiktokenTokenizer:
 
     Args:
         name: of the encoding: gpt2, cl100k_base, o200k_base, ...
-
-    Raises:
-        ConfigError: tiktoken is not installed, has no such encoding, or cannot fetch its vocabulary.
     """
 
     def __init__(self, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ddp_train.amp import Amp
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
@@ -21,17 +22,8 @@ from ddp_train.config.tree import at
 from ddp_train.config.values import batch_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import (
-    Amp,
-    Averaging,
-    DataSource,
-    Objective,
-    Predicting,
-    Strategy,
-    adapted,
-)
-from ddp_train.loader.loader import Loader
-from ddp_train.loader.one_batch import OneBatch
+from ddp_train.interfaces import DataSource, Objective, Strategy, SupportsPredict, adapted, overrides
+from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Stream
 from ddp_train.optimizer.groups import freeze
@@ -58,6 +50,7 @@ from ddp_train.training.record.device_peak import peak_of, products
 from ddp_train.training.record.throughput import measure
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import adopt, identity_of, meaning_of, require_meaning
+from ddp_train.traits import require_rows
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -97,6 +90,7 @@ def build(config: RunConfig, world: World) -> Components:
     module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())
     if world.has_group:
+        require_rows(strategy, optimizer)
         strategy.share(optimizer)
     metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
     scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics, eval_loaders))
@@ -225,11 +219,11 @@ def _require_predictions(objective: Objective, sources: Iterable[DataSource | St
             expected="evaluation data with positions, in whose order predictions are written",
             fix="evaluation.save_predictions=false",
         )
-    if not isinstance(objective, Predicting):
+    if not isinstance(objective, SupportsPredict):
         raise ConfigError(
             key="evaluation.save_predictions",
             happened=f"is true, but the objective {type(objective).__name__} cannot say what it found for each sample",
-            expected="an objective with the method `predict` (ddp_train.interfaces.Predicting)",
+            expected="an objective with the method `predict` (ddp_train.interfaces.SupportsPredict)",
             fix="evaluation.save_predictions=false",
         )
 
@@ -258,7 +252,7 @@ def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
                 happened=f"gave a {type(each).__name__}, which has none of the methods {', '.join(EVENTS)}",
                 expected="a callback (ddp_train.interfaces.Callback), with at least one of them",
             )
-    averaging = [name for name, each in made.items() if isinstance(each, Averaging)]
+    averaging = [name for name, each in made.items() if overrides(each, "evaluation_weights")]
     if len(averaging) > 1:
         raise ConfigError(
             key=f"callbacks.{averaging[1]}",

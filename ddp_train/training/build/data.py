@@ -17,15 +17,15 @@ from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import DataSource, GivingPixels, Resident
+from ddp_train.interfaces import DataSource
 from ddp_train.loader.blend import Blend
-from ddp_train.loader.dataset_adapter import DatasetSource, as_source, lengths_of
+from ddp_train.loader.dataset_adapter import as_source, dataset_of
 from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
-from ddp_train.loader.mixture_source import MixtureSource, mixture_source
-from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.mixture import MixtureSource
+from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.sampler import labels_of, sampler_from
-from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
+from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, is_stream
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.state.data_identity import adopt, meaning_of
 
@@ -60,7 +60,7 @@ def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
         parts = {name: _part(each, name, fields, collate) for name, each in made.sources.items()}
         for part in list(parts.values())[1:]:
             adopt(part, meaning_of(next(iter(parts.values()))))  # one vocabulary for all
-        return mixture_source(parts, made.weights)
+        return MixtureSource(parts, made.weights)
     return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
 
 
@@ -101,7 +101,7 @@ def _own_sampler(source: DataSource, config: RunConfig) -> Any:
     node, key = config.loader.sampler, "loader.sampler"
     if node is None:
         return None
-    dataset = source.dataset if isinstance(source, DatasetSource) else source
+    dataset = dataset_of(source)
     offers: dict[str, Callable[[], Any]] = {
         "data_source": lambda: dataset,
         "dataset": lambda: dataset,
@@ -122,7 +122,7 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
     if isinstance(source, Stream):
         _require_plain(loader)
         _require_one_pass(config, source)
-        batches = StreamOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
+        batches = BatchOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
         return StreamLoader(source, batches, **reading)
     require_samples(source, key="data", at_least=batch.global_batch_size if loader.drop_last else 1)
     own = _own_sampler(source, config)
@@ -175,7 +175,7 @@ def make_lengths(source: DataSource | Stream, trainer: TrainerConfig) -> LengthP
     if not trainer.length_schedule:
         return None
     changes, whole = length_changes(trainer.length_schedule), source.facts.get("context_length")
-    differ = not isinstance(source, Stream) and lengths_of(source) is not None  # as those of documents do
+    differ = not isinstance(source, Stream) and source.lengths is not None  # as those of documents do
     if not isinstance(whole, int) or differ:
         raise ConfigError(
             key="trainer.length_schedule",
@@ -222,9 +222,10 @@ def _require_plain(loader: LoaderConfig) -> None:
         "sampler": None,
         "mixup_alpha": None,
         "cutmix_alpha": None,
+        "on_device": False,
     }.items():
         if getattr(loader, key) != plain:
-            expected = f"{'null' if plain is None else plain}: samples of a stream have no positions"
+            expected = f"{'null' if plain is None else str(plain).lower()}: samples of a stream have no positions"
             if key == "on_bad_sample":
                 expected += "; it has to skip by itself (WebDataset: handler=warn_and_continue)"
             raise ConfigError(key=f"loader.{key}", happened=f"is {getattr(loader, key)}, and the data is a stream", expected=expected)
@@ -248,18 +249,12 @@ def _require_one_pass(config: RunConfig, stream: Stream) -> None:
 def place_data(sources: Iterable[DataSource | Stream], loader: LoaderConfig, world: World) -> None:
     """Move data sets to the rank's device, if that is wanted; let images travel to a GPU as bytes, where they can."""
     for source in sources:
-        if not loader.on_device:
-            if world.device.type == "cuda" and isinstance(source, GivingPixels):
-                source.give_pixels()
-        elif not isinstance(source, Resident):
-            raise ConfigError(
-                key="loader.on_device",
-                happened=f"a {type(source).__name__} cannot live on the device",
-                expected="a data source with to(device)",
-                fix="loader.on_device=false",
-            )
-        elif world.device.type != "meta":
+        if isinstance(source, Stream) or world.device.type == "meta":
+            continue
+        if loader.on_device:
             source.to(world.device)
+        elif world.device.type == "cuda":
+            source.give_pixels()
 
 
 def require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any], *, key: str) -> None:

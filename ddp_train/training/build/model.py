@@ -15,7 +15,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import PrecisionConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Borrowing, Joint, Meeting, Objective, Strategy, plain_name
+from ddp_train.interfaces import BorrowsWeights, Joint, Objective, Strategy, SupportsBindModel, plain_name
 from ddp_train.objective.loss import as_objective
 from ddp_train.training.build.without_values import has_values, make_without_values
 from ddp_train.training.instantiate import instantiate
@@ -69,18 +69,18 @@ def build_model_and_objective(
     if isinstance(objective, nn.Module):  # a loss with weights of its own
         objective = objective.to(world.device)
     objective = as_objective(objective)
-    if isinstance(objective, Meeting):
+    if isinstance(objective, SupportsBindModel):
         if not (has_values(model) or world.device.type == "meta" or type(objective).__module__.startswith("ddp_train.")):
             streams = random_state(_HOST)
             model = build_model(config, world, answers)  # a user's own may copy its values
             set_random_state(streams, _HOST)
         objective.bind_model(model)
-    if isinstance(objective, Borrowing):
+    if isinstance(objective, BorrowsWeights):
         _borrow(objective, world)
     return model, objective, Joint(model, objective) if has_state(objective) else model
 
 
-def _borrow(objective: Borrowing, world: World) -> None:
+def _borrow(objective: BorrowsWeights, world: World) -> None:
     """Load the weights of others that an objective begins with. Collective; on the device `meta` there is nothing to load into."""
     for part, source in objective.borrows.items() if world.device.type != "meta" else ():
         lines = initial_weights.load(Path(source), getattr(objective, part), world, renames={}, is_strict=True)

@@ -16,8 +16,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Goal, Scheduler
 from ddp_train.loader.order import BatchOrder
 from ddp_train.optimizer.groups import Groups, parameter_groups
-from ddp_train.scheduler.every_epoch import EveryEpoch
-from ddp_train.scheduler.plateau import Plateau
+from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.evaluation_mode import training_mode
 

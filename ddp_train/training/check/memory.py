@@ -16,10 +16,10 @@ from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.staging import SHARED, divide_shared
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Averaging, Strategy, is_cut, own_rows, range_of, tensors_of
+from ddp_train.interfaces import Strategy, is_cut, own_rows, range_of, tensors_of
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.parts.components import Components
-from ddp_train.training.parts.evaluation_mode import has_modes
+from ddp_train.traits import has_modes
 
 logger = logging.getLogger(__name__)
 
@@ -179,14 +179,14 @@ def kept_on_a_rank(components: Components, *, num_ranks: int) -> dict[str, int]:
     trained = list(components.trained.parameters())
     parameters = sum(_rows(each, shards.parameters if each in model else 1) for each in trained)
     states = [_kept(parameter, group, components.optimizer) for group in components.optimizer.param_groups for parameter in group["params"]]
-    averaging = [name for name, each in components.callbacks.items() if isinstance(each, Averaging)]
     return {
         "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
         "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad and not components.steps_in_backward),
         "optimizer": sum(_rows(value, shards.optimizer) for state in states for value in state.values()),
         **({_kept_for(components.strategy): copies} if (copies := _for_next_exchange(components, num_ranks)) else {}),
         "callbacks": sum(
-            _rows(value, shards.parameters if name.split(".")[1] in averaging else 1) for name, value in _carried(components).items()
+            _rows(value, shards.parameters if name.split(".")[1] == components.averaging else 1)
+            for name, value in _carried(components).items()
         ),
     }
 
@@ -208,7 +208,7 @@ def _carried(components: Components) -> dict[str, Tensor]:
         if not hasattr(callback, "state_dict"):
             continue
         _, tensors = codec.encode(callback.state_dict(), f"callbacks.{name}")
-        if isinstance(callback, Averaging) and not tensors:
+        if name == components.averaging and not tensors:
             tensors = {
                 f"callbacks.{name}.averages.{each}": _whole(parameter).to(torch.promote_types(parameter.dtype, torch.float32))
                 for each, parameter in components.model.named_parameters()

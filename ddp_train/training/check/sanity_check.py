@@ -21,7 +21,7 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.interfaces import Batch, Indices, Labelled, Objective, batch_size, describe, finished, note_size, tensors_of, whole_loss
+from ddp_train.interfaces import Batch, Indices, Objective, batch_size, describe, finished, note_size, tensors_of, whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch
@@ -205,11 +205,11 @@ def _refuse_labels(objective: Objective, notes: _ForwardNotes, named: _NamedBatc
         return
     ignored, values = getattr(loss, "ignore_index", None), labels.cpu().numpy()
     _refuse_others(values, ids, num_classes, ignored=ignored, name=named.name)
-    if isinstance(source, Labelled) and ids is not None:
-        every = np.asarray(source.labels)
-        if np.array_equal(every[ids], values):  # the labels are what is trained on
-            name = named.name.replace("first ", "").replace("batch", "data")
-            _refuse_others(every, np.arange(len(every)), num_classes, ignored=ignored, name=name)
+    known = None if ids is None else getattr(source, "labels", None)
+    every = np.asarray(known) if isinstance(known, (np.ndarray, Tensor)) else None
+    if every is not None and np.array_equal(every[ids], values):  # the labels are what is trained on
+        name = named.name.replace("first ", "").replace("batch", "data")
+        _refuse_others(every, np.arange(len(every)), num_classes, ignored=ignored, name=name)
 
 
 def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, name: str) -> None:

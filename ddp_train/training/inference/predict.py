@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Inferring, Located, Objective, batch_size, describe
+from ddp_train.interfaces import Batch, Objective, SupportsInfer, batch_size, describe
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.model_call import TARGETS, give
@@ -38,7 +38,7 @@ def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: 
             expected="data with positions, in whose order predictions are written",
         )
     files = PredictionFiles(folder, world, num_samples=loader.num_samples, first=loader.first)
-    if world.is_main and isinstance(loader.source, Located):
+    if world.is_main and loader.source.where(0):
         files.name_samples(loader.source.where(index) for index in range(loader.num_samples))
     with as_evaluated(components):
         begins_batch()
@@ -69,7 +69,7 @@ def inputs_of(batch: Batch) -> Any:
 
 def infer(objective: Objective, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
     """Return one row per sample: what the objective makes of the model's output, or, where it cannot, the output itself."""
-    if isinstance(objective, Inferring):
+    if isinstance(objective, SupportsInfer):
         return objective.infer(model, inputs)
     outputs = give(model, inputs)
     if isinstance(outputs, Tensor):
@@ -85,6 +85,6 @@ def infer(objective: Objective, model: nn.Module, inputs: Any) -> dict[str, Tens
         raise ConfigError(
             key="objective",
             happened=f"cannot say what it finds in samples without targets, and the model gives {describe(outputs)}",
-            expected="tensors with one row for each sample; or an objective with the method `infer` (ddp_train.interfaces.Inferring)",
+            expected="tensors with one row for each sample; or an objective with the method `infer` (ddp_train.interfaces.SupportsInfer)",
         )
     return rows

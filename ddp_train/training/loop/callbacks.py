@@ -17,7 +17,7 @@ from ddp_train.checkpoint import codec
 from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError
-from ddp_train.interfaces import Batch, Callback, named_parameters
+from ddp_train.interfaces import Batch, named_parameters, overrides
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.model_log import Sink
 from ddp_train.training.check.untouched import untouched
@@ -107,7 +107,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Mapping[str, Any], view: RunView) -> None:
         self._view = view
-        self._at = {event: [(name, getattr(each, event)) for name, each in callbacks.items() if _has(each, event)] for event in EVENTS}
+        self._at = {event: [(name, getattr(each, event)) for name, each in callbacks.items() if overrides(each, event)] for event in EVENTS}
 
     def hang_on(self, hooks: Hooks, is_log_step: Callable[[int], bool]) -> None:
         """Let the loop call the events that these callbacks have."""
@@ -227,11 +227,6 @@ def load_states(callbacks: Mapping[str, Any], saved: Mapping[str, Any], fresh: M
             raise named(error, name, "load_state_dict")  # noqa: B904  # the same error
     lines = [f"callbacks.{name} has no state in the checkpoint, and begins now" for name in own if name not in saved]
     return lines + [f"callbacks.{name} is gone, and its state in the checkpoint with it" for name in saved if name not in own]
-
-
-def _has(callback: Any, event: str) -> bool:
-    method = getattr(type(callback), event, None) or getattr(callback, event, None)
-    return method is not None and method is not getattr(Callback, event)  # which those have that inherit from the protocol
 
 
 def _wrap_again(components: Components, world: World) -> None:

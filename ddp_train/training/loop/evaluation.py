@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ddp_train import model_log
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import Averaging, Place, cut, describe, is_cut, own_rows, plain_name
+from ddp_train.interfaces import Place, cut, describe, is_cut, own_rows, plain_name
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.loader.reader import MicroBatch
@@ -45,7 +45,7 @@ def evaluate(
 
     Args:
         components: with an evaluation set at least.
-        predictions: the folder for the per-sample outputs of the objective by the set's name; it is `Predicting` then. None: none.
+        predictions: the folder for the per-sample outputs of the objective by the set's name; it `SupportsPredict` then. None: none.
         begins_batch: called before each batch is asked for.
         is_stopping: gives up when it turns true on any rank; the result is None then, on every rank.
 
@@ -159,11 +159,11 @@ def averages(components: Evaluated) -> Mapping[str, Tensor]:
     Raises:
         ConfigError: one of them is not the model's, by its name or its shape.
     """
-    name, callback = next(((name, each) for name, each in components.callbacks.items() if isinstance(each, Averaging)), ("", None))
-    if callback is None:
+    name = components.averaging
+    if name is None:
         return {}
     try:
-        weights = callback.evaluation_weights() or {}
+        weights = components.callbacks[name].evaluation_weights() or {}
     except Exception as error:
         raise named(error, name, "evaluation_weights")  # noqa: B904  # the same error
     own = _tensors(components.model)

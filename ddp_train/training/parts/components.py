@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Amp, Batch, ChoosingTurns, Comparing, Goal, Joint, Objective, Predicting, Scheduler, Strategy
+from ddp_train.interfaces import Batch, Goal, Joint, Objective, Scheduler, Strategy, SupportsCompare, SupportsPredict, overrides
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.loader import Evaluation, Loader
@@ -43,7 +44,12 @@ class Evaluated:
         return dict(self.trained.named_children()) if isinstance(self.trained, Joint) else {"model": self.model}
 
     def rest(self) -> None:
-        """Let nothing be left of forwards that no backward follows."""
+        """Release what a forward without backward has kept."""
+
+    @property
+    def averaging(self) -> str | None:
+        """The name of the callback that has other weights for evaluation; None: none has."""
+        return next((name for name, each in self.callbacks.items() if overrides(each, "evaluation_weights")), None)
 
     @property
     def goals(self) -> dict[str, Goal]:
@@ -58,9 +64,9 @@ class Evaluated:
     def examine(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
         """Return from one forward what evaluation adds up, what it saves of each sample, and what metrics compare, as far as wanted."""
         if self.metrics:
-            return cast(Comparing, self.objective).compare(self.model, batch)
+            return cast(SupportsCompare, self.objective).compare(self.model, batch)
         if predicts:
-            return *cast(Predicting, self.objective).predict(self.model, batch), None
+            return *cast(SupportsPredict, self.objective).predict(self.model, batch), None
         return self.objective.score(self.model, batch), {}, None
 
 
@@ -91,7 +97,7 @@ class Components(Evaluated):
     notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
 
     def rest(self) -> None:
-        """Let nothing be left of forwards that no backward follows."""
+        """Release what a forward without backward has kept."""
         self.strategy.rest(self.module)
 
     def loss(self, batch: Batch, turn: Turn | None = None) -> Tensor:
@@ -110,9 +116,10 @@ class Components(Evaluated):
         Raises:
             ConfigError: the objective chooses none, or one that it does not have.
         """
-        if not isinstance(self.objective, ChoosingTurns):
+        turns_at = getattr(self.objective, "turns_at", None)
+        if turns_at is None:
             return list(self.turns.values())
-        names = self.objective.turns_at(step)
+        names = turns_at(step)
         if not names or any(name not in self.turns for name in names):
             raise ConfigError(
                 key="objective",
@@ -150,7 +157,7 @@ class Components(Evaluated):
         values are added. Without this, a resumed run on three or more ranks differs from one that never stopped in the last bits.
         Parameters are not touched; buffers and random streams are, so it comes before loading. Twice, because a static graph takes two.
 
-        Where gradients are kept (`keeps_gradients`) they are in the buckets from then on, so a run that begins is settled, too. So it is
+        Where gradients are kept (`keeps_gradients`) they are in the buckets from then on, so a run that begins rebuilds them, too. So it is
         with turns, of which one may come for the first time after a checkpoint.
         """
         if world.size > 1 and self.strategy.has_buckets:

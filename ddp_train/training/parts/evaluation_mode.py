@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-
-def has_modes(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer has weights to train and others to evaluate."""
-    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+from ddp_train.traits import has_modes
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Comparing, Goal, Objective, describe, map_tensors
+from ddp_train.interfaces import Goal, Objective, SupportsCompare, describe, map_tensors
 from ddp_train.training.instantiate import instantiate
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, 
         ConfigError: the objective does not say what they compare, or one of them is none.
     """
     wanted = {name: node for name, node in nodes.items() if node}
-    if wanted and not isinstance(objective, Comparing):
+    if wanted and not isinstance(objective, SupportsCompare):
         left_out = shlex.join(f"~{EVALUATION_METRICS}.{name}" for name in wanted)
         raise ConfigError(
             key=EVALUATION_METRICS,

@@ -16,7 +16,7 @@ from torch import nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint, Strategy, TakingTurns, matching, named_parameters
+from ddp_train.interfaces import HasTurns, Joint, Strategy, matching, named_parameters
 
 _SHOWN = 6  # names of parameters
 
@@ -44,7 +44,7 @@ class Turn:
 
 def takes_turns(objective: object) -> bool:
     """Tell whether the parts of an objective take turns."""
-    return isinstance(objective, TakingTurns)
+    return isinstance(objective, HasTurns)
 
 
 def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: World) -> dict[str, Turn]:
@@ -53,7 +53,7 @@ def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: Wo
     Raises:
         ConfigError: a turn trains nothing, or a parameter is in no turn.
     """
-    if not isinstance(objective, TakingTurns):
+    if not isinstance(objective, HasTurns):
         return {}
     named = named_parameters(trained)
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ddp_train.interfaces import Amp
+from ddp_train.amp import Amp
 
 
 class Peak(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train import model_log
-from ddp_train.interfaces import Batch, Joint, TakingTurns, map_tensors
+from ddp_train.interfaces import Batch, HasTurns, Joint, map_tensors
 from ddp_train.training.seeding import random_state, set_random_state
 
 
@@ -23,7 +23,7 @@ class ShapeCopy:
     """
 
     def __init__(self, trained: nn.Module, objective: Any) -> None:
-        if isinstance(objective, TakingTurns):
+        if isinstance(objective, HasTurns):
             raise ValueError("the parts of the objective take turns")
         shapes: dict[int, Any] = {}
         for part in (trained, objective):

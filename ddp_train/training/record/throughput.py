@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Batch, Counting, Measured, Objective, batch_size, map_tensors
+from ddp_train.interfaces import Batch, Objective, batch_size, map_tensors
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.record.model_flops import ShapeCopy
 
@@ -31,7 +31,7 @@ class Throughput:
 
     Args:
         world: the ranks, each with one device.
-        objective: whose weight may count tokens (`interfaces.Counting`).
+        objective: whose weight may count tokens (its `unit`).
         tokens_per_sample: of data that is windows of tokens; None: of other data.
         peak: FLOP/s of the device at best; None: not known, and there is no `mfu`.
         shapes: model and objective, to count the operations of a step; None: they could not be copied.
@@ -47,7 +47,7 @@ class Throughput:
         shapes: ShapeCopy | None = None,
     ) -> None:
         self._world, self._objective = world, objective
-        self._counts_tokens = isinstance(objective, Counting) and objective.unit in ("token", "next_token")
+        self._counts_tokens = getattr(objective, "unit", "") in ("token", "next_token")
         self._tokens_per_sample = tokens_per_sample
         self._peak, self._shapes = peak, shapes
         self._batch: Batch = None  # shapes of the first micro-batch, until its operations are counted
@@ -125,7 +125,9 @@ def measure(world: World, objective: Objective, trained: nn.Module, *, source: A
         source: the training data, as the loaders read it.
         peak: what the device computes at best, in FLOP/s; None: not known.
     """
-    window = None if isinstance(source, Measured) else source.facts.get("context_length")  # a sample may be shorter than that
+    window = (
+        None if getattr(source, "lengths", None) is not None else source.facts.get("context_length")
+    )  # a sample may be shorter than that
     shapes = None
     if peak is not None:
         try:

@@ -29,10 +29,9 @@ from ddp_train.config.tree import at
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import Adopting, Meaningful, Recognisable
-from ddp_train.loader.dataset_adapter import DatasetSource
+from ddp_train.loader.dataset_adapter import DatasetSource, label_of
 from ddp_train.loader.loader import Loader
-from ddp_train.loader.mixture_source import MixtureSource
+from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.stream import Stream
 
@@ -85,7 +84,7 @@ def meaning_of(data: Any) -> dict[str, Any]:
 def adopt(data: Any, meaning: Mapping[str, Any]) -> None:
     """Give the samples the numbers that they have in `meaning`, where the data can do that."""
     for _, part in _parts(data):
-        if isinstance(_raw(part), Adopting):
+        if hasattr(_raw(part), "adopt"):
             _raw(part).adopt(meaning)
 
 
@@ -184,8 +183,8 @@ def _raw(part: Any) -> Any:
 
 def fingerprint_of_dataset(dataset: Any) -> Mapping[str, Any]:
     """Return by what a data set is known again, beside its length."""
-    if isinstance(dataset, Recognisable):
-        return dataset.fingerprint if isinstance(dataset.fingerprint, Mapping) else {}
+    if isinstance(own := getattr(dataset, "fingerprint", None), Mapping):
+        return own
     if isinstance(dataset, TensorDataset) and len(dataset):
         rows = [tensor[place].cpu().contiguous() for place in (0, -1) for tensor in dataset.tensors]
         return {"first_and_last": [xxhash.xxh3_64_hexdigest(row.view(-1).view(torch.uint8).numpy().tobytes()) for row in rows]}
@@ -193,13 +192,11 @@ def fingerprint_of_dataset(dataset: Any) -> Mapping[str, Any]:
 
 
 def _meaning(dataset: Any) -> Mapping[str, Any]:
-    if isinstance(dataset, Meaningful):
-        return dataset.meaning if isinstance(dataset.meaning, Mapping) else {}
+    if isinstance(own := getattr(dataset, "meaning", None), Mapping) and own:
+        return own
     classes = getattr(dataset, "classes", None)
-    features = getattr(dataset, "features", None)
-    labels = [feature for feature in features.values() if hasattr(feature, "num_classes")] if isinstance(features, Mapping) else []
-    if classes is None and len(labels) == 1:
-        classes = getattr(labels[0], "names", None)
+    if classes is None and (label := label_of(dataset)):
+        classes = getattr(dataset.features[label], "names", None)
     return {"classes": list(classes)} if isinstance(classes, (list, tuple)) else {}
 
 

@@ -20,7 +20,7 @@ from ddp_train.checkpoint.save import Content
 from ddp_train.checkpoint.staging import OF_RANK_0, SHARED
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Averaging, Place, is_cut, map_tensors, named_parameters, place_of, plain_name, tensors_of
+from ddp_train.interfaces import Place, is_cut, map_tensors, named_parameters, place_of, plain_name, tensors_of
 from ddp_train.training.loop import callbacks
 from ddp_train.training.loop.evaluation import SetAside, averages
 from ddp_train.training.parts.components import Components
@@ -207,7 +207,7 @@ def cut_like(components: Components) -> Callable[[Mapping[str, Any], Mapping[str
         parameters = named_parameters(components.trained)
         names = plain.get("optimizer_parameters", [])
         averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
-        averaging = [f"{SHARED}.callbacks.{name}." for name, each in components.callbacks.items() if isinstance(each, Averaging)]
+        averaging = f"{SHARED}.callbacks.{components.averaging}."
         found = {}
         for name, leaf in leaves.items():
             like = wanted.get(name)
@@ -216,8 +216,8 @@ def cut_like(components: Components) -> Callable[[Mapping[str, Any], Mapping[str
                 like = None if parameter is None else components.strategy.state_like(parameter)
             elif name.startswith(f"{SHARED}.parameters_in_training."):
                 like = _numbered(name.split(".")[2], names, parameters)
-            elif prefix := next((prefix for prefix in averaging if name.startswith(prefix)), None):
-                like = next((averaged[end] for end in _ends(name.removeprefix(prefix)) if end in averaged), None)
+            elif name.startswith(averaging):
+                like = next((averaged[end] for end in _ends(name.removeprefix(averaging)) if end in averaged), None)
             if like is not None and is_cut(like) and tuple(like.shape) == leaf.shape:
                 found[name] = like
         return found

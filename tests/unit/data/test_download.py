@@ -1,10 +1,8 @@
 import hashlib
 import tarfile
-import threading
 
 import pytest
 
-from ddp_train.data import download as module
 from ddp_train.data.download import RemoteFile, download, ensure, ensure_unpacked
 from ddp_train.errors import DataError
 from tests.unit.data_files import serve, sha256, write_tar
@@ -75,24 +73,6 @@ def test_only_missing_files_are_fetched_and_the_error_says_where_to_put_them(add
     with pytest.raises(DataError, match=r"lacks gone\.bin, and .*404") as caught:
         ensure(files, folder)
     assert caught.value.fix == f"put into {folder}: {address}gone.bin"
-
-
-def test_many_at_once_fetch_a_file_once(address, folder, monkeypatch):
-    fetched = []
-
-    def counting_download(url, path, digest):
-        fetched.append(url)
-        download(url, path, digest)
-
-    monkeypatch.setattr(module, "download", counting_download)
-    file = RemoteFile(url=f"{address}file.bin", sha256=DIGEST)
-    threads = [threading.Thread(target=ensure, args=([file], folder)) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert fetched == [file.url]
-    assert [path.name for path in folder.iterdir()] == ["file.bin"]
 
 
 def test_an_archive_is_unpacked_and_removed(address, folder, tmp_path):

@@ -14,7 +14,6 @@ import pytest
 
 from ddp_train.data.char_text import CharText
 from ddp_train.data.cifar10 import CIFAR10
-from ddp_train.data.fingerprint import fingerprint_of
 from ddp_train.data.image_folder import ImageFolder
 from ddp_train.data.mnist import MNIST, FashionMNIST
 from ddp_train.data.packed_tokens import PackedTokens
@@ -23,7 +22,7 @@ from ddp_train.data.synthetic_images import SyntheticImages
 from ddp_train.data.tar_shards import TarShards
 from ddp_train.data.token_files import TokenFiles
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Meaningful, Recognisable
+from ddp_train.hashing import fingerprint_of
 from tests.unit.data_files import write_cifar_binary, write_image_tree, write_mnist, write_shards_of, write_text, write_tokens
 
 DOCUMENTS = [list(range(1, 9)), list(range(20, 40))]
@@ -94,7 +93,7 @@ def test_a_copy_is_known_again_and_what_has_changed_is_another(name: str, tmp_pa
     write, data_of, change = CASES[name]
     write(tmp_path / "first")
     first = data_of(tmp_path / "first")
-    assert isinstance(first, Recognisable) and isinstance(first, Meaningful)
+    assert first.fingerprint and first.meaning
     shutil.copytree(tmp_path / "first", tmp_path / "second", copy_function=shutil.copyfile)
     for path in (tmp_path / "second").rglob("*"):
         os.utime(path, (1, 1))

@@ -65,7 +65,7 @@ def test_a_worker_hands_it_over() -> None:
     _, travelling = both()
     slot = SharedBatch()
     try:
-        taken = slot.take(slot.put(travelling), pin_memory=False)
+        taken = slot.copy_out(slot.put(travelling), pin_memory=False)
     finally:
         slot.close()
     assert isinstance(taken, Pixels)

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddp_train.interfaces import Indices
+from ddp_train.interfaces import DataSource, Indices
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.loader.sampler import Shuffled
 
 
-class Numbers:
+class Numbers(DataSource):
     """Sample i is the number i."""
 
     def __init__(self, length: int) -> None:

@@ -173,7 +173,7 @@ class Sentences:
 
 def draw_of(source: Any, **changes: Any) -> Sampler:
     settings = {"sampling": "shuffled", "sample_weights": None, "bucket_batches": None, "drop_last": False, "global_batch_size": 8}
-    return sampler_from(source, seed=0, **{**settings, **changes})
+    return sampler_from(as_source(source), seed=0, **{**settings, **changes})
 
 
 @pytest.mark.parametrize(

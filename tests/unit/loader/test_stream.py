@@ -12,8 +12,9 @@ import torch
 
 from ddp_train.config.check import ConfigErrors
 from ddp_train.errors import ConfigError, DataError
+from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, StreamOrder, is_stream
+from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, is_stream
 from tests.unit.loader.streams import Counting, Sharding, Stateful, hugging_face, make
 from tests.unit.parts import checked, components
 
@@ -22,7 +23,7 @@ def loader(
     dataset: Any, *, rank: int = 0, world_size: int = 1, batch: int = 12, parts: int = 1, workers: int = 0, fields: list[str] | None = None
 ) -> StreamLoader:
     stream = Stream(dataset, fields)
-    order = StreamOrder(stream.length, global_batch_size=batch)
+    order = BatchOrder(stream.length, global_batch_size=batch)
     return StreamLoader(stream, order, rank=rank, world_size=world_size, grad_accum_steps=parts, num_workers=workers, pin_memory=False)
 
 
@@ -159,9 +160,9 @@ def test_hugging_face_samples_are_tensors_and_fields_choose_among_them(tmp_path:
 
 def test_epochs_are_those_of_a_length_in_whole_batches(tmp_path: Path) -> None:
     assert is_stream(Counting(3)) and is_stream(hugging_face(tmp_path, 4, 1)) and not is_stream([1])
-    assert StreamOrder(100, global_batch_size=32).epoch_size == 128
-    assert StreamOrder(100, global_batch_size=32, drop_last=True).epoch_size == 96
-    assert (StreamOrder(None, global_batch_size=32).epoch_size, StreamOrder(100, global_batch_size=32).batch_at(128).epoch) == (None, 1)
+    assert BatchOrder(100, global_batch_size=32).epoch_size == 128
+    assert BatchOrder(100, global_batch_size=32, drop_last=True).epoch_size == 96
+    assert (BatchOrder(None, global_batch_size=32).epoch_size, BatchOrder(100, global_batch_size=32).batch_at(128).epoch) == (None, 1)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

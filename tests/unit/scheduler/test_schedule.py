@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, RunError
 from ddp_train.scheduler import LRSchedule, constant, step, warmup_cosine, warmup_linear, warmup_stable_decay
+from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 
 PEAK = 0.5
 
@@ -151,3 +153,74 @@ def test_the_shortest_runs_are_defined() -> None:
     assert rates(warmup_linear(make_optimizer(), 2, warmup_steps=2), 2) == pytest.approx([1 / 3, 2 / 3])
     assert rates(warmup_stable_decay(make_optimizer(), 2, warmup_steps=0, decay_steps=2), 2) == pytest.approx([0.5, 0.0])
     assert rates(warmup_stable_decay(make_optimizer(), 2, warmup_steps=0, decay_steps=0), 2) == [1.0, 1.0]
+
+
+def every_epoch() -> EveryEpoch:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    scheduler = EveryEpoch(StepLR(optimizer, step_size=1, gamma=0.5))
+    optimizer.step()  # torch warns without
+    return scheduler
+
+
+def test_steps_change_nothing_and_epochs_do_once() -> None:
+    scheduler = every_epoch()
+    for _ in range(3):
+        scheduler.step()
+    assert scheduler.get_last_lr() == [1.0]
+    for _ in range(2):
+        scheduler.reach(1)
+    assert scheduler.get_last_lr() == [0.5]
+    scheduler.reach(3)  # the data went on while the run went back
+    assert scheduler.get_last_lr() == [0.125]
+
+
+def test_the_state_is_the_scheduler_s() -> None:
+    first, second = every_epoch(), every_epoch()
+    first.reach(2)
+    second.scheduler.optimizer.load_state_dict(first.scheduler.optimizer.state_dict())
+    second.load_state_dict(first.state_dict())
+    for scheduler in (first, second):
+        scheduler.reach(3)
+    assert first.get_last_lr() == second.get_last_lr() == [0.125]
+
+
+def plateau(lr: float = 1.0, **changes: Any) -> Plateau:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)
+    return Plateau(ReduceLROnPlateau(optimizer, **{"factor": 0.5, "patience": 1, **changes}), "loss")
+
+
+def rates_after(scheduler: Plateau, losses: list[float]) -> list[Any]:
+    """Return the rate after each evaluation."""
+    found = []
+    for loss in losses:
+        scheduler.step()  # of the optimizer, in between
+        scheduler.follow({"accuracy": 0.5, "loss": loss})
+        found += scheduler.get_last_lr()
+    return found
+
+
+def test_the_rate_is_cut_when_the_metric_gets_no_better() -> None:
+    assert rates_after(plateau(), [3.0, 2.0, 2.0, 2.0, 2.0, 1.0]) == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_counting_goes_on_after_a_resume(cut: int) -> None:
+    losses = [3.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    first, second = plateau(), plateau()
+    before = rates_after(first, losses[:cut])
+    second.scheduler.optimizer.load_state_dict(first.scheduler.optimizer.state_dict())
+    second.load_state_dict(first.state_dict())
+    assert before + rates_after(second, losses[cut:]) == rates_after(plateau(), losses)
+
+
+def test_a_patience_and_a_rate_that_were_changed_count() -> None:
+    first, second = plateau(), plateau(lr=4.0, patience=9)
+    assert rates_after(first, [2.0, 2.0, 2.0]) == [1.0, 1.0, 0.5]
+    second.scheduler.optimizer.load_state_dict(first.scheduler.optimizer.state_dict())
+    second.load_state_dict(first.state_dict())
+    assert rates_after(second, [2.0, 2.0, 2.0]) == [2.0, 2.0, 2.0]
+
+
+def test_a_metric_that_the_evaluation_does_not_have_is_named() -> None:
+    with pytest.raises(RunError, match=r"scheduler\.metric: the evaluation has no loss(.|\n)*one of accuracy"):
+        plateau().follow({"accuracy": 1.0})

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddp_train.strategy import local_sgd, means
+from ddp_train.strategy import means
 from tests.unit.training.threads import on_all
 
 SIZE = 3
@@ -51,8 +51,7 @@ class ThreadDist:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], Any]], list[Any]]:
     """Runs a function on each rank, and returns what they return."""
     fake = ThreadDist(SIZE)
-    for module in (local_sgd, means):
-        monkeypatch.setattr(module, "dist", fake)
+    monkeypatch.setattr(means, "dist", fake)
 
     def run(act: Callable[[int], Any]) -> list[Any]:
         def as_rank(rank: int) -> Any:

@@ -4,7 +4,7 @@ import torch
 
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Augmenting, DataSource, Labelled, finished
+from ddp_train.interfaces import finished
 from tests.unit.data_files import random_images
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
@@ -17,11 +17,6 @@ def source(**changes):
 
 def keys_of(count):
     return np.random.default_rng(0).integers(0, 2**64, count, np.uint64)
-
-
-def test_it_is_a_data_source_that_augments():
-    assert isinstance(source(), DataSource)
-    assert isinstance(source(), Augmenting)
 
 
 def test_facts_tell_the_shape_and_the_classes():
@@ -100,7 +95,6 @@ def test_a_senseless_argument_is_named(changes):
 
 def test_images_tell_their_labels() -> None:
     source = ImageArray(np.zeros((3, 1, 2, 2), np.uint8), np.asarray([2, 0, 2], np.uint8), num_classes=3, mean=[0.0], std=[1.0])
-    assert isinstance(source, Labelled)
     assert source.labels.tolist() == [2, 0, 2]
 
 

@@ -130,7 +130,7 @@ def test_a_class_has_the_events_that_it_needs_and_a_run_without_steps_asks_for_n
 
     training, _ = run(stopping=Stopping(), inherits=Inherits())
     assert training.hooks.after_step == []
-    assert [name for name in vars(Callback) if not name.startswith("_")] == list(EVENTS)
+    assert [name for name in vars(Callback) if not name.startswith("_")] == [*EVENTS, "evaluation_weights"]
     with pytest.raises(ConfigError, match="none of the methods start, step, evaluation, save, end"):
         components(f"+callbacks.mine._target_={HERE}.nothing")  # a function: what it returns is known on the ranks
 
@@ -260,9 +260,10 @@ def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None
     assert [each.logged for each in shared] == [{"a": [16.0, 4.0, 4.0]}, {}]
 
 
-def test_protocols_tell_who_takes_images_and_who_averages() -> None:
-    class Weighted:
-        weights = (1.0, 2.0)  # of its own, and for something else
+def test_a_callback_that_inherits_has_the_events_that_are_its_own() -> None:
+    class Late(interfaces.Callback):
+        def end(self, run: interfaces.Run) -> None:
+            """Of its own."""
 
-    for each in (Diary(), Weighted()):
-        assert not isinstance(each, (interfaces.Averaging, interfaces.ImageWriter))
+    assert interfaces.overrides(Late(), "end") and not interfaces.overrides(Late(), "evaluation_weights")
+    assert not interfaces.overrides(Diary(), "evaluation_weights")

@@ -14,7 +14,7 @@ from torch import Tensor
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.scheduler.plateau import Plateau
+from ddp_train.scheduler.schedule import Plateau
 from ddp_train.training.loop.evaluation import agreed, averages, evaluate, in_step
 from ddp_train.training.state.checkpoints import ranking_of
 from ddp_train.training.train_state import TrainState

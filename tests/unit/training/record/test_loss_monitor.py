@@ -11,9 +11,8 @@ import torch
 
 from ddp_train.distributed.world import alone
 from ddp_train.errors import NonFiniteLossError
-from ddp_train.loader.order import SampleOrder
+from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.sampler import Shuffled
-from ddp_train.loader.stream import StreamOrder
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.record.loss_monitor import Event, LossMonitor, Rewind, robust_zscore
 from ddp_train.training.train_state import TrainState
@@ -169,4 +168,4 @@ def test_a_rewind_is_asked_for_with_the_event_that_caused_it(settings: dict[str,
 
 def test_samples_of_a_stream_have_no_numbers_and_that_is_said() -> None:
     with pytest.raises(NonFiniteLossError, match="its 4 samples are of a stream"):
-        Told().judge([NAN], TrainState(), order=StreamOrder(None, global_batch_size=BATCH))
+        Told().judge([NAN], TrainState(), order=BatchOrder(None, global_batch_size=BATCH))

@@ -1,0 +1,113 @@
+"""What data must offer: samples by position, and their order.
+
+A `Dataset` of torch (loader/dataset_adapter.py) and an `IterableDataset` (loader/stream.py) are adapted to what is here.
+Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces.batch import Batch
+
+Indices = NDArray[np.int64]
+"""Positions in a data source, shape [B]."""
+
+
+class DataSource:
+    """A finite collection of samples that are read by position, a whole batch at a time.
+
+    `facts`, `__len__` and `batch` have no default. A class without this base is taken, too, if it has these three.
+    """
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What only the data knows: `image_shape` (C, H, W), `num_classes`, `classes` (their names), `vocab_size`, `context_length`,
+        `bytes_per_token`, `ignore_index` (the target that counts nowhere).
+
+        An argument of the model or the objective that is `auto` in the config takes the fact of the same name.
+        """
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def batch(self, indices: Indices) -> Batch:
+        """Return the samples at `indices`, in that order, stacked along a leading dimension B."""
+        raise NotImplementedError
+
+    @property
+    def augments(self) -> bool:
+        """Whether `augment` changes anything; False spares computing the keys."""
+        return type(self).augment is not DataSource.augment
+
+    def augment(self, batch: Batch, keys: NDArray[np.uint64]) -> Batch:
+        """Return a batch of training samples with sample i changed at random as `keys[i]` says: 64 uniform random bits, shape [B].
+
+        A key depends on (seed, epoch, sample index) alone, so a sample looks the same whatever the number of ranks, workers or restarts.
+        (On its position too with `loader.sampling=weighted` or `balanced`, where a sample may come twice in an epoch.)
+        """
+        return batch
+
+    def where(self, index: int) -> str:
+        """Return the file of one sample, or the file and the place in it, for messages; "": not known."""
+        return ""
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Sizes, names, hashes of the first and last samples, by which the data is known again when a run goes on.
+
+        Plain values, had without reading all. Never times: a copy has others. Of data without any the length alone is compared.
+        """
+        return {}
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        """What the numbers mean: vocabulary, classes, tokenizer, mean and std; plain values by name."""
+        return {}
+
+    def adopt(self, meaning: Mapping[str, Any]) -> None:
+        """Give samples the numbers that they have in a run's data from now on, or raise a DataError."""
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """The classes of the N samples, shape [N], any integers, as `loader.sampling=balanced` needs them; None: not known."""
+        return None
+
+    @property
+    def lengths(self) -> NDArray[Any] | None:
+        """The lengths of the N samples, shape [N], in any unit, as `loader.bucket_batches` needs them; None: not known."""
+        return None
+
+    def to(self, device: torch.device) -> None:
+        """Keep the data on `device`; batches are made there from now on."""
+        raise ConfigError(
+            key="loader.on_device",
+            happened=f"a {type(self).__name__} cannot live on the device",
+            expected="a data source with to(device)",
+            fix="loader.on_device=false",
+        )
+
+    def give_pixels(self) -> None:
+        """Let batches of images be `Pixels` from now on, where they can: bytes, which are normalised on the device."""
+
+
+class Sampler(Protocol):
+    """Which sample comes at which position of an epoch: a pure function of (seed, epoch, position), asked for any positions at once."""
+
+    seed: int
+    length: int
+    """Positions in an epoch."""
+    repeats: bool
+    """Whether a sample can come more than once in an epoch."""
+    window: int
+    """Consecutive positions that are only had together, from multiples of it on; 1 where each position stands alone."""
+
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        """Return the indices of the samples at `positions`, shape [n] -> [n]."""
