@@ -191,7 +191,7 @@ def _say(error: Exception, launcher: Launcher) -> int:
     if isinstance(error, UserError):
         _show(str(error))
         return error.exit_code
-    if not has_begun and hydra_errors.is_of_composing(error):
+    if not has_begun and not is_of_the_disk and hydra_errors.is_of_composing(error):  # Hydra writes `.hydra`, too
         _show(hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF))
         return WRONG_INPUT
     if not has_begun and is_file_error:

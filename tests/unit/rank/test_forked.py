@@ -34,7 +34,8 @@ def tell():
     return 0
 def forked_rank():
     os.environ["OMP_NUM_THREADS"] = sys.argv[2]  # as the agent has it, which the rank is forked from
-    forked.become({"environment": {**os.environ, "OMP_NUM_THREADS": sys.argv[2]}, "words": sys.argv[2:], "stdout": "", "stderr": ""})
+    environment = {**os.environ, "OMP_NUM_THREADS": sys.argv[2]}
+    forked.setup_forked_rank({"environment": environment, "words": sys.argv[2:], "stdout": "", "stderr": ""})
     sys.argv.insert(1, "forked")
     return tell()
 sys.exit(fork(forked_rank).wait() if sys.argv[1] == "forked" else tell())
