@@ -23,7 +23,7 @@ from airbench94.whitening import Whiten, whitening_kernels
 from torch import Tensor, nn
 
 from ddp_train import RunResult
-from ddp_train.interfaces import finished
+from ddp_train.interfaces import DataSource, finished
 
 PER_FILE = 8  # images in each of the six files
 
@@ -124,7 +124,9 @@ def test_the_first_layer_gives_values_of_variance_1_that_have_nothing_to_do_with
 
 def test_kernels_are_found_once_from_the_first_images() -> None:
     images = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    data = type("Images", (), {"facts": {}, "__len__": lambda self: 40, "batch": lambda self, indices: (images[indices], indices)})()
+    data = type(
+        "Images", (DataSource,), {"facts": {}, "__len__": lambda self: 40, "batch": lambda self, indices: (images[indices], indices)}
+    )()
     model = Airbench((3, 8, 8), 10, width=4)
     Whiten(16).start(a_run(model, data=data))
     expected = whitening_kernels([images[:16]]).view(24, 3, 2, 2).float()

@@ -58,8 +58,16 @@ def test_paths_are_exact(tmp_path: Path, name: str) -> None:
     assert done.stdout == f"{run}\n-m\nddp_train.launch.engine.ssh_remote\n{run}/launch/spec.json\n0\n", done.stderr
 
 
-@pytest.mark.parametrize("missing", ["directory", "folder", "setup", "python"])
-def test_a_machine_says_what_it_lacks(tmp_path: Path, missing: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("directory", "has not the folder in which the command stands; fix: cd to"),
+        ("folder", "does not see the run's folder, or may not write into it; fix: cd to"),
+        ("setup", "failed in a line of cluster.setup; fix: try them"),
+        ("python", "has not the interpreter of this command; fix: cluster.python=PATH"),
+    ],
+)
+def test_a_machine_says_what_it_lacks(tmp_path: Path, missing: str, said: str) -> None:
     run = tmp_path / "run"
     (run / "launch").mkdir(parents=True)
     if missing != "folder":
@@ -68,7 +76,8 @@ def test_a_machine_says_what_it_lacks(tmp_path: Path, missing: str) -> None:
     made = type(made)(**{**vars(made), "working_directory": str(tmp_path / ("absent" if missing == "directory" else ""))})
     (script, *_) = ENGINE.render([made]).files.values()
     done = subprocess.run(["bash"], input=f"word=w\n{script}", capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (78, f"{MARK}no {missing}\n"), done.stderr
+    assert done.returncode == 78 and done.stdout.startswith(f"{MARK}no {said}"), (done.stdout, done.stderr)
+    assert done.stdout.count("\n") == 1
 
 
 @pytest.mark.parametrize("hosts", ["['-oProxyCommand=id']", "['a b']", "['a;id']", "[a,a:2]", "[a:0]", "a", "[]", "null", "['$(id)']"])
