@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,8 @@ def _seeds() -> Iterator[None]:
 def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[global_streams.Stream, ...]:
     """The generators as they are looked at here, and as where their memory is laid out in another way."""
     if request.param == "states":
-        monkeypatch.setattr(global_streams.struct, "pack", lambda *_: b"another layout")
+        # Of this module alone: pytest's own messages are packed by the same function.
+        monkeypatch.setattr(global_streams, "struct", SimpleNamespace(**{**vars(struct), "pack": lambda *_: b"another layout"}))
         monkeypatch.setattr(STREAMS[0], "_look", global_streams._look_at_python())
         monkeypatch.setattr(STREAMS[1], "_look", global_streams._look_at_numpy())
     for stream in STREAMS:
