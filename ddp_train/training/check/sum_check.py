@@ -39,7 +39,7 @@ def refuse_means(components: Components, loader: Any, micro_batch: MicroBatch, i
     """
     objective, trains = components.objective, loader is components.train_loader
     kind = type(objective).__name__
-    for name, ratio, once, twice in _computed(components, loader, micro_batch, ids, world, trains=trains):
+    for name, ratio, once, twice in _computed(components, loader, micro_batch, ids, world):
         values = f"{once:.6g} for some samples, {twice:.6g} for the same ones twice"
         if 0.8 < ratio < 1.25:
             raise ConfigError(
@@ -62,7 +62,7 @@ def refuse_means(components: Components, loader: Any, micro_batch: MicroBatch, i
 
 
 def _computed(
-    components: Components, loader: Any, micro_batch: MicroBatch, ids: Indices | None, world: World, *, trains: bool
+    components: Components, loader: Any, micro_batch: MicroBatch, ids: Indices | None, world: World
 ) -> Iterator[tuple[str, float, float, float]]:
     """Yield the name of each number of an objective, by how much it grows when samples come twice, and the number of them once and twice.
 
@@ -71,7 +71,7 @@ def _computed(
     if not micro_batch.counts:
         return
     objective, model = components.objective, components.model.eval()  # no dropout
-    numbers = []
+    trains, numbers = loader is components.train_loader, []
     try:
         for part in _parts(loader, micro_batch, ids, world):
             batch = batch_on(world.device, part)

@@ -118,11 +118,11 @@ class Profiler:
 
     def _begin(self, window: _Window, step: int) -> None:
         """Begin the window, or the warm-up before it."""
-        name = f"rank_{self._world.rank:05d}_step_{step + window.warmup:06d}"
+        path = self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{step + window.warmup:06d}"
+        first = step + 1 + window.warmup
+        recorded = range(first, first + window.steps)
         try:
-            self._recording = start_recording(
-                window.kind, self._run_folder.profile, name, self._world.device, step=step + 1, warmup=window.warmup, steps=window.steps
-            )
+            self._recording = start_recording(window.kind, path, self._world.device, step=step + 1, recorded=recorded)
             self._marks.put()
         except Exception as error:  # another profiler is at work, say
             self._give_up(error)

@@ -17,10 +17,10 @@ _MAX_ALLOCATIONS = 100_000  # that are kept, the newest ones
 class _Trace:
     """Records by torch's profiler."""
 
-    def __init__(self, path: Path, device: torch.device, *, step: int, warmup: int, steps: int, has_memory: bool) -> None:
+    def __init__(self, path: Path, device: torch.device, *, step: int, recorded: range, has_memory: bool) -> None:
         self.path, self._has_memory = path, has_memory
         self._text = ""
-        first, last = step + warmup, step + warmup + steps - 1
+        first, last = recorded[0], recorded[-1]
 
         def schedule(step: int) -> Any:
             if step < first:
@@ -87,23 +87,22 @@ Recording = _Trace | _Allocations
 """Steps that are being recorded. `next_step` begins another one; `end` writes the files and returns a table for people, "" of nothing."""
 
 
-def start_recording(kind: str, folder: Path, name: str, device: torch.device, *, step: int, warmup: int, steps: int) -> Recording:
+def start_recording(kind: str, path: Path, device: torch.device, *, step: int, recorded: range) -> Recording:
     """Begin to record.
 
     Args:
         kind: trace | memory.
-        name: of the files, without their endings; after a restart a run may come to the same step again, and gets NAME_2.
+        path: of the files, without their endings; after a restart a run may come to the same step again, and gets NAME_2.
         step: the number of the step that begins, as the trace will call it.
-        warmup: steps that are not kept: the first ones under a profiler are slow.
-        steps: how many are recorded after them.
+        recorded: the steps that are kept. Those before them are not: the first ones under a profiler are slow.
     """
-    path, number = folder / name, 1
-    while any(folder.glob(f"{path.name}[._][!0-9]*")):
+    name, number = path.name, 1
+    while any(path.parent.glob(f"{path.name}[._][!0-9]*")):
         number += 1
-        path = folder / f"{name}_{number}"
+        path = path.with_name(f"{name}_{number}")
     if kind == "memory" and device.type == "cuda":
-        return _Allocations(path, device, warmup=warmup)
-    return _Trace(path, device, step=step, warmup=warmup, steps=steps, has_memory=kind == "memory")
+        return _Allocations(path, device, warmup=recorded[0] - step)
+    return _Trace(path, device, step=step, recorded=recorded, has_memory=kind == "memory")
 
 
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
