@@ -1,7 +1,7 @@
 """Weights of files that anybody may have written: tensors and nothing else, checked before they are read, and never executed.
 
 A file that is refused is not read in another way: there is no fall-back. A `.pt` is read by torch, which refuses all but tensors. A `.ckpt`
-of Lightning's holds callbacks and classes of others beside its weights: its pickle is read by `_Unpickler`, which imports no name and calls
+of Lightning holds callbacks and classes of others, not weights alone: its pickle is read by `_Unpickler`, which imports no name and calls
 nothing. What a pickle names is a tensor by its description, a dict, or a `_Husk`; the values come from the archive only after their
 description was found to fit them.
 """

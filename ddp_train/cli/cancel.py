@@ -74,7 +74,7 @@ def _ending(run_folder: RunFolder) -> _Ending | None:
 
 
 def _ending_here(folder: Path) -> _Ending | None:
-    """Return the process that holds a folder; None when nobody does. EnvironmentRefuses: it runs on another machine."""
+    """Return the process that holds a folder; None when it is not held. EnvironmentRefuses: it runs on another machine."""
     holder = holder_of(folder)
     if not folder.is_dir() or not is_held(folder) or holder is None:
         return None

@@ -75,7 +75,7 @@ def serve_check(request: int, answer: int) -> int:
     os.environ.update(asked["environment"])
     setup_globals()
     if asked["resolvers"] - set(BaseContainer._resolvers):
-        return 1  # of somebody's plugin
+        return 1  # of a user's plugin
     HydraConfig.instance().cfg = asked["global"]
     try:
         result: Any = check(asked["config"], hydra=asked["hydra"])

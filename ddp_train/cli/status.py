@@ -1,4 +1,4 @@
-"""`ddp-train status`, `logs` and `runs`: what became of a run or of a sweep, whoever started it: from its folder, and from its engine."""
+"""`ddp-train status`, `logs` and `runs`: the state of a run or a sweep, from its folder and from its engine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LOOK_EVERY = 10  # polls: whether it has ended is asked of the engine
 
 
 def folder_of(words: Sequence[str], usage: str) -> Path:
-    """Return the one folder that a command was given, beside options that were taken out."""
+    """Return the one folder that a command was given; options were taken out before."""
     if len(words) != 1 or words[0].startswith("-"):
         raise ConfigError(happened="no run folder was given", expected=usage.partition("\n")[0])
     return Path(words[0])
@@ -160,11 +160,11 @@ def show_sweep(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train runs SWEEP`: show the table of a sweep. Starts nothing."""
     sweep = Sweep.load(folder_of(arguments, RUNS_USAGE).absolute())
     runs_here = {job.number for job in sweep.jobs if job.status == Status.RUNNING} if is_held(sweep.root) else set()
-    found = gather(sweep, sweep.metric)  # the folders know more than sweep.json, when everything was killed or nobody waits
+    found = gather(sweep, sweep.metric)  # the folders know more than sweep.json, when everything was killed or no command waits
     for job in sweep.jobs:
         if job.number in runs_here and job.status == Status.INTERRUPTED:
             job.status = Status.RUNNING
-    with suppress(ConfigError, OSError):  # whoever works in it keeps its table
+    with suppress(ConfigError, OSError):  # the process that holds the folder keeps its table
         hold(sweep.root, key="SWEEP")
         sweep.save()
     show(sweep, found.alive)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _STARTS_RANKS = ("resume", "evaluate", "predict", "doctor")
-"""The commands that start ranks, beside the one without a name."""
+"""The commands that start ranks, in addition to the one without a name."""
 
 _HERE = ("cluster=local", "cluster=cpu")
 """Presets whose ranks are processes of this machine. A login node, from which jobs go elsewhere, has few processors to give."""

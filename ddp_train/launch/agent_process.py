@@ -29,7 +29,7 @@ _server: ForkServer | None = None
 
 
 def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
-    """Begin to import what an agent and its ranks need, beside this process, where this has not begun; return the fork server.
+    """Start to import what an agent and its ranks need, in parallel with this process, unless that has begun; return the fork server.
 
     Args:
         uses_compiler: import the compiler, too, while nothing is asked for: this process starts several agents, or waits before the first.

@@ -24,7 +24,7 @@ def run(job: Job) -> int:
     if job.record is None:
         return _run_agent(job)
     if job.checkpoint is not None:
-        forget_starts(job.run_folder)  # somebody has chosen where to go on
+        forget_starts(job.run_folder)  # a person has chosen where to go on
     elif problem := check_progress(job.run_folder):
         print(problem, file=sys.stderr)
         return NO_PROGRESS

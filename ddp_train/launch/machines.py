@@ -55,7 +55,7 @@ def run(job: Job) -> int:
         return local.run(job)
     slot, came_for = _taken.pop()
     if job.checkpoint is not None:
-        forget_starts(job.run_folder)  # somebody has chosen where to go on
+        forget_starts(job.run_folder)  # a person has chosen where to go on
     elif problem := check_progress(job.run_folder):
         print(problem, file=sys.stderr)
         return NO_PROGRESS

@@ -31,7 +31,7 @@ from ddp_train.system.folder_lock import release
 _ASK_EVERY_S = 10.0  # whether a job has ended; SLURM is shared by many who ask
 _ASK_SOON_S = 1.0  # when the run's folder says that it has
 _SUBMIT_EVERY_S = 30.0  # when the engine takes no more
-_TELL_EVERY_S = 5.0  # to end: a signal that comes while a job is between two of its steps reaches nobody
+_TELL_EVERY_S = 5.0  # to end: a signal that comes while a job is between two of its steps is lost
 
 
 def run(job: Job) -> int:

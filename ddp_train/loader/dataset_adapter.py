@@ -1,8 +1,8 @@
 """Use any `torch.utils.data.Dataset` as a data source, and make batches of its samples: as torch's DataLoader does, in less time.
 
-torch's `default_collate` is asked for whatever is not listed here, so that a batch is the same, and types that somebody has added to
+torch's `default_collate` is asked for whatever is not listed here, so that a batch is the same, and types that a user has added to
 `default_collate_fn_map` are taken. Quicker here is a field of numbers or of arrays: numpy makes one array of it, where torch looks at every
-number, or makes a tensor of each array. Each batch is a new tensor: whoever was given the one before may still hold it.
+number, or makes a tensor of each array. Each batch is a new tensor: the one before may still be in use.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def as_source(candidate: Any, fields: Sequence[str] | None = None, by: Collate |
 
 
 def dataset_of(source: DataSource) -> Any:
-    """Return what a source was made of: somebody's dataset, or itself."""
+    """Return what a source was made of: a user's dataset, or itself."""
     return source.dataset if isinstance(source, DatasetSource) else source
 
 
@@ -182,7 +182,7 @@ def _together(samples: list[Any]) -> Batch:
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         first = describe(samples[0])
         other = next((text for text in map(describe, samples) if text != first), None)
-        if other is None:  # then each of them cannot be stacked alone either: whoever reads them says which
+        if other is None:  # then each of them cannot be stacked alone either: reading them one by one says which
             raise
         raise DataError(
             key="loader.collate",
@@ -193,7 +193,7 @@ def _together(samples: list[Any]) -> Batch:
 
 
 def _is_as_torch_made_it() -> bool:
-    """Tell whether nobody has told torch to collate something in another way."""
+    """Tell whether torch's own collating is unchanged."""
     return all(collates.__module__ == default_collate.__module__ for collates in default_collate_fn_map.values())
 
 

@@ -122,7 +122,7 @@ def _look_at_numpy() -> Callable[[], Any]:
     twister, normal = _memory(bits.ctypes.state_address, _TWISTER), _memory(id(generator) + whole.find(left_over), len(left_over))
 
     def look() -> Any:
-        if mtrand.get_bit_generator() is not bits:  # somebody has given numpy another
+        if mtrand.get_bit_generator() is not bits:  # a user has given numpy another
             return pickle.dumps(np.random.get_state(legacy=False))
         return twister(), normal()
 

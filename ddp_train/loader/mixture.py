@@ -37,7 +37,7 @@ class MixtureSource(DataSource):
 
     Args:
         parts: the sources by their names.
-        weights: how often each is drawn from, beside the others.
+        weights: how often each source is drawn from, relative to the others.
     """
 
     def __init__(self, parts: Mapping[str, DataSource], weights: Mapping[str, float]) -> None:

@@ -108,7 +108,7 @@ class Supervised(ByCompare, ABC):
 
 
 def weighed(beside: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:
-    """Return what counts of what a model gives beside its output, each with its weight."""
+    """Return the losses that a model returns in addition to its output, each with its weight."""
     if beside and aux_weight is None:
         raise ConfigError(
             key="objective.aux_weight",

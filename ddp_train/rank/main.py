@@ -120,7 +120,7 @@ class Group:
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         if job.checkpoint is not None and not self._attempt.remembered:
-            forget_starts(job.run_folder)  # somebody has chosen where to go on
+            forget_starts(job.run_folder)  # a person has chosen where to go on
         elif problem := check_progress(job.run_folder):
             print(problem, file=sys.stderr, flush=True)
             failure.from_no_progress(problem).record(job.run_folder)

@@ -1,6 +1,6 @@
 """How often a run was started since its newest checkpoint. After so many starts without a new one it is not started again: exit code 93.
 
-starts.json in the run folder counts the starts, whoever makes them: an agent, a scheduler, a script. Not counted are a start whose mistake
+starts.json in the run folder counts the starts by an agent, a scheduler or a script. Not counted are a start whose mistake
 a person has to mend, and one that was stopped before it could save, unless an engine made it: it would start the run again for ever.
 """
 
@@ -32,7 +32,7 @@ class _Starts:
 
     checkpoint: int = 0  # the newest one's step
     began: list[float] = field(default_factory=list)  # of the starts that could have saved a newer one; in seconds since the epoch
-    open: str = ""  # who has counted the start that nobody has ended yet
+    open: str = ""  # who has counted the start that has not ended yet
 
     def write(self, run_folder: RunFolder) -> None:
         if self.began:
@@ -42,7 +42,7 @@ class _Starts:
 
 
 def count_start(run_folder: RunFolder, *, by_engine: bool = False) -> None:
-    """Count a start: rank 0 as it begins; before it whoever starts the machines of a run under an engine, which is the same start.
+    """Count a start. Called by rank 0 as it begins and, under an engine, by what starts the machines before it: that is the same start.
 
     Args:
         by_engine: what earlier starts left makes way: a result or a report that is there later is of this one.
@@ -81,11 +81,11 @@ def forget_starts(run_folder: RunFolder) -> None:
 def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine: bool = False) -> str:
     """Take the start before this moment for ended, and return why the run is not to be started again; "" where it may be.
 
-    It is said once: whoever starts the run again after it has mended something, and the count begins anew. result.json says `failed`.
+    It is said once: a person who starts the run again after it has mended something, and the count begins anew. result.json says `failed`.
 
     Args:
-        has_failed: the caller knows that the start has failed. Otherwise it did when nobody has said how it ended.
-        by_engine: whoever starts the machines asks; a start that it has counted is over as well.
+        has_failed: the caller knows that the start has failed. Otherwise it did where no process has recorded how it ended.
+        by_engine: what starts the machines asks; a start that it has counted is over as well.
     """
     starts = _load(run_folder)
     if not has_failed and not by_engine and starts.open in ("", _ENGINE):

@@ -89,7 +89,7 @@ def _of_somebody_else(top: Path) -> str:
     for path in (top, *sorted(read | folders)):
         try:
             facts = path.stat() if path == top else path.lstat()
-        except FileNotFoundError:  # a checkpoint that the run beside has just finished, or removed
+        except FileNotFoundError:  # a checkpoint that a running process has just finished, or removed
             if path == top:
                 raise
             continue

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict, read_write
 
-_MAX_FILES = 10_000  # below a folder of YAML; more are somebody's data
+_MAX_FILES = 10_000  # below a folder of YAML; more are data
 
 
 def freeze_yaml(loader: Any, base: DictConfig, folder: Path) -> None:

@@ -104,7 +104,7 @@ def spawn_fork_server(environment: Mapping[str, str], imports: Sequence[str], *,
 
     Args:
         environment: all that it has; it is told more.
-        imports: what it imports while nobody asks for anything, in this order.
+        imports: what it imports while there is no request, in this order.
         command: what is run, in the place of `interpreter`.
     """
     door, theirs = socket.socketpair()

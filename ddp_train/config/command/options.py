@@ -95,7 +95,7 @@ def require_config(args: Any, loader: ConfigLoaderImpl) -> None:
 
 
 def options_of(hydra: DictConfig) -> list[str]:
-    """Return what a command line needs, beside its overrides, to find the same YAML again."""
+    """Return what a command line needs, apart from its overrides, to find the same YAML again."""
     here = Path.cwd()
     sources = hydra.runtime.config_sources
     added = [Path(source.path) for source in sources if source.provider == "command-line" and not is_found(Path(source.path))]

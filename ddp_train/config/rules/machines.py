@@ -16,7 +16,7 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 _OURS = "ddp-train cluster=machines"
 _BY_HAND = f"{_OURS} cluster.nodes=MACHINES cluster.rendezvous_endpoint=FIRST_MACHINE:29400"
 
-# The number of copies | what a copy has beside it, where a number alone proves nothing | what they say | what was meant
+# The number of copies | a second variable, where the number proves nothing | what they say | what was meant
 _SIGNS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun has started {} of this command", f"srun --ntasks-per-node=1 {_OURS} ..."),
     ("OMPI_COMM_WORLD_SIZE", "", "mpirun has started {} of this command", f"mpirun --map-by ppr:1:node {_BY_HAND} ..."),
@@ -92,9 +92,9 @@ def check_copies(cluster: ClusterConfig, environment: Mapping[str, str]) -> Iter
     step, is_alone = slurm_step(environment), False
     with suppress(ConfigError):  # told where it is looked for
         is_alone = cluster.launcher == "local" or (cluster.launcher == "machines" and meeting(cluster, environment).is_alone)
-    for variable, beside, says, meant in _SIGNS if is_alone else ():
+    for variable, second, says, meant in _SIGNS if is_alone else ():
         is_task = step is not None and not step.is_typed_in  # no batch script, and no shell in which one command is typed
-        if (beside and beside not in environment) or (beside == "SLURM_PROCID" and not is_task):
+        if (second and second not in environment) or (second == "SLURM_PROCID" and not is_task):
             continue
         with suppress(ValueError):
             if (count := node_range(environment.get(variable, ""))[1]) > 1:

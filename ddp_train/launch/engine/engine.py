@@ -79,7 +79,7 @@ class Engine(Protocol):
     """One kind of cluster."""
 
     def render(self, specs: Sequence[Spec]) -> Rendered:
-        """Return the files and the commands for these runs, or refuse what the engine cannot do. Pure: writes nothing, asks nobody."""
+        """Return the files and the commands for these runs, or refuse what the engine cannot do. Pure: writes nothing, asks no engine."""
 
     def submit(self, rendered: Rendered) -> str:
         """Write the files, run the commands, and return the engine's id of it; every run's folder has it then, too (`Submission`)."""

@@ -104,7 +104,7 @@ class Membership:
             except OSError as error:
                 problem = f"{host}:{port} could not be reached: {reason(error)}"
                 continue
-            is_only_one = len(addresses) == 1  # else silence at one address keeps nobody from the next
+            is_only_one = len(addresses) == 1  # else silence at one address must not delay the next
             try:
                 problem = await self._introduce(
                     line, deadline if is_only_one else min(deadline, time.monotonic() + _ANSWERS_WITHIN_S), is_only_one=is_only_one
@@ -157,7 +157,9 @@ class Membership:
                 if not is_proven(message.get("proof"), proof(token, by="registry", over=ours, own=theirs)):
                     if not is_only_one:
                         return "another program is there"
-                    happened = f"whoever listens at {where[0]}:{where[1]} does not know this run's token; nothing that it sends is run"
+                    happened = (
+                        f"the program that listens at {where[0]}:{where[1]} does not know this run's token; nothing that it sends is run"
+                    )
                     fix = "look who listens there; the same cluster.rendezvous_id on all machines, or another port"
                     self._end(str(UserError(key="cluster.rendezvous_id", happened=happened, fix=fix)))
                 self.first_host, self.is_member = shown(message["first"]), True

@@ -182,7 +182,7 @@ class _Program:
         return dropped
 
     async def _be_lost(self, why: str) -> None:
-        """End what runs here, because nobody else can; return where this machine is to join again, else end the program."""
+        """End the ranks of this machine, which is cut off; return where this machine is to join again, else end the program."""
         is_in_a_round = self._agent is not None and self._agent.is_at_work
         here = "the ranks of this machine are ended" if is_in_a_round else "no round is at work here"
         print(f"{why}; {here}", file=sys.stderr, flush=True)

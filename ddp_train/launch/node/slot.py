@@ -79,7 +79,7 @@ class Work:
 
     @property
     def run_folder(self) -> RunFolder | None:
-        """Where the run is; None: nobody knows it before rank 0 has composed, or it is no run that is recorded."""
+        """Where the run is; None: it is unknown before rank 0 has composed, or it is no run that is recorded."""
         return None if self.job is None else self.job.record
 
 

@@ -137,7 +137,7 @@ class Line:
 
 
 async def connect(host: str, port: int, *, within_s: float) -> Line:
-    """Return a line to the registry. OSError: nobody listens there, or it cannot be reached in time."""
+    """Return a line to the registry. OSError: nothing listens there, or it cannot be reached in time."""
     # The name is looked up here and not in a thread of asyncio's: this process forks, and has no other thread.
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     connection = socket.socket(family, kind, protocol)

@@ -28,7 +28,7 @@ from ddp_train.training.record.log_window import Reading
 
 @dataclass(kw_only=True)
 class Features:
-    """What the config asks for beside what the components have."""
+    """What the config asks for, apart from the components."""
 
     sanity_check: bool = False  # before the first step: one batch of training and one of evaluation are tried
     guard: StepGuard = field(default_factory=StepGuard)

@@ -25,7 +25,7 @@ def has_values(model: nn.Module) -> bool:
 def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
     """Return a model whose parameters and buffers have no values; None: it would be another model than one with them.
 
-    It would where its constructor reads a value, draws random numbers on a device that it names, or keeps a tensor that nobody would fill,
+    It would where its constructor reads a value, draws random numbers on a device that it names, or keeps a tensor that stays empty,
     for it is neither parameter nor buffer.
     """
     before = _meta_tensors()

@@ -31,7 +31,7 @@ _WORDS = re.compile(
 """What torch's allocator, the CUDA runtime and driver, cuBLAS, cuDNN, NCCL and Triton say. cuBLAS is not initialised where its handle, made
 at its first product, finds no memory."""
 _MIB = 2.0**20
-_MOST = 0.95  # of a device; what libraries take beside torch's allocator comes on top
+_MOST = 0.95  # of a device; what libraries take outside of torch's allocator comes on top
 
 _BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
 

@@ -1,6 +1,6 @@
 """One optimizer step of one rank: forward and backward of each micro-batch, the exact mean's gradient, clipping, the optimizer.
 
-Nothing here waits for the device. No collective runs beside the strategy's own, but for one small all-reduce during the first forward where
+Nothing here waits for the device. No collective runs but the strategy's own, one small all-reduce during the first forward where
 the objective's weights depend on the batch's content, and one for the norm of gradients that are cut among the ranks.
 Other kinds of step are in `turns_step.py` and `early_step.py`.
 """

@@ -48,12 +48,12 @@ def keep_cache(folder: Path, world: World) -> Callable[[], None]:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     local = Path(tempfile.gettempdir(), f"ddp_train_compiled_{os.getuid()}_{xxhash.xxh3_64_hexdigest(os.fsencode(folder.absolute()))}")
-    is_open = os.environ.get(_CACHE, "") in ("", os.path.abspath(default_cache_dir()), str(local))  # torch sets its own where nobody has
+    is_open = os.environ.get(_CACHE, "") in ("", os.path.abspath(default_cache_dir()), str(local))  # torch sets its own where it is unset
     is_copied = is_open and is_shared(folder) and not is_shared(local)
     if is_copied:
         with suppress(OSError):
             local.mkdir(mode=0o700, exist_ok=True)
-        is_copied = local.is_dir() and local.stat().st_uid == os.getuid()  # nobody else's: code in it is run
+        is_copied = local.is_dir() and local.stat().st_uid == os.getuid()  # this user's: code in it is run
     if is_copied and world.local_rank == 0 and folder.is_dir():
         _copy_new(folder, local)
     world.barrier()
