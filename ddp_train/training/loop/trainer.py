@@ -268,7 +268,7 @@ class Trainer:
         values |= components.throughput.values(samples=window.samples, weights=taken, seconds=elapsed, memory=memory)
         for add_to in hooks.at_record:
             add_to(values, reading)
-        self._write("train", values | self.logged.settle(reading.logged, self.world))
+        self._write("train", values | self.logged.reduce_and_reset(reading.logged, self.world))
         if num_asked:
             hooks.on_request(self.state.step)
         window.begin_again()

@@ -15,7 +15,7 @@ from ddp_train.distributed.world import World
 from ddp_train.training.record.logged import Logged, loss_of
 from ddp_train.training.train_state import WindowSums
 
-_STEPS_AT_FIRST = 64  # room for so many; it doubles when it is full
+_INITIAL_STEPS = 64  # room for so many; it doubles when it is full
 
 
 def is_host(device: torch.device) -> bool:
@@ -70,7 +70,7 @@ class LogWindow:
     def begin_again(self) -> None:
         """Forget the steps, of which a record tells now. What they have been kept in is used again."""
         for room in (self._losses, *self._of_turns.values()):
-            room.clear()
+            room.values.zero_()
         self._taken, self._weights, self.norms = [], [], []
         self.skipped = self.skipped_steps = self.num_judged = 0
         self._start()
@@ -199,21 +199,21 @@ class _Room:
     """
 
     def __init__(self, values: Sequence[float], device: torch.device) -> None:
-        self.values = torch.zeros(len(values) + _STEPS_AT_FIRST, dtype=torch.float64, device=device)
+        self.values = torch.zeros(len(values) + _INITIAL_STEPS, dtype=torch.float64, device=device)
         self.values[: len(values)] = torch.tensor(values, dtype=torch.float64)
         self._place = 0
-        self._look()
+        self._view()
 
-    def _look(self) -> None:
-        """See each number: on the CPU as the host's own, in a tenth of the time that torch takes to add to a tensor."""
+    def _view(self) -> None:
+        """View each number: on the CPU as the host's own, in a tenth of the time that torch takes to add to a tensor."""
         self._on_host = is_host(self.values.device)
-        self._of_steps: Any = self.values.numpy() if self._on_host else self.values.unbind()  # once: to look takes as long as to add
+        self._of_steps: Any = self.values.numpy() if self._on_host else self.values.unbind()  # once: a view takes as long as an addition
 
     def begin(self, place: int) -> None:
         """Let `add` count for a step, the one after the last at most."""
         if place == len(self.values):
             self.values = torch.cat([self.values, torch.zeros_like(self.values)])
-            self._look()
+            self._view()
         self._place = place
 
     def add(self, number: Tensor) -> None:
@@ -223,7 +223,3 @@ class _Room:
         else:
             sum_of_step = self._of_steps[self._place]
             sum_of_step += number.detach()
-
-    def clear(self) -> None:
-        """Let all of them be 0."""
-        self.values.zero_()

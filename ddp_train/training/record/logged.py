@@ -75,8 +75,8 @@ class Logged:
         found = [each.get(name, 0.0) for each in (self._sums, self._finite) for name in names]
         return [torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True).reshape(1) for value in found]
 
-    def settle(self, values: list[float], world: World) -> dict[str, float]:
-        """Return the means, note a stop that was asked for anywhere, and begin anew. Collective.
+    def reduce_and_reset(self, values: list[float], world: World) -> dict[str, float]:
+        """Return the means over all ranks, note a stop that any rank asked for, and begin anew. Collective.
 
         Args:
             values: what `numbers` and `sums` came to over all ranks.

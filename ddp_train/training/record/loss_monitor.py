@@ -20,9 +20,9 @@ from ddp_train.training.record.records import Event
 from ddp_train.training.train_state import TrainState
 
 _HISTORY = 50  # steps that a loss is compared with
-_ENOUGH = 20  # of them, at least
-_LEAST_SPREAD = 0.01  # of the median: where the losses hardly differ, 1% is no spike
-_MOST_SKIPPED_IN_A_ROW = 100  # a loss scaler that starts far too high needs some twenty
+_MIN_HISTORY = 20
+_MIN_SPREAD = 0.01  # of the median: where the losses hardly differ, 1% is no spike
+_MAX_SKIPPED_IN_A_ROW = 100  # a loss scaler that starts far too high needs some twenty
 _SHOWN_SAMPLES = 8
 
 
@@ -43,16 +43,8 @@ class LossMonitor:
     on_spike: str = "warn"  # or `rewind`
     log_event: Callable[[Event, str], None] = lambda event, line: None  # takes an event, and the line for people; rank 0 writes them
 
-    def judge(
-        self,
-        window: LogWindow,
-        reading: Reading,
-        state: TrainState,
-        order: BatchOrder,
-        *,
-        is_scaled: bool = False,
-    ) -> float:
-        """Look at the steps of the window that were not looked at yet.
+    def judge(self, window: LogWindow, reading: Reading, state: TrainState, order: BatchOrder, *, is_scaled: bool = False) -> float:
+        """Judge the steps of the window that were not judged yet.
 
         Args:
             reading: what `window.read` gave.
@@ -82,7 +74,7 @@ class LossMonitor:
             else:
                 state.skipped_in_a_row = 0
                 if self.spike_zscore is not None:
-                    self._look_for_a_spike(step, state, loss, window.turns_of(place))
+                    self._judge_spike(step, state, loss, window.turns_of(place))
         window.leave_out_steps(skipped)
         window.skipped_steps += len(skipped)
         window.num_judged = len(totals)
@@ -95,7 +87,7 @@ class LossMonitor:
         values = f"loss {loss:g}, gradient norm {norm:g}"
         if not (is_scaled and math.isfinite(loss)):  # else the loss scaler is finding its scale
             self.log_event(step.event("skipped", loss=loss, grad_norm=norm), f"step {step.number} skipped: {values}; {step.shown()}")
-        if state.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
+        if state.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteLossError(
                 key="health.on_nonfinite",
                 happened=f"the last {state.skipped_in_a_row} steps up to step {step.number} were all skipped: {values}",
@@ -119,7 +111,7 @@ class LossMonitor:
             " for single bad batches health.on_nonfinite=skip or rewind",
         )
 
-    def _look_for_a_spike(self, at: Callable[[], _Step], state: TrainState, loss: float, turns: str) -> None:
+    def _judge_spike(self, at: Callable[[], _Step], state: TrainState, loss: float, turns: str) -> None:
         before = state.losses.get(turns, [])  # a step that takes another turn besides has another loss, and is no spike by that
         zscore = robust_zscore(loss, before)
         if zscore is not None and self.spike_zscore is not None and zscore >= self.spike_zscore:
@@ -139,11 +131,11 @@ def robust_zscore(loss: float, before: Sequence[float]) -> float | None:
 
     Median and MAD instead of mean and standard deviation, which the spike before would have moved (Iglewicz & Hoaglin 1993).
     """
-    if len(before) < _ENOUGH:
+    if len(before) < _MIN_HISTORY:
         return None
     median = statistics.median(before)
     spread = 1.4826 * statistics.median(abs(value - median) for value in before)
-    floor = max(_LEAST_SPREAD * abs(median), 1e-12)
+    floor = max(_MIN_SPREAD * abs(median), 1e-12)
     return (loss - median) / max(spread, floor)
 
 
@@ -152,7 +144,9 @@ def _step_at(place: int, window: LogWindow, state: TrainState, order: BatchOrder
     samples = state.samples - window.samples
     for _ in range(place):
         samples += order.batch_at(samples).size
-    return _Step(state.step - window.steps + place + 1, samples, order.batch_at(samples).size, order)
+    batch = order.batch_at(samples)
+    ids = order.indices(batch.epoch, batch.start, batch.stop).tolist() if isinstance(order, SampleOrder) else None
+    return _Step(state.step - window.steps + place + 1, samples, batch.size, ids)
 
 
 @dataclass(frozen=True)
@@ -162,25 +156,15 @@ class _Step:
     number: int
     samples: int  # the data's position before it
     size: int
-    order: BatchOrder
-
-    def sample_ids(self) -> list[int] | None:
-        """Return the data set's indices of the whole global batch; None: the data is a stream, whose samples have none."""
-        if not isinstance(self.order, SampleOrder):
-            return None
-        batch = self.order.batch_at(self.samples)
-        ids: list[int] = self.order.indices(batch.epoch, batch.start, batch.stop).tolist()
-        return ids
+    ids: list[int] | None  # the data set's indices of the whole global batch; None: the data is a stream, whose samples have none
 
     def shown(self) -> str:
         """Name the samples for a person."""
-        ids = self.sample_ids()
-        if ids is None:
+        if self.ids is None:
             return f"its {self.size} samples are of a stream, and have no numbers"
-        more = f" and {len(ids) - _SHOWN_SAMPLES} more (events.jsonl)" if len(ids) > _SHOWN_SAMPLES else ""
-        return f"its samples: {', '.join(map(str, ids[:_SHOWN_SAMPLES]))}{more}"
+        more = f" and {len(self.ids) - _SHOWN_SAMPLES} more (events.jsonl)" if len(self.ids) > _SHOWN_SAMPLES else ""
+        return f"its samples: {', '.join(map(str, self.ids[:_SHOWN_SAMPLES]))}{more}"
 
     def event(self, kind: str, **values: float) -> Event:
         finite = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}  # JSON has no NaN
-        position = {"samples": self.samples, "sample_ids": self.sample_ids()}
-        return {"time": time.time(), "kind": kind, "step": self.number, **finite, **position}
+        return {"time": time.time(), "kind": kind, "step": self.number, **finite, "samples": self.samples, "sample_ids": self.ids}

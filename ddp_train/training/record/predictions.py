@@ -13,7 +13,8 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,10 @@ class PredictionFiles:
         self._files: dict[str, int] = {}
         self._layouts: dict[str, tuple[str, tuple[int, ...]]] = {}  # a row's type, as numpy describes it, and its shape
         self._problem = ""
-        if world.is_main:
-            try:
+        with self._noting_problems():
+            if world.is_main:
                 shutil.rmtree(self._partial, ignore_errors=True)  # debris of a run that was killed in an evaluation
                 self._partial.mkdir(parents=True)
-            except OSError as error:
-                self._problem = f"rank 0: {error}"
         world.barrier()
 
     def add(self, rows: Mapping[str, Tensor], *, skips: Sequence[int] = ()) -> None:
@@ -68,21 +67,15 @@ class PredictionFiles:
             raise ValueError(f"predictions have the same names, types and shapes in every batch; got {layouts} after {self._layouts}")
         self._layouts = layouts
         num_rows = next(iter(lengths.values())) + len(skips)
-        if not self._problem and num_rows:
-            try:
-                for name, array in arrays.items():
-                    self._write(name, _with_gaps(array, [sample - self._row for sample in skips]) if skips else array)
-            except OSError as error:
-                self._problem = f"rank {self._world.rank}: {error}"
+        with self._noting_problems():
+            for name, array in arrays.items() if num_rows and not self._problem else ():
+                self._write(name, _with_gaps(array, [sample - self._row for sample in skips]) if skips else array)
         self._row += num_rows
 
     def name_samples(self, names: Iterable[str]) -> None:
         """Write samples.txt beside the rows, a line for each (rank 0)."""
-        try:
-            if not self._problem:
-                (self._partial / "samples.txt").write_text("".join(f"{printable(name)}\n" for name in names))
-        except OSError as error:
-            self._problem = f"rank {self._world.rank}: {error}"
+        with self._noting_problems():
+            (self._partial / "samples.txt").write_text("".join(f"{printable(name)}\n" for name in names))
 
     def close(self, *, keep: bool) -> None:
         """Let the files appear under their name, in place of those of an earlier evaluation after the same step. Collective.
@@ -94,25 +87,35 @@ class PredictionFiles:
             OSError: on every rank when one could not write.
             ValueError: on every rank when the rows are not one per sample, or differ between ranks.
         """
-        self._sync()
+        for descriptor in self._files.values():
+            with self._noting_problems():
+                os.fsync(descriptor)
+            os.close(descriptor)
+        self._files = {}
         problems, written, layouts = zip(*self._world.gather((self._problem, self._row - self._first, self._layouts)), strict=True)
-        problem = "; ".join(text for text in problems if text)
-        given = [layout for layout in layouts if layout]  # a rank without samples has none
-        is_whole = sum(written) == self._num_samples and all(layout == given[0] for layout in given)
+        self._problem = "; ".join(text for text in problems if text)
+        known = [layout for layout in layouts if layout]  # a rank without samples has none
+        is_whole = sum(written) == self._num_samples and all(layout == known[0] for layout in known)
         if self._world.is_main:
-            if keep and is_whole and not problem:
-                try:
+            with self._noting_problems():
+                if keep and is_whole and not self._problem:
                     self._publish()
-                except OSError as error:
-                    problem = f"rank 0: {error}"
             shutil.rmtree(self._partial, ignore_errors=True)  # what is left of it would keep a full disk full
-        problem = self._world.from_main(problem)
+        problem = self._world.from_main(self._problem)
         if keep and problem:
             raise OSError(f"{self._folder} was not saved (evaluation.save_predictions). {problem}")
         if keep and not is_whole:
             raise ValueError(
-                f"{self._folder} was not saved: rows {written} by rank, of {given}; expected {self._num_samples} in all, alike on all ranks"
+                f"{self._folder} was not saved: rows {written} by rank, of {known}; expected {self._num_samples} in all, alike on all ranks"
             )
+
+    @contextmanager
+    def _noting_problems(self) -> Iterator[None]:
+        """Note an OSError of the block, which `close` raises on all ranks."""
+        try:
+            yield
+        except OSError as error:
+            self._problem = self._problem or f"rank {self._world.rank}: {error}"
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
         """Write rows where they belong; rank 0, which has the first ones, writes the head as well."""
@@ -123,18 +126,6 @@ class PredictionFiles:
                 _write_at(self._files[name], memoryview(head), 0)
         row_bytes = array.itemsize * int(np.prod(array.shape[1:]))
         _write_at(self._files[name], memoryview(array.tobytes()), len(head) + self._row * row_bytes)
-
-    def _sync(self) -> None:
-        """Make this rank's rows durable, and close the files."""
-        for descriptor in self._files.values():
-            try:
-                if not self._problem:
-                    os.fsync(descriptor)
-            except OSError as error:
-                self._problem = f"rank {self._world.rank}: {error}"
-            finally:
-                os.close(descriptor)
-        self._files = {}
 
     def _publish(self) -> None:
         earlier = self._folder.with_name(f".removed_{self._folder.name}")

@@ -1,21 +1,23 @@
-"""How much a run gets done, in each of its training records: rates of each device, the share of the device's best, memory.
+"""How much a run gets done, in each of its training records: rates of each device, the share of the device's best (MFU), memory.
 
 All of it is arithmetic at log steps, on what the host knows already. docs/metrics.md has the names.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ddp_train import model_log
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Batch, Objective, batch_size, map_tensors
+from ddp_train.interfaces import Batch, HasTurns, Joint, Objective, batch_size, map_tensors
 from ddp_train.system.process import resident_bytes
-from ddp_train.training.record.model_flops import ShapeCopy
+from ddp_train.training.seeding import random_state, set_random_state
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +50,7 @@ class Throughput:
     ) -> None:
         self._world, self._objective = world, objective
         self._counts_tokens = getattr(objective, "unit", "") in ("token", "next_token")
-        self._tokens_per_sample = tokens_per_sample
-        self._peak, self._shapes = peak, shapes
+        self._tokens_per_sample, self._peak, self._shapes = tokens_per_sample, peak, shapes
         self._batch: Batch = None  # shapes of the first micro-batch, until its operations are counted
         self._units = 0.0  # tokens in it, or samples
         self._flops_per_unit: float | None = None
@@ -58,13 +59,13 @@ class Throughput:
 
     @property
     def wants_batch(self) -> bool:
-        """Whether the first micro-batch is to be seen."""
+        """Whether `see` is to be called with the first micro-batch."""
         return self._shapes is not None and self._batch is None
 
     def see(self, batch: Batch) -> None:
         """Note the shapes of a micro-batch, and how many tokens or samples it has. May wait for the device: before the first step."""
         self._batch = map_tensors(lambda tensor: torch.empty_like(tensor, device="meta"), batch)
-        self._units = float(self._objective.weight(batch)) if self._counts_tokens and self._objective else float(batch_size(batch))
+        self._units = float(self._objective.weight(batch)) if self._counts_tokens else float(batch_size(batch))
 
     def memory(self) -> list[float]:
         """Return what tensors took of this rank's device at most since the last call, what torch holds of it, and what the process takes.
@@ -88,33 +89,77 @@ class Throughput:
             memory: what `memory` came to, summed over the ranks.
         """
         size = self._world.size
-        found = {"samples_per_s": samples / seconds, "samples_per_s_per_device": samples / seconds / size}
-        tokens = self._tokens(samples, weights)
+        values = {"samples_per_s": samples / seconds, "samples_per_s_per_device": samples / seconds / size}
+        tokens = sum(weights) if self._counts_tokens else None
+        units = samples if tokens is None else tokens
+        if tokens is None and self._tokens_per_sample is not None:
+            tokens = float(samples * self._tokens_per_sample)
         if tokens is not None:
-            found |= {"tokens_per_s": tokens / seconds, "tokens_per_s_per_device": tokens / seconds / size}
+            values |= {"tokens_per_s": tokens / seconds, "tokens_per_s_per_device": tokens / seconds / size}
         if self._shapes is not None and self._batch is not None:
-            self._count()
+            self._count(self._shapes)
         if self._flops_per_unit is not None and self._peak is not None:
-            units = tokens if self._counts_tokens and tokens is not None else samples
-            found["mfu"] = units * self._flops_per_unit / seconds / (size * self._peak)
-        return found | dict(zip(_MEMORY[-len(memory) :], (each / size for each in memory), strict=True))
+            values["mfu"] = units * self._flops_per_unit / seconds / (size * self._peak)
+        return values | dict(zip(_MEMORY[-len(memory) :], (total / size for total in memory), strict=True))
 
-    def _tokens(self, samples: int, weights: Sequence[float]) -> float | None:
-        if self._counts_tokens:
-            return sum(weights)
-        return None if self._tokens_per_sample is None else float(samples * self._tokens_per_sample)
-
-    def _count(self) -> None:
+    def _count(self, shapes: ShapeCopy) -> None:
         """Count the operations of the first micro-batch, once."""
-        assert self._shapes is not None
         try:
-            flops = self._shapes.count(self._batch, self._world.device)
+            flops = shapes.count(self._batch, self._world.device)
             if not flops:
                 raise ValueError("it has no matrix product that is known")
             self._flops_per_unit = flops / self._units
         except Exception as error:
             _leave_out(error, self._world)
         self._shapes = self._batch = None
+
+
+class ShapeCopy:
+    """Model and objective on torch's meta device, as they are before anything wraps, compiles or shards them.
+
+    So what is counted is what the model itself needs: nothing that a strategy does, and no forward that is computed again for the backward.
+
+    Raises:
+        Exception: they cannot be copied, or take turns, each with a backward of its own.
+    """
+
+    def __init__(self, trained: nn.Module, objective: Any) -> None:
+        if isinstance(objective, HasTurns):
+            raise ValueError("the parts of the objective take turns")
+        shapes: dict[int, Any] = {}
+        for part in (trained, objective):
+            if isinstance(part, nn.Module):
+                shapes |= {id(tensor): _shape_of(tensor) for tensor in (*part.parameters(), *part.buffers())}
+        self._trained, self._objective = copy.deepcopy((trained, objective), shapes)
+
+    def count(self, batch: Batch, device: torch.device) -> int:
+        """Return the operations of one forward and backward: 2 for each product of two numbers and its sum.
+
+        Counts matrix products, convolutions and torch's attention, all of a causal one too. A kernel of somebody's own counts as nothing.
+
+        Args:
+            device: whose random streams are left as they are.
+
+        Raises:
+            Exception: the model, or a kernel in it, needs values.
+        """
+        from torch.utils.flop_counter import FlopCounterMode  # a module that most runs do without
+
+        streams = random_state(device)
+        try:
+            with model_log.taken_by(None), FlopCounterMode(display=False) as counter:
+                shapes = map_tensors(lambda tensor: tensor.to("meta"), batch)
+                joint = isinstance(self._trained, Joint)
+                loss = self._trained(shapes) if joint else self._objective.loss(self._trained, shapes)
+                loss.backward()
+        finally:
+            set_random_state(streams, device)
+        return int(counter.get_total_flops())
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    shape = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(shape, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
 
 def measure(world: World, objective: Objective, trained: nn.Module, *, source: Any, peak: float | None) -> Throughput:

@@ -102,7 +102,7 @@ def record() -> None:
         steps(window, logged, 5)
         reading = window.read(ON_A_GPU, torch.empty((), device=CUDA), logged, extra=[1.0])
         assert len(reading.totals) == len(reading.weights) == 5
-        logged.settle(reading.logged, ON_A_GPU)
+        logged.reduce_and_reset(reading.logged, ON_A_GPU)
     assert len(found) == 1, "the device is read once"
 
 

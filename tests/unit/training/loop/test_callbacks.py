@@ -228,7 +228,7 @@ def test_a_mean_is_that_of_the_finite_values(monkeypatch: pytest.MonkeyPatch) ->
         logged._state.logged_names = names
         values = [*logged.numbers(), *(float(each) for each in logged.sums(device=world.device))]
         kept = dict(logged._sums), dict(logged._finite), dict(logged._calls)
-        assert logged.settle(values, world) == pytest.approx({"a": 4.0, "b": math.nan, "c": math.nan}, nan_ok=True)
+        assert logged.reduce_and_reset(values, world) == pytest.approx({"a": 4.0, "b": math.nan, "c": math.nan}, nan_ok=True)
         logged._sums, logged._finite, logged._calls = kept
 
 
