@@ -19,7 +19,6 @@ from ddp_train.interfaces import Indices, Pixels
 
 _HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation
 _SHOWN = 10
-_UNLABELLED = "data.labelled=false, for `ddp-train predict`"
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
