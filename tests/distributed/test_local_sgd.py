@@ -69,7 +69,7 @@ def test_ranks_step_apart_meet_and_go_on_from_where_each_was(project: Project, w
 
 @pytest.mark.data
 def test_twenty_steps_apart_learn_shakespeare_as_well_as_ddp(project: Project, data_folder: Callable[[str], Path]) -> None:
-    """With DiLoCo's outer optimizer. docs/decisions/0067 has what comes of other settings: APART and APART_STEPS are for them."""
+    """With DiLoCo's outer optimizer. docs/decisions/0059 has what comes of other settings: APART and APART_STEPS are for them."""
     path = data_folder("text/tinyshakespeare.txt")
     run = ["experiment=shakespeare_gpt_cpu", f"data.path={path}", "cluster=cpu", "cluster.processes_per_node=2", "~metrics.tensorboard"]
     run += [f"trainer.max_steps={os.environ.get('APART_STEPS', 2000)}", "evaluation.every_steps=500"]

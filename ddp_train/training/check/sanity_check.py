@@ -2,7 +2,7 @@
 
 So a mismatch of data, model and objective costs seconds, and not the first epoch; it ends the run on one screen that names the config keys,
 shapes and types. A rank that finds a fault ends like one that fails in training: nothing here is collective. Random streams, buffers, modes
-and the data's position are put back, so that a run computes the same with and without (docs/decisions/0020-sanity-check.md).
+and the data's position are put back, so that a run computes the same with and without (docs/decisions/0019-sanity-check.md).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     meaning    what its numbers mean: vocabulary, classes, tokenizer, mean and std
 
 What differs is refused with both values, or accepted by `accept_changed_data`, whose code says exactly what is accepted: another change
-later is refused again. docs/invariants.md has a table of what could differ, docs/decisions/0079-the-identity-of-the-data.md the reasons.
+later is refused again. docs/invariants.md has a table of what could differ, docs/decisions/0069-the-identity-of-the-data.md the reasons.
 """
 
 from __future__ import annotations
