@@ -34,6 +34,20 @@ def test_the_map_of_a_package_has_all_of_its_modules(package: Any) -> None:
     assert modules <= set(re.findall(r"\w+", package.__doc__))
 
 
+STORIES = {"Start": 18, "Step": 10, "Stop": 13, "Save": 14, "Restart": 14}
+"""Of docs/architecture.md: how many files a reader opens at most."""
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_story_has_few_files_which_exist(story: str) -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    lines = text.split(f"**{story}**: ")[1].split("\n\n")[1].splitlines()
+    files = [re.match(r"\d+\. `([\w/.]+)`: \S", line) for line in lines]
+    assert all(files)
+    assert len(files) <= STORIES[story]
+    assert [file[1] for file in files if file and not (ROOT / file[1]).exists()] == []
+
+
 @pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
 def test_files_and_links_exist(doc: Path) -> None:
     text = doc.read_text()
