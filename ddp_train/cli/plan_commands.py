@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddp_train.checkpoint.disk_space import in_units
 from ddp_train.cli.plan_text import Screen, as_typed, command
-from ddp_train.config.cluster import meeting
+from ddp_train.config.cluster import rendezvous_of
 from ddp_train.config.spelling import without_secrets
 from ddp_train.job import Job
 from ddp_train.launch import local
@@ -99,7 +99,7 @@ def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
 def _on_each_machine(job: Job) -> Iterator[str]:
     """Yield what is typed on each machine."""
     cluster = job.config.cluster
-    found = meeting(cluster, os.environ)
+    found = rendezvous_of(cluster, os.environ)
     words = [text for text in job.command[1:] if not text.startswith("cluster.node_rank=")]
 
     def line(rank: str) -> str:

@@ -40,7 +40,7 @@ _ADDRESS = (("PET_MASTER_ADDR", "PET_MASTER_PORT"), ("MASTER_ADDR", "MASTER_PORT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """How the machines of a run find each other."""
 
     min_nodes: int
@@ -63,13 +63,13 @@ class Meeting:
         return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.ports[0]}"
 
 
-def meeting(cluster: ClusterConfig, environment: Mapping[str, str]) -> Meeting:
+def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Rendezvous:
     """Read where the machines meet from the config, or else from the environment; what neither says a step of SLURM does."""
     nodes, nodes_from = _setting("nodes", cluster, environment)
     min_nodes, max_nodes = _read(node_range, nodes or 1, nodes_from)
     word, _ = _setting("rendezvous_id", cluster, environment)
     if max_nodes == 1:
-        return Meeting(min_nodes=1, max_nodes=1, node_rank=None, host="", ports=(), word=str(word or ""))
+        return Rendezvous(min_nodes=1, max_nodes=1, node_rank=None, host="", ports=(), word=str(word or ""))
     step = slurm_step(environment)
     rank, rank_from = _setting("node_rank", cluster, environment)
     node_rank = None if rank is None else _read(_number, rank, rank_from)
@@ -91,7 +91,7 @@ def meeting(cluster: ClusterConfig, environment: Mapping[str, str]) -> Meeting:
         host, ports = host.strip("[]"), (int(port),)
     if node_rank is not None and node_rank >= max_nodes:
         raise ConfigError(key=rank_from, happened=f"is {node_rank}, of {max_nodes} machines", expected=f"0 to {max_nodes - 1}")
-    return Meeting(
+    return Rendezvous(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         node_rank=node_rank,
@@ -116,7 +116,7 @@ def processes_of_nodes(cluster: ClusterConfig) -> tuple[int, ...]:
 
 
 def most_nodes(cluster: ClusterConfig) -> int:
-    """Return how many machines take part at most; 1 where the environment has no good number, which `meeting` will say."""
+    """Return how many machines take part at most; 1 where the environment has no good number, which `rendezvous_of` will say."""
     if cluster.hosts:
         return len(cluster.hosts)
     nodes, _ = _setting("nodes", cluster, os.environ if cluster.launcher == "machines" else {})

@@ -83,7 +83,7 @@ def override(key: str, value: Any, *, sign: str = "", was: str = "") -> str:
 
 
 def without_secrets(key: str, value: Any) -> Any:
-    """Return a value as it may be shown: with a variable's name wherever it spells a secret out."""
+    """Return a value as it may be shown: with a variable's name wherever it contains a secret in plain text."""
     if isinstance(value, Mapping):
         return {name: without_secrets(f"{key}.{name}", inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ddp_train.config.cluster import Meeting, max_restarts, meeting, processes_given
+from ddp_train.config.cluster import Rendezvous, max_restarts, processes_given, rendezvous_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ENVIRONMENT_REFUSES, NO_PROGRESS, PREEMPTED, TERMINATED, EnvironmentRefuses
@@ -86,7 +86,7 @@ def _slot(cluster: ClusterConfig) -> NodeSlot | None:
         ConfigError: neither the config nor the environment says where the machines meet.
         EnvironmentRefuses: this is the first machine, and the port is taken.
     """
-    found = meeting(cluster, os.environ)
+    found = rendezvous_of(cluster, os.environ)
     if found.is_alone:
         return None
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new round seconds count
@@ -103,7 +103,7 @@ def _slot(cluster: ClusterConfig) -> NodeSlot | None:
     )
 
 
-def _listen(found: Meeting) -> socket.socket | None:
+def _listen(found: Rendezvous) -> socket.socket | None:
     """Listen for the others; None: another of us does so on this machine, and this one follows it.
 
     Raises:
@@ -141,7 +141,7 @@ def _is_here(host: str) -> bool:
 def _work(config: RunConfig | ClusterConfig, slot: NodeSlot, arguments: Sequence[str] = (), *, run: str = "") -> Work:
     """Say what this machine brings."""
     cluster = config if isinstance(config, ClusterConfig) else config.cluster
-    found = meeting(cluster, os.environ)
+    found = rendezvous_of(cluster, os.environ)
     processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster.device)
     facts = collect(
         config,

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from ddp_train.cli import compose as cli_compose
 from ddp_train.cli import main as app
 from ddp_train.config.check import ConfigErrors, check, load
-from ddp_train.config.cluster import environment_of, meeting
+from ddp_train.config.cluster import environment_of, rendezvous_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
@@ -96,7 +96,7 @@ def test_every_cluster_composes_and_passes_the_check(monkeypatch: pytest.MonkeyP
         for name, value in {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_RDZV_ENDPOINT": "node0:29400"}.items():
             monkeypatch.setenv(name, value)
     cluster = checked(*words).cluster
-    found = meeting(cluster, os.environ)
+    found = rendezvous_of(cluster, os.environ)
     assert (cluster.launcher, found.max_nodes) in (("local", 1), ("machines", 2), ("slurm", 1), ("ssh", 2))
     assert all(isinstance(value, str) for value in environment_of(cluster.env).values())
 

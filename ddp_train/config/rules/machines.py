@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from ddp_train.config.cluster import check_environment, max_restarts, meeting
+from ddp_train.config.cluster import check_environment, max_restarts, rendezvous_of
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import host_and_processes, node_range, seconds_of
 from ddp_train.errors import ConfigError
@@ -44,7 +44,7 @@ def check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
         yield from _check_hosts(cluster)
     if cluster.launcher == "machines" and not is_torchrun_worker():
         try:
-            found, restarts = meeting(cluster, os.environ), max_restarts(cluster, os.environ)
+            found, restarts = rendezvous_of(cluster, os.environ), max_restarts(cluster, os.environ)
         except ConfigError as error:
             yield error
             return
@@ -91,7 +91,7 @@ def check_copies(cluster: ClusterConfig, environment: Mapping[str, str]) -> Iter
         return
     step, is_alone = slurm_step(environment), False
     with suppress(ConfigError):  # told where it is looked for
-        is_alone = cluster.launcher == "local" or (cluster.launcher == "machines" and meeting(cluster, environment).is_alone)
+        is_alone = cluster.launcher == "local" or (cluster.launcher == "machines" and rendezvous_of(cluster, environment).is_alone)
     for variable, second, says, meant in _SIGNS if is_alone else ():
         is_task = step is not None and not step.is_typed_in  # no batch script, and no shell in which one command is typed
         if (second and second not in environment) or (second == "SLURM_PROCID" and not is_task):
