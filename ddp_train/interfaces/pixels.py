@@ -1,7 +1,7 @@
 """Images on their way to a device: as bytes, which are a quarter of what they are once normalised, and what is to be done to them there.
 
-A data source gives such a batch where it is asked to (`DataSource.give_pixels`); `loader.device_copy.to_device` finishes it. Code that looks at
-a batch before that finishes it itself, or looks at the pair that it has the shapes of.
+A data source gives such a batch where it is asked to (`DataSource.give_pixels`); `loader.device_copy.to_device` finishes it. Code that
+looks at a batch before that finishes it itself, or looks at the pair that it has the shapes of.
 Shapes: B samples, C channels, H height, W width, K classes.
 """
 
