@@ -236,10 +236,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Fill the disk of a folder, and return the file that does."""
-    with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
-        while True:
-            filler.write(bytes(4096))
+    """Fill the disk of a folder, for a second also with what a save gives back that ends meanwhile, and return the file that does."""
+    with (folder / "filler").open("wb", buffering=0) as filler:
+        for _ in range(10):
+            with suppress(OSError):
+                while True:
+                    filler.write(bytes(4096))
+            time.sleep(0.1)
     return folder / "filler"
 
 
