@@ -42,7 +42,7 @@ def test_killed_and_resumed_is_bitwise_the_run_that_never_stopped_and_no_name_sh
     assert compiled  # and kept with the run
     resumed = project.run("resume", str(folder), "debug.faults=[]", timeout=1200)
     assert resumed.returncode == 0, resumed.output
-    assert re.search("resumed  after step [36]", resumed.stdout), resumed.output  # the save after step 6 may not have ended at step 7
+    assert re.search("resumed  after step [356]", resumed.stdout), resumed.output  # 5: an evaluation; 6 may not be saved yet
     assert values(folder) == values(project.folder / "outputs/whole")
 
     newest = sorted((folder / "checkpoints").glob("step_*"))[-1]
