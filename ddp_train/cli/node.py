@@ -68,7 +68,7 @@ def _take_part(spec: Spec, slot: NodeSlot, launcher: Launcher) -> int:
         work = _work(spec, slot)
     except UserError as error:
         print(f"\n{error}", file=sys.stderr)
-        if slot.is_first and not run_folder.is_completed():  # of another machine `ddp-train verdict --ended=CODE` says it
+        if _is_mistake_of_the_run(run_folder, slot):  # the verdict reads its folder alone
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
     launcher.begun = run_folder.root
@@ -138,3 +138,16 @@ def _take_folder(run_folder: RunFolder) -> int | None:
         return NO_PROGRESS
     run_folder.forget_failure()
     return None
+
+
+def _is_mistake_of_the_run(run_folder: RunFolder, slot: NodeSlot) -> bool:
+    """Tell whether a mistake of this machine is one of the run: this start of it has the folder, and steps are left to do.
+
+    The first machine has taken the folder. Another one waits for the address that the first writes: the folder may still be refused to it.
+    """
+    deadline = time.monotonic() + _LET_GO_WITHIN_S
+    while not slot.is_first and (slot.notice is None or not slot.registry_addresses()):
+        if slot.notice is None or signals.received_early or time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return not run_folder.is_completed()

@@ -23,7 +23,7 @@ from ddp_train.system.files import write_json
 from ddp_train.system.folder_lock import hold, release
 from tests.unit.parts import checked
 
-FIRST = ["--index=0", "--launch=monday"]
+FIRST, SECOND = ["--index=0", "--launch=monday"], ["--index=1", "--launch=monday"]
 
 
 @pytest.fixture
@@ -87,6 +87,14 @@ def test_a_stop_while_the_folder_is_waited_for_is_no_failure(spec: Spec, monkeyp
     hold(spec.job.run_folder.root, key="")
     assert node(spec, *FIRST) == DONE
     assert report(spec) is None and spec.job.run_folder.read_result() is None
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_mistake_of_another_machine_is_the_runs_once_the_first_has_taken_the_folder(spec: Spec, has_begun: bool) -> None:
+    if has_begun:
+        write_json(spec.job.run_folder.meeting("monday"), {"hosts": ["node0"], "port": 1})
+    assert node(spec, *SECOND) == WRONG_INPUT
+    assert (report(spec) is not None) == has_begun
 
 
 def test_code_that_is_not_as_it_was_is_refused(spec: Spec) -> None:
