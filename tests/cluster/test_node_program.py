@@ -65,12 +65,12 @@ class Submitted:
         return self.hosts.start(host, *task, cwd=self.project.folder, env={**step, **(env or {})})
 
     def arrives(self, host: int, running: Sequence[Running]) -> None:
-        """Wait until a host has a connection to another one, open or closed."""
+        """Wait until a host has a connection to another one, open or closed, or has been refused: its connection may be gone by then."""
         tables = [Path(f"/proc/{self.hosts[host].pid}/net/{name}") for name in ("tcp", "tcp6")]
 
         def is_here() -> bool:
             others = [line.split()[2].partition(":")[2] for table in tables for line in table.read_text().splitlines()[1:]]
-            return any(port != "0000" for port in others)
+            return any(port != "0000" for port in others) or "refuses this machine" in running[-1].output
 
         until(is_here, "\n\n".join(each.output for each in running), within_s=START_S)
 
