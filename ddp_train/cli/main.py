@@ -147,11 +147,11 @@ _COMMANDS: Mapping[str, _Command] = {
     "logs": _Command("status", "show_logs", "LOGS_USAGE"),
     "profile": _Command("profile", "profile"),
     "cancel": _Command("cancel", "cancel"),
-    "verdict": _Command("verdict", "show_verdict"),
+    "verdict": _Command("status", "show_verdict", "VERDICT_USAGE"),
     "doctor": _Command("doctor", "examine"),
     "help": _Command("help", "explain"),
     "node": _Command("node", "node"),
-    "prepare": _Command("prepare_tokens", "prepare"),
+    "prepare": _Command("prepare", "prepare"),
     "init": _Command("init", "init"),
 }
 """The first word -> where it is done. `config.command_line` has the same names."""

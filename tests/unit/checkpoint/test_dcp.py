@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from ddp_train.checkpoint.dcp import DcpFolder
 from ddp_train.cli.export import export as typed_export
 from ddp_train.errors import UserError
-from tests.unit.cli.test_prepare_tokens import prepare_words
+from tests.unit.cli.test_prepare import prepare_words
 from tests.unit.training.inference.test_export import LAUNCHER, Tied, run_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.cli.verdict import show_verdict
+from ddp_train.cli.status import show_verdict
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission

@@ -1,10 +1,11 @@
-"""`ddp-train prepare tokens`: make token shards of text, as a stream, so that memory does not grow with the text. Imports no torch."""
+"""`ddp-train prepare`: token shards of text, as a stream, so that memory does not grow with the text; plain files of pickled weights."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import os
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,6 @@ from math import ceil
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ddp_train.cli import prepare_weights
 from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
 from ddp_train.data.tokens.token_writer import TokenWriter
 from ddp_train.data.tokens.tokenizer import Tokenizer, make_tokenizer
@@ -32,8 +32,12 @@ USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
   val_fraction   of the documents, evenly spread, go to the split val; of a single text file its end; 0: none      default: 0.01
   shard_tokens   a file of tokens ends with the document in which it gets this many      default: 268435456
 
+ddp-train prepare weights FOLDER to=FILE.safetensors --unpickle
+
+  FOLDER         of torch.distributed.checkpoint (DCP), as torchtitan and FSDP scripts write them; its weights below "model", or all
+  to             new file, for init_from= of the runs; one tensor at a time is in memory
+  --unpickle     read the folder's metadata, a pickle: it runs whatever its writer has put there. Only for who trusts the writer
 """
-USAGE += prepare_weights.USAGE
 
 _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _NO_TEXT = (".json", ".parquet", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz")
@@ -45,7 +49,7 @@ _SAY_EVERY_S = 10.0
 def prepare(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train prepare tokens FILE... to=FOLDER`: make token shards of text; or `prepare weights`."""
     if arguments[:1] == ["weights"]:
-        prepare_weights.prepare_weights(arguments[1:])
+        _prepare_weights(arguments[1:])
     elif arguments[:1] == ["tokens"]:
         _prepare_tokens(_Request.parse(arguments[1:]))
     else:
@@ -314,3 +318,32 @@ def _number(options: dict[str, str], name: str, expected: str, is_good: Callable
     if not is_good(value):
         raise ConfigError(key=name, happened=f"is {options[name]}", expected=expected)
     return value
+
+
+def _prepare_weights(arguments: Sequence[str]) -> None:
+    """Write the weights of a DCP folder into a plain file."""
+    unpickles = "--unpickle" in arguments
+    places = [word.removeprefix("to=") for word in arguments if word.startswith("to=")]
+    folders = [word for word in arguments if word != "--unpickle" and not word.startswith("to=")]
+    if len(places) != 1 or len(folders) != 1 or folders[0].startswith("-"):
+        raise ConfigError(
+            happened="no folder was given, or no to=FILE",
+            expected="prepare weights FOLDER to=FILE.safetensors --unpickle",
+            fix="ddp-train prepare --help",
+        )
+    folder, to = Path(folders[0]), Path(places[0])
+    if not (folder / ".metadata").is_file():
+        raise ConfigError(happened=f"{folder} is no folder of torch.distributed.checkpoint", expected="one with a file .metadata")
+    if to.suffix != ".safetensors":
+        raise ConfigError(key="to", happened=f"is {to}", expected="a new file.safetensors", fix=f"to={to.with_suffix('.safetensors')}")
+    if to.exists():
+        raise ConfigError(key="to", happened=f"{to} exists; nothing is written over", expected="a new path")
+    if not unpickles:
+        happened = f"is not given, and {folder / '.metadata'} is a pickle: to read it runs whatever its writer has put there"
+        fix = f"ddp-train prepare weights {shlex.join(arguments)} --unpickle"
+        raise ConfigError(key="--unpickle", happened=happened, expected="it, where you trust the writer", fix=fix)
+    from ddp_train.training.inference.export import from_dcp  # imports torch
+
+    for line in from_dcp(folder, to):
+        print(line)
+    print(f"written  {to}\nbegin    with it: init_from={shlex.quote(str(to))}")
