@@ -35,11 +35,9 @@ from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import GOALS, Sweep, SweepJob
 from ddp_train.run_folder.trust import check_below
 from ddp_train.sweep import placement
-from ddp_train.sweep.frozen_yaml import freeze_yaml
-from ddp_train.sweep.gather import Gathered, gather
 from ddp_train.sweep.schedule import SweepScheduler
-from ddp_train.sweep.sweeper import compose_job, plans_all, save_as_hydra, swept_keys
-from ddp_train.sweep.table import SweepScreen, show
+from ddp_train.sweep.sweeper import compose_job, freeze_yaml, plans_all, save_as_hydra, swept_keys
+from ddp_train.sweep.table import Gathered, SweepScreen, gather, show
 
 Check = Callable[[DictConfig, DictConfig], RunConfig]
 

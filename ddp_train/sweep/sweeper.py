@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.config.hydra_internals import BASIC_SWEEPER
 from ddp_train.config.tree import texts
+
+_MAX_FILES = 10_000  # below a folder of YAML; more are data
 
 
 def swept_keys(base: DictConfig) -> list[str]:
@@ -59,6 +63,48 @@ def save_as_hydra(composed: DictConfig, folder: Path) -> None:
     OmegaConf.save(OmegaConf.create(texts(composed.hydra.overrides.task)), folder / "overrides.yaml")
 
 
+def freeze_yaml(loader: Any, base: DictConfig, folder: Path) -> None:
+    """Make Hydra's loader read copies of the YAML files: an edit must not reach the later jobs of a sweeper that decides as it goes.
+
+    Args:
+        loader: Hydra's, whose search path is changed.
+        base: what the jobs are composed from; a search path in it is changed too.
+        folder: where the copies lie. Those of an earlier attempt are used again.
+    """
+    for number, element in enumerate(loader.config_search_path.get_path()):
+        element.path = _copy_yaml(element.path, folder / f"path_{number}")
+    more = [_copy_yaml(path, folder / f"searchpath_{number}") for number, path in enumerate(base.hydra.searchpath)]
+    loader.repository.initialize_sources(loader.config_search_path)
+    if more:
+        with read_write(base.hydra), open_dict(base.hydra):
+            base.hydra.overrides.hydra.append(f"hydra.searchpath={more}")
+
+
 def _given(base: DictConfig) -> list[str]:
     """Return what a sweeper starts from: its own parameters, then what was typed."""
     return [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + texts(base.hydra.overrides.task)
+
+
+def _copy_yaml(path: str, copied: Path) -> str:
+    """Copy the YAML files below an element of Hydra's search path, unless that is done; return the element to use."""
+    scheme, separator, original = path.partition("://")
+    if not separator:
+        scheme, original = "file", path
+    if scheme != "file" or not Path(original).is_dir() or str(copied) == original:
+        return path
+    if not copied.exists():
+        files = list(itertools.islice(Path(original).rglob("*"), _MAX_FILES + 1))
+        if copied.is_relative_to(original) or len(files) > _MAX_FILES:
+            why = "has too many files" if len(files) > _MAX_FILES else "has the sweep below it"
+            print(f"{original} {why}, so no copy is kept: do not edit its YAML while the sweep runs", file=sys.stderr)
+            return path
+        unfinished = copied.with_name(f".{copied.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        for file in files:
+            if file.suffix in (".yaml", ".yml"):
+                target = unfinished / file.relative_to(original)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
+        unfinished.mkdir(parents=True, exist_ok=True)
+        unfinished.rename(copied)
+    return f"file://{copied}"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.sweep import frozen_yaml
-from ddp_train.sweep.frozen_yaml import _copy_yaml
+from ddp_train.sweep import sweeper
+from ddp_train.sweep.sweeper import _copy_yaml
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_where_no_copy_can_be_kept_it_is_said(
     conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _copy_yaml(str(conf), conf / "outputs/sweep/conf/path_0") == str(conf)
-    monkeypatch.setattr(frozen_yaml, "_MAX_FILES", 1)
+    monkeypatch.setattr(sweeper, "_MAX_FILES", 1)
     assert _copy_yaml(str(conf), tmp_path / "copied") == str(conf)
     assert capsys.readouterr().err.count("do not edit its YAML while the sweep runs") == 2
     assert not (tmp_path / "copied").exists()

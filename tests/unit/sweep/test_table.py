@@ -13,7 +13,7 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.run_folder.verdict import mark_cancelled
-from ddp_train.sweep.gather import gather
+from ddp_train.sweep.table import gather
 
 
 @pytest.fixture
