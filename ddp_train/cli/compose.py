@@ -23,7 +23,7 @@ from ddp_train.cli.check_process import check_in_torch_process
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config.check import CONF, ConfigErrors, check_folder, section
-from ddp_train.config.command.options import options_of, refuse_unknown_options
+from ddp_train.config.command.command_line import options_of, refuse_unknown_options
 from ddp_train.config.hydra_internals import MAIN, composing_once
 from ddp_train.config.rules.machines import check_copies
 from ddp_train.config.run_config import RunConfig

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from ddp_train.cli.compose import compose
-from ddp_train.config.command.options import options_first
+from ddp_train.config.command.command_line import options_first
 from ddp_train.config.run_config import RunConfig
 from ddp_train.doctor.examined import most_minutes
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError

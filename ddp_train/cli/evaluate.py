@@ -18,13 +18,13 @@ from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import TRUST, ask_trust, option_words, record, require_place, run_of, typed
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command import saved_overrides
+from ddp_train.config.command.command_line import with_conf
 from ddp_train.config.command.composition import loader_of, parse
-from ddp_train.config.command.options import with_conf
 from ddp_train.config.resolve import resolve
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config
 from ddp_train.config.spelling import nearest
-from ddp_train.config.targets.evaluation_split import evaluation_sets, evaluation_split, set_name, split_at
+from ddp_train.config.targets.target import evaluation_sets, evaluation_split, set_name, split_at
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.job import Job, Task
 from ddp_train.launch import machines

@@ -24,11 +24,10 @@ from yaml import YAMLError
 from ddp_train import __version__
 from ddp_train.cli import caller
 from ddp_train.cli.compose import Exit, compose
-from ddp_train.config import limits
 from ddp_train.config.check import CONF, ConfigErrors
 from ddp_train.config.command import hydra_errors
-from ddp_train.config.command.command_line import check_overrides
-from ddp_train.config.command.options import options_first, with_conf
+from ddp_train.config.command.command_line import check_overrides, options_first, with_conf
+from ddp_train.config.hydra_internals import limit_yaml
 from ddp_train.errors import (
     DISK_REFUSES,
     DONE,
@@ -163,7 +162,7 @@ _COMPOSING = ("plan", "doctor", "help")
 def _report(command: Callable[[], int], launcher: Launcher) -> int:
     """Turn every way in which a command ends into its exit code, and say what the user can mend."""
     try:
-        limits.install()
+        limit_yaml()
         check_overrides(sys.argv[1:])
         return command()
     except SystemExit as error:  # ours, a sweep's that ends here, or Hydra's own

@@ -22,8 +22,8 @@ from ddp_train.cli.measure import measuring
 from ddp_train.cli.plan_text import Screen, as_typed, command
 from ddp_train.config.check import section
 from ddp_train.config.cluster import rendezvous_of
+from ddp_train.config.command.command_line import options_first, options_of, refuse_unknown_options, require_config
 from ddp_train.config.command.composition import Composition, loader_of, parse
-from ddp_train.config.command.options import options_first, options_of, refuse_unknown_options, require_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import without_secrets

@@ -17,7 +17,7 @@ from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, requir
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.config import check as config_check
 from ddp_train.config.command import saved_overrides
-from ddp_train.config.command.options import options_of
+from ddp_train.config.command.command_line import options_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config, answers_before, replaced_configs, saved_config
 from ddp_train.config.spelling import nearest

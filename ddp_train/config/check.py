@@ -35,9 +35,8 @@ from ddp_train.config.schema import (
     typed,
 )
 from ddp_train.config.spelling import nearest
-from ddp_train.config.targets.evaluation_split import evaluation_sets, split_at
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
-from ddp_train.config.targets.target import check_object_names, check_target
+from ddp_train.config.targets.target import check_object_names, check_target, evaluation_sets, split_at
 from ddp_train.config.tree import at, leaves, nodes
 from ddp_train.errors import ConfigError
 

@@ -1,24 +1,29 @@
 """What of Hydra and OmegaConf is private, in one place: seen with Hydra 1.3.5 to 1.4.0rc3 and OmegaConf 2.3 and 2.4.
 
 There is no public way to compose a command line without running it, to read its options before Hydra leaves with a usage, and to limit
-what a YAML may cost. Where a version lacks one of these names, importing this module says which.
+what a YAML may cost. OmegaConf copies whatever a YAML repeats by alias: 250 bytes can cost half a minute and half a gigabyte, and
+`ddp-train status` reads folders of others, too. Where a version lacks one of these names, importing this module says which.
 """
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import hydra.utils
 import omegaconf.basecontainer
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
+
+from ddp_train.errors import ConfigError
 
 __all__ = [
     "BASIC_SWEEPER",
@@ -30,8 +35,9 @@ __all__ = [
     "composing_once",
     "create_config_search_path",
     "get_args_parser",
+    "limit_yaml",
+    "refuse_large_overrides",
     "register_resolver",
-    "replace_yaml_loader",
     "yaml_loader",
 ]
 
@@ -103,9 +109,83 @@ def yaml_loader() -> Any:
     return vars(omegaconf.basecontainer)["get_yaml_loader"]()
 
 
-def replace_yaml_loader(get_yaml_loader: Callable[..., Any]) -> None:
+def _replace_yaml_loader(get_yaml_loader: Callable[..., Any]) -> None:
     """Let OmegaConf read YAML by another class, in each module that asks for it by name; 2.4 has moved it."""
     for name in ("_utils", "_yaml", "basecontainer", "omegaconf"):
         module: Any = sys.modules.get(f"omegaconf.{name}")
         if hasattr(module, "get_yaml_loader"):
             module.get_yaml_loader = get_yaml_loader
+
+
+MAX_CHARACTERS = 1_000_000
+MAX_DEPTH = 50
+MAX_NODES = 100_000
+
+
+def limit_yaml() -> None:
+    """Let OmegaConf's YAML loader refuse what is too large before it copies it. Again does nothing."""
+    if not hasattr(yaml_loader(), "is_limited"):
+        _replace_yaml_loader(_limited(yaml_loader()))
+
+
+def refuse_large_overrides(overrides: Sequence[str]) -> None:
+    """Refuse overrides that Hydra's parser would choke on."""
+    for text in overrides:
+        depth = deepest = 0
+        for char in text:
+            depth += (char in "[{(") - (char in "]})")
+            deepest = max(deepest, depth)
+        if len(text) > MAX_CHARACTERS or deepest > MAX_DEPTH:
+            _refuse(text.partition("=")[0][:80], f"has {len(text):,} characters, {deepest} levels deep")
+
+
+class _Named(io.StringIO):
+    """A text that the parser's messages name by its file."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+def _limited(loader: Any) -> Any:
+    class Limited(loader):  # type: ignore[misc]
+        """OmegaConf's loader, which refuses what is too large, too deep or repeats itself too often."""
+
+        is_limited = True
+
+        def __init__(self, stream: Any) -> None:
+            text = stream if isinstance(stream, (str, bytes)) else stream.read(MAX_CHARACTERS + 1)
+            self._where = str(getattr(stream, "name", "YAML"))
+            if len(text) > MAX_CHARACTERS:
+                _refuse("", f"{self._where} has more than {MAX_CHARACTERS:,} characters")
+            super().__init__(_Named(text, self._where) if isinstance(text, str) else text)
+
+        def get_single_node(self) -> Any:
+            try:
+                node = super().get_single_node()
+                values, levels = (0, 0) if node is None else _size(node, {})
+            except RecursionError:
+                values, levels = 0, MAX_DEPTH + 1
+            if levels > MAX_DEPTH:
+                _refuse("", f"{self._where} is nested more than {MAX_DEPTH} levels deep")
+            if values > MAX_NODES:
+                _refuse("", f"{self._where} has more than {MAX_NODES:,} values when its aliases are written out")
+            return node
+
+    return lambda **its_own_limits: Limited  # OmegaConf 2.4 has some
+
+
+def _size(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return how many values and levels a YAML has with every alias written out."""
+    if id(node) not in known:
+        known[id(node)] = MAX_NODES, 0  # an alias of what it stands in
+        items = [] if isinstance(node, yaml.ScalarNode) else node.value  # of a mapping: pairs
+        inner = [_size(part, known) for item in items for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(values for values, _ in inner), 1 + max((levels for _, levels in inner), default=0)
+    return known[id(node)]
+
+
+def _refuse(key: str, happened: str) -> None:
+    expected = f"at most {MAX_CHARACTERS:,} characters, {MAX_DEPTH} levels and {MAX_NODES:,} values"
+    fix = "put large data into a file of its own, and its path into the configuration"
+    raise ConfigError(key=key, happened=happened, expected=expected, fix=fix)

@@ -36,8 +36,7 @@ from ddp_train.config.schema import (
     TrainerConfig,
     typed,
 )
-from ddp_train.config.targets.evaluation_split import evaluation_sets
-from ddp_train.config.targets.target import own_keys
+from ddp_train.config.targets.target import evaluation_sets, own_keys
 from ddp_train.config.values import run_folders
 
 LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}

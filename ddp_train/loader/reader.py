@@ -1,16 +1,18 @@
-"""Reads micro-batches of a data source, in the training process or in a worker, and knows what to do with a sample that cannot be read."""
+"""Reads micro-batches of a data source, here or in a worker; skips samples that cannot be read; cuts windows of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ddp_train.errors import DataError, UserError
-from ddp_train.interfaces import Batch, Counted, DataSource, Indices, tensors_of
+from ddp_train.interfaces import Batch, Counted, DataSource, Indices, describe, map_tensors, tensors_of
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.dataset_adapter import DatasetSource
 from ddp_train.loader.mixture import MixtureSource
@@ -37,7 +39,7 @@ class MicroBatch(NamedTuple):
     counts: bool
     skipped: tuple[BadSample, ...] = ()
     placed: Batch | None = None  # the batch on the device, where it was copied ahead
-    pieces: int = 1  # rows of the batch that are one sample: windows of tokens may be cut (`length_plan.py`)
+    pieces: int = 1  # rows of the batch that are one sample: windows of tokens may be cut (`LengthPlan`)
     samples: int | None = None  # how many it has; None: its first tensor has a row for each
 
     def pin_memory(self) -> MicroBatch:
@@ -240,3 +242,40 @@ class Samples:
 
     def _why(self, error: Exception, index: int) -> str:
         return f"{type(error).__name__}{self.where(index)}: {error}".partition("\n")[0]
+
+
+class LengthPlan:
+    """How long windows of tokens are at each step: whole, or cut into pieces of one length; a function of the step's number alone.
+
+    A window stays the sample that it is: its pieces are rows of the same micro-batch. So the order of the data, the size of a global batch,
+    its tokens and what a resume needs know nothing of lengths.
+
+    Args:
+        whole: T, which every length divides.
+        changes: from which step on, counted from 0, pieces have which length, ascending; before the first one windows are whole.
+    """
+
+    def __init__(self, whole: int, changes: Sequence[tuple[int, int]]) -> None:
+        self.whole = whole
+        self._steps = [step for step, _ in changes]
+        self._lengths = [whole, *(length for _, length in changes)]
+
+    def at(self, step: int) -> int:
+        """Return the length in the step that comes after `step` steps."""
+        return self._lengths[bisect_right(self._steps, step)]
+
+    def cut(self, micro_batch: MicroBatch, step: int) -> MicroBatch:
+        """Return a micro-batch as the step that comes after `step` steps has it: [B, T] becomes [B * pieces, length], without a copy."""
+        change = partial(self._pieces, length=self.at(step), micro_batch=micro_batch)
+        placed = None if micro_batch.placed is None else map_tensors(change, micro_batch.placed)
+        return micro_batch._replace(batch=map_tensors(change, micro_batch.batch), placed=placed, pieces=self.whole // self.at(step))
+
+    def _pieces(self, tensor: Tensor, *, length: int, micro_batch: MicroBatch) -> Tensor:
+        if tensor.ndim < 2 or tensor.shape[1] != self.whole:
+            raise DataError(
+                key="trainer.length_schedule",
+                happened=f"is given, and a batch is {describe(micro_batch.batch)}",
+                expected=f"whole windows of {self.whole} tokens alone, [B, {self.whole}]",
+                fix="trainer.length_schedule=null",
+            )
+        return tensor.reshape(-1, length, *tensor.shape[2:])

@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from ddp_train.errors import ConfigError, DataError
-from ddp_train.hashing import GOLDEN, mix
+from ddp_train.hashing import GOLDEN, Permutation, mix, permute_each
 from ddp_train.interfaces import DataSource, Indices, Sampler
 from ddp_train.loader.dataset_adapter import dataset_of, label_of
 from ddp_train.loader.global_streams import seeded
-from ddp_train.loader.permutation import Permutation, permute_each
 
 _WEIGHTED, _CLASSES, _MEMBERS, _BATCHES, _ITERATED = 1, 2, 3, 4, 5  # what a key is for; the shuffle's own has no such number
 

@@ -20,8 +20,8 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ddp_train.data.token_files import TokenFiles
+from ddp_train.hashing import Permutation
 from ddp_train.interfaces import Batch, Indices
-from ddp_train.loader.permutation import Permutation
 
 _BATCHES, _ROUNDS = 10, 1000  # a round is shorter than a time slice: on a busy machine some are left alone
 

@@ -20,8 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from ddp_train.config.check import CONF, ConfigErrors, check
 from ddp_train.config.command import hydra_errors
+from ddp_train.config.command.command_line import options_first
 from ddp_train.config.command.composition import loader_of, parse
-from ddp_train.config.command.options import options_first
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 """What pages speak of as the reader's own and do not show: `my_package`."""

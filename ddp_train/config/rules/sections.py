@@ -32,8 +32,8 @@ from ddp_train.config.schema import (
     TrainerConfig,
 )
 from ddp_train.config.spelling import nearest
-from ddp_train.config.targets.evaluation_split import evaluation_sets
 from ddp_train.config.targets.locate import look_up_or_none
+from ddp_train.config.targets.target import evaluation_sets
 from ddp_train.config.values import batch_changes
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices, handover

@@ -46,8 +46,7 @@ from ddp_train.training.parts.compiled import compile_model, note
 from ddp_train.training.parts.components import Components, Evaluated, with_loss
 from ddp_train.training.parts.metric import build_metrics, goals_of
 from ddp_train.training.parts.turn import make_turns, takes_turns
-from ddp_train.training.record.device_peak import peak_of, products
-from ddp_train.training.record.throughput import measure
+from ddp_train.training.record.throughput import measure, peak_of, products
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import adopt, identity_of, meaning_of, require_meaning
 from ddp_train.traits import require_rows

@@ -10,9 +10,8 @@ from ddp_train.config.batch_sizes import accumulation_of
 from ddp_train.config.rules.training import uneven_length, without_epochs
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
-from ddp_train.config.targets.evaluation_split import evaluation_sets, set_name, split_at
 from ddp_train.config.targets.locate import accepts, locate
-from ddp_train.config.targets.target import AUTO, given_in
+from ddp_train.config.targets.target import AUTO, evaluation_sets, given_in, set_name, split_at
 from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
@@ -20,10 +19,10 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import DataSource
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.dataset_adapter import as_source, dataset_of
-from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import BatchOrder, SampleOrder
+from ddp_train.loader.reader import LengthPlan
 from ddp_train.loader.sampler import labels_of, sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, is_stream
 from ddp_train.training.instantiate import instantiate

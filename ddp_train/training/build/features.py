@@ -11,8 +11,7 @@ from ddp_train.interfaces import finished, note_size
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
-from ddp_train.training.check.sanity_check import check
-from ddp_train.training.check.untouched import untouched
+from ddp_train.training.check.sanity_check import check, untouched
 from ddp_train.training.loop.callbacks import Callbacks, RunView, Show
 from ddp_train.training.loop.device_queue import DeviceQueue
 from ddp_train.training.loop.early_step import EarlyStep

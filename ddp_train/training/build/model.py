@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,6 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import BorrowsWeights, Joint, Objective, Strategy, SupportsBindModel, plain_name
 from ddp_train.objective.loss import as_objective
-from ddp_train.training.build.without_values import has_values, make_without_values
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.seeding import random_state, seed_all, set_random_state
 from ddp_train.training.state import initial_weights
@@ -175,3 +177,50 @@ def _from_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_met
 def _plain_path(name: str) -> str:
     """Return a module's path without what torch.compile puts into it."""
     return plain_name(f"{name}.").rstrip(".")
+
+
+logger = logging.getLogger(__name__)
+
+
+def has_values(model: nn.Module) -> bool:
+    """Tell whether no parameter or buffer of a model is on the meta device."""
+    return not any(tensor.is_meta for tensor in _own(model))
+
+
+def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
+    """Return a model whose parameters and buffers have no values; None: it would be another model than one with them.
+
+    A strategy that cuts the model among the ranks takes rank 0's values, block by block. If each rank of a machine made a model with
+    values, all of them would be in the host's memory before any is cut.
+
+    It would where its constructor reads a value, draws random numbers on a device that it names, or keeps a tensor that stays empty,
+    for it is neither parameter nor buffer.
+    """
+    before = _meta_tensors()
+    try:
+        with torch.device("meta"):
+            model = make()
+        own = {id(tensor) for tensor in _own(model)}
+        drawn = torch.get_rng_state()
+        seed = torch.initial_seed()
+        torch.manual_seed(seed)
+        if not torch.equal(drawn, torch.get_rng_state()):
+            raise ValueError("its constructor draws numbers of its own")
+        if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
+            raise ValueError("it has parameters of a class of their own")
+        gc.collect()
+        if not _meta_tensors().keys() <= before.keys() | own:
+            raise ValueError("it keeps tensors that are neither parameters nor buffers")
+    except Exception as error:
+        logger.info("the model is made with values on this rank, too: %s: %s", type(error).__name__, str(error).partition("\n")[0])
+        return None
+    return model
+
+
+def _own(model: nn.Module) -> list[Tensor]:
+    return list(chain(model.parameters(), model.buffers()))
+
+
+def _meta_tensors() -> dict[int, Tensor]:
+    """Return all tensors of this process that have no values, by their identities, which last as long as the result."""
+    return {id(each): each for each in gc.get_objects() if issubclass(type(each), Tensor) and each.is_meta}

@@ -26,8 +26,7 @@ from ddp_train.errors import RunError
 from ddp_train.interfaces import Batch
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.training.check.memory import is_out_of_memory, shown, still_to_come
-from ddp_train.training.check.sanity_check import try_training
-from ddp_train.training.check.untouched import untouched, without_compiling
+from ddp_train.training.check.sanity_check import try_training, untouched, without_compiling
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.turn import Turn
 

@@ -18,7 +18,7 @@ from torch import nn
 from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config
-from ddp_train.config.targets.evaluation_split import set_name
+from ddp_train.config.targets.target import set_name
 from ddp_train.distributed.world import alone
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.trust import require_trust

@@ -20,7 +20,7 @@ from ddp_train.errors import ConfigError, RunError
 from ddp_train.interfaces import Batch, named_parameters, overrides
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.model_log import Sink
-from ddp_train.training.check.untouched import untouched
+from ddp_train.training.check.sanity_check import untouched
 from ddp_train.training.loop.evaluation import as_evaluated, named
 from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.parts.components import Components, with_loss

@@ -16,9 +16,8 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, Joint, Objective, Scheduler, Strategy, SupportsCompare, SupportsPredict, overrides
 from ddp_train.loader.device_copy import batch_on
-from ddp_train.loader.length_plan import LengthPlan
 from ddp_train.loader.loader import Evaluation, Loader
-from ddp_train.loader.reader import MicroBatch
+from ddp_train.loader.reader import LengthPlan, MicroBatch
 from ddp_train.training.parts.compiled import Compiled
 from ddp_train.training.parts.metric import Metric, goals_of
 from ddp_train.training.parts.turn import Turn

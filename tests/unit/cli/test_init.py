@@ -11,8 +11,8 @@ import pytest
 
 from ddp_train.cli.compose import check_composed
 from ddp_train.cli.init import init, starter
+from ddp_train.config.command.command_line import with_conf
 from ddp_train.config.command.composition import loader_of, parse
-from ddp_train.config.command.options import with_conf
 from ddp_train.errors import UserError
 from ddp_train.launch.launcher import Launcher
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces import Joint
 from ddp_train.rank import isolation
 from ddp_train.training.build.build import build
-from ddp_train.training.build.model import shared_dtype, use_plain_names
+from ddp_train.training.build.model import has_values, make_without_values, shared_dtype, use_plain_names
+from ddp_train.training.seeding import seed_all
 from ddp_train.training.state import initial_weights
 from ddp_train.training.state.saved_state import load
 from ddp_train.training.train_state import TrainState
 from tests.conftest import TINY_CONVNET
 from tests.unit.parts import checked, components, saved, trainer
+from tests.unit.rig.cases import _SMALL, model
 
 
 @pytest.fixture(autouse=True)
@@ -166,3 +168,61 @@ def test_weights_that_were_saved_compiled_are_taken(tmp_path: Path) -> None:
     torch.save({"module._orig_mod.0.weight": torch.ones(2, 2), "module._orig_mod.0.bias": torch.ones(2)}, tmp_path / "weights.pt")
     initial_weights.load(tmp_path / "weights.pt", model, alone(), renames={"module.": ""}, is_strict=True)
     assert all((parameter == 1).all() for parameter in model.parameters())
+
+
+class Made(nn.Linear):
+    """Does something more when it is made."""
+
+    def __init__(self, more: Callable[[Any], None]) -> None:
+        super().__init__(4, 4)
+        more(self)
+
+
+class OwnKind(nn.Parameter):
+    """A parameter that is more than one."""
+
+
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "reads a value": lambda made: setattr(made, "scale", float(made.weight.std())),
+    "keeps a tensor": lambda made: setattr(made, "table", torch.arange(4)),
+    "keeps one in a list": lambda made: setattr(made, "tables", [torch.arange(4)]),
+    "draws on a device that it names": lambda made: made.register_buffer("noise", torch.rand(4, device="cpu")),
+    "parameters of another class": lambda made: setattr(made, "weight", OwnKind(made.weight.data)),
+    "fails": lambda made: 1 // 0,
+}
+SAME: dict[str, Callable[[Any], Any]] = {
+    "a buffer": lambda made: made.register_buffer("table", torch.rand(4), persistent=False),
+    "tied": lambda made: setattr(made, "again", made.weight),
+    "a parameter of its own": lambda made: setattr(made, "token", nn.Parameter(torch.randn(1, 4) * 0.02)),
+    "initialised anew": lambda made: nn.init.orthogonal_(made.weight),
+}
+
+
+def made(more: Callable[[Any], Any]) -> nn.Module | None:
+    def make() -> nn.Module:
+        seed_all(0)
+        return Made(more)
+
+    return make_without_values(make)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_that_would_be_another_one_is_made_with_values(name: str) -> None:
+    assert made(OTHERS[name]) is None
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_parameters_and_buffers_need_no_values(name: str) -> None:
+    found = made(SAME[name])
+    assert found is not None
+    assert all(tensor.is_meta for tensor in (*found.parameters(), *found.buffers()))
+
+
+@pytest.mark.parametrize("name", _SMALL)
+def test_our_models_need_none(name: str) -> None:
+    def make() -> nn.Module:
+        seed_all(0)
+        return model(name)
+
+    found = make_without_values(make)
+    assert found is not None and not has_values(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from ddp_train.training.profile.table import covered_ms, table
+from ddp_train.training.profile.recording import covered_ms, table
 
 
 @dataclass
