@@ -52,7 +52,7 @@ def inject(faults: Sequence[FaultConfig], tracker: PhaseTracker, components: Com
     Args:
         faults: the items of `debug.faults`, checked.
     """
-    if faults and world.is_main:
+    if world.is_main:
         print(
             f"debug    {len(faults)} fault{'s' if len(faults) > 1 else ''} to inject: {', '.join(each.kind for each in faults)}",
             flush=True,

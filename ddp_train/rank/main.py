@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.config.targets.locate import locate
@@ -24,7 +24,6 @@ from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank.rank import LOST, Rank
 from ddp_train.rank.stop import end_agent
-from ddp_train.rank.sweep_member import Leader, Member, be_fresh_rank, serve
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
@@ -32,6 +31,9 @@ from ddp_train.run_folder.starts import check_progress, forget_starts
 from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
+
+if TYPE_CHECKING:
+    from ddp_train.rank.sweep_member import Leader, Member
 
 _LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may be stuck, and it has said what it had to say
 _SHOWN = 160  # characters of an error in the one line of a restart
@@ -50,6 +52,8 @@ def main(load_cli: Callable[[], Any]) -> int:
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
     if handover.FRESH_RANK in os.environ:
+        from ddp_train.rank.sweep_member import be_fresh_rank
+
         be_fresh_rank()
         return DONE
     try:
@@ -96,6 +100,8 @@ class Group:
                 job = replace(job, checkpoint=str(remembered) if remembered != job.run_folder.root else None)
             return self._as_rank(job)
         if handover.GROUP in os.environ:
+            from ddp_train.rank.sweep_member import Leader, Member, serve  # a single run does without
+
             if self._rank != 0:
                 return Member(self._attempt, self._rank, self._size).follow()
             return serve(Leader(self._attempt, self._rank, self._size), Path(os.environ[handover.GROUP]))
@@ -141,6 +147,8 @@ class Group:
                 expected="1 under torchrun",
                 fix=f"ddp-train -m ... sweep.parallel_jobs={count}",
             )
+        from ddp_train.rank.sweep_member import Leader
+
         restart_note.remember(folder)
         self._announce({"sweep": str(folder)})
         self._leader = Leader(self._attempt, self._rank, self._size)
@@ -150,6 +158,8 @@ class Group:
         """Take part in what rank 0 announces (other ranks)."""
         announced = json.loads(wait_for(self._attempt.store, _COMMAND_KEY))
         if "sweep" in announced:
+            from ddp_train.rank.sweep_member import Member
+
             restart_note.remember(Path(announced["sweep"]))
             member = Member(self._attempt, self._rank, self._size)
             return _end_agent_of(member, member.follow())

@@ -26,7 +26,6 @@ from ddp_train.launch import time_limit
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import summary
-from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.rank.log import rank_log
 from ddp_train.rank.out_of_memory import advice, part_of
 from ddp_train.rank.peers import Peers
@@ -159,7 +158,11 @@ class Rank:
         if world.is_main:
             with suppress(OSError):  # a full disk: the run will say so itself
                 count_start(job.run_folder)
-        return (run_job if job.task is None else evaluate_job)(job, world, state, stop, tracker)
+        if job.task is None:
+            return run_job(job, world, state, stop, tracker)
+        from ddp_train.rank.evaluate_job import evaluate_job  # a run that trains does without
+
+        return evaluate_job(job, world, state, stop, tracker)
 
     def _fail(self, error: BaseException, job: Job, state: TrainState, terminal: TextIO, *, seconds: float) -> NoReturn:
         """Record an error and show it, once, and end this rank."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
@@ -22,7 +22,6 @@ from ddp_train.job import Job
 from ddp_train.loader.order import epochs
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
-from ddp_train.rank.fault_injection import inject
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
@@ -33,7 +32,6 @@ from ddp_train.training.build.features import Features, add_features
 from ddp_train.training.check import memory
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.evaluation import evaluate, weights_to_evaluate
-from ddp_train.training.loop.replica_check import ReplicaCheck
 from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.compiled import keep_cache
@@ -42,11 +40,13 @@ from ddp_train.training.profile.profiler import Profiler
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.record.records import Records
-from ddp_train.training.state import initial_weights
 from ddp_train.training.state.checkpoints import Checkpoints, probe, ranking_of, resume, retention
 from ddp_train.training.state.data_identity import known_meaning, require_alike, require_meaning
 from ddp_train.training.state.saved_state import hashes
 from ddp_train.training.train_state import TrainState
+
+if TYPE_CHECKING:
+    from ddp_train.training.loop.replica_check import ReplicaCheck
 
 
 def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
@@ -90,7 +90,10 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     )
     profiler = Profiler(job.config.profile, run_folder, world, components, tracker)
     trainer = _trainer(job, components, state, world, stop, checkpoints, profiler)
-    inject(job.config.debug.faults, tracker, components, world, run_folder)
+    if faults := job.config.debug.faults:
+        from ddp_train.rank.fault_injection import inject
+
+        inject(faults, tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
     is_done = trainer.train()
     unsaved = checkpoints.finish()
@@ -151,6 +154,8 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
     if state.stopped is not None and not state.stopped.holds(config.callbacks):
         state.stopped = None  # asked of a callback that is not there any more, or not as it was
     if changed is None and config.init_from is not None:
+        from ddp_train.training.state import initial_weights
+
         begun = Path(config.init_from)
         if config.init_from_strict and world.is_main:
             accepted, own = config.accept_changed_data, components.identity["meaning"]
@@ -231,16 +236,7 @@ def _trainer(
     features = Features(
         sanity_check=config.sanity_check,
         guard=SkippingGuard(components.trained, components.optimizer) if health.on_nonfinite == "skip" else StepGuard(),
-        replicas=ReplicaCheck(
-            components.trained,
-            world,
-            every_steps=every,
-            optimizer=components.optimizer,
-            others=lambda: hashes(components, state),
-            strategy=components.strategy,
-        )
-        if every
-        else None,
+        replicas=_replica_check(components, state, world, every_steps=every) if every else None,
         profiler=profiler,
         after_first_step=partial(memory.print_memory_use, components, world),
         folder=run_folder.root,
@@ -248,6 +244,19 @@ def _trainer(
         settings=config.callbacks,
     )
     return add_features(trainer, features)
+
+
+def _replica_check(components: Components, state: TrainState, world: World, *, every_steps: int) -> ReplicaCheck:
+    from ddp_train.training.loop.replica_check import ReplicaCheck
+
+    return ReplicaCheck(
+        components.trained,
+        world,
+        every_steps=every_steps,
+        optimizer=components.optimizer,
+        others=lambda: hashes(components, state),
+        strategy=components.strategy,
+    )
 
 
 def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: Status, *, seconds: float, unsaved: str) -> None:

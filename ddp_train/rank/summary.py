@@ -21,7 +21,6 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import rates
 from ddp_train.run_folder.result import Result
 from ddp_train.system import devices
-from ddp_train.training.build.dry_build import layer_table
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
 
@@ -57,7 +56,10 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
         f"steps    {components.total_steps} ({epoch})",
         f"rate     {_spread(components.optimizer.param_groups)} ({type(components.optimizer).__name__}, {_named(job.config.scheduler)})",
     ]
-    lines[1:1] = [f"         {line}" for line in layer_table(components.model, depth=job.config.summary)] if job.config.summary else []
+    if job.config.summary:
+        from ddp_train.training.build.dry_build import layer_table
+
+        lines[1:1] = [f"         {line}" for line in layer_table(components.model, depth=job.config.summary)]
     if dtype := components.answers.get("amp.dtype"):
         lines.append(f"amp      auto: {dtype}, which the device has")
     lines += components.notes

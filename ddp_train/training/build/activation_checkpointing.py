@@ -30,13 +30,12 @@ def checkpoint_activations(model: nn.Module, config: ActivationCheckpointingConf
     """Let the blocks that are chosen keep less for backward, in place. Before the strategy, and before they are compiled.
 
     Returns:
-        What is done, for a person; "" where nothing is.
+        What is done, for a person.
 
     Raises:
         ConfigError: the model has no such blocks, or torch no such operation.
     """
-    if config.blocks is None:
-        return ""
+    assert config.blocks is not None
     if lacks := torch_internals.missing(torch_internals.OF_CHECKPOINTING):
         raise ConfigError(key=_KEY, happened=lacks[0], fix=f"{_KEY}=off")
     found = blocks_of(model, config.blocks, key=f"{_KEY}.blocks")

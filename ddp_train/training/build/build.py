@@ -27,7 +27,6 @@ from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Stream
 from ddp_train.optimizer.groups import freeze
-from ddp_train.training.build.activation_checkpointing import checkpoint_activations
 from ddp_train.training.build.data import (
     make_eval_loaders,
     make_eval_sources,
@@ -39,7 +38,6 @@ from ddp_train.training.build.data import (
 )
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.build.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
-from ddp_train.training.check.micro_batch import largest_micro_batch
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.loop import callbacks
 from ddp_train.training.parts.compiled import compile_model, note
@@ -82,7 +80,10 @@ def build(config: RunConfig, world: World) -> Components:
     peak = peak_of(world.device, amp, trained, cast=strategy.computes_in(world.size))
     throughput = measure(world, objective, trained, source=train_source, peak=peak)
     notes = [_travels_wide(strategy, trained, amp, world), note_methods_not_called(model)]
-    notes.append(checkpoint_activations(model, config.activation_checkpointing))
+    if config.activation_checkpointing.blocks is not None:
+        from ddp_train.training.build.activation_checkpointing import checkpoint_activations
+
+        notes.append(checkpoint_activations(model, config.activation_checkpointing))
     compiled = compile_model(model, config.compile, world, parts=[*model.children()] if takes_turns(objective) else [model])
     notes.append(note(compiled, config.compile))
     turns = make_turns(trained, objective, strategy, world)
@@ -130,6 +131,8 @@ def build(config: RunConfig, world: World) -> Components:
 def _choose_micro_batch(components: Components, config: RunConfig, world: World, source: DataSource | Stream) -> None:
     """Take the largest micro-batch that fits, or the one that the run has had before. Collective."""
     if config.batch.is_open:
+        from ddp_train.training.check.micro_batch import largest_micro_batch
+
         config = config.with_micro_batch(largest_micro_batch(components, world, most=_largest_share(config, components)))
         components.train_loader = _train_loader(source, config, world)
     components.answers = {**components.answers, MICRO_BATCH: config.loader.micro_batch_size}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_train.interfaces import finished, note_size
 from ddp_train.loader.device_copy import batch_on
@@ -14,15 +14,16 @@ from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.check.sanity_check import check, untouched
 from ddp_train.training.loop.callbacks import Callbacks, RunView, Show
 from ddp_train.training.loop.device_queue import DeviceQueue
-from ddp_train.training.loop.early_step import EarlyStep
 from ddp_train.training.loop.evaluation import as_evaluated
-from ddp_train.training.loop.replica_check import ReplicaCheck
 from ddp_train.training.loop.skip_nonfinite import StepGuard
 from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.loop.trainer import Hooks, Trainer
-from ddp_train.training.loop.turns_step import TurnsStep
-from ddp_train.training.profile.profiler import Profiler
+from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import Reading
+
+if TYPE_CHECKING:
+    from ddp_train.training.loop.replica_check import ReplicaCheck
+    from ddp_train.training.profile.profiler import Profiler
 
 
 @dataclass(kw_only=True)
@@ -44,8 +45,7 @@ class Features:
 def add_features(trainer: Trainer, features: Features) -> Trainer:
     """Hang all features of a run on its trainer, and return it. Call it when the state is where the run begins or goes on."""
     components, hooks = trainer.components, trainer.hooks
-    kind = TurnsStep if components.turns else EarlyStep if components.steps_in_backward else TrainStep
-    trainer.train_step = kind(
+    trainer.train_step = _kind_of_step(components)(
         components=components, state=trainer.state, world=trainer.world, clip_grad_norm=trainer.clip_grad_norm, guard=features.guard
     )
     _before_training(trainer, features)
@@ -69,6 +69,18 @@ def add_features(trainer: Trainer, features: Features) -> Trainer:
     if features.after_first_step is not None:
         _call_once(hooks, features.after_first_step)
     return trainer
+
+
+def _kind_of_step(components: Components) -> type[TrainStep]:
+    if components.turns:
+        from ddp_train.training.loop.turns_step import TurnsStep
+
+        return TurnsStep
+    if components.steps_in_backward:
+        from ddp_train.training.loop.early_step import EarlyStep
+
+        return EarlyStep
+    return TrainStep
 
 
 def _before_training(trainer: Trainer, features: Features) -> None:

@@ -22,7 +22,6 @@ from ddp_train.interfaces import BorrowsWeights, Joint, Objective, Strategy, Sup
 from ddp_train.objective.loss import as_objective
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.seeding import random_state, seed_all, set_random_state
-from ddp_train.training.state import initial_weights
 
 _OF_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
 _TORCHS_OWN = "highest"
@@ -84,6 +83,8 @@ def build_model_and_objective(
 
 def _borrow(objective: BorrowsWeights, world: World) -> None:
     """Load the weights of others that an objective begins with. Collective; on the device `meta` there is nothing to load into."""
+    from ddp_train.training.state import initial_weights
+
     for part, source in objective.borrows.items() if world.device.type != "meta" else ():
         lines = initial_weights.load(Path(source), getattr(objective, part), world, renames={}, is_strict=True)
         if world.is_main:

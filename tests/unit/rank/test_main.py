@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,14 @@ def test_only_the_last_attempt_shows_its_failure(run_folder: RunFolder, monkeypa
     assert not is_last_attempt()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     assert is_last_attempt()
+
+
+def test_a_rank_of_a_plain_run_imports_what_it_needs() -> None:
+    """What a feature adds is imported by the run that asks for it. `ddp_train.rank.forked` is what the fork server imports."""
+    names = "sweep_member evaluate_job fault_injection finished_run predict replica_check early_step turns_step micro_batch dry_build"
+    names += " activation_checkpointing initial_weights"
+    code = (
+        "import sys, ddp_train.rank.main, ddp_train.rank.forked; "
+        f"print(*(name for name in sys.modules if name.startswith('ddp_train') and name.rpartition('.')[2] in {names.split()}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
