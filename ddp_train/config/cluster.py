@@ -25,7 +25,7 @@ _PORT = 29500  # torchrun's own default; only where several machines are given M
 _ENDPOINTS_PORT = 29400  # torch's own default, for operators that give the host alone
 _STEPS_PORTS = range(10_000, 30_000)  # of SLURM's steps: below those that the kernel gives away
 _TRIED_PORTS = 8  # one after another, where others have taken the first
-LOOPBACK = "loopback"  # the rendezvous of one machine (`launch/agent/rendezvous.py`)
+LOOPBACK = "loopback"  # the rendezvous of one machine (`launch/agent/elastic.py`)
 ROUND = "round"  # that of one start of the ranks of several machines
 ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")  # what an agent of ours that is alone is told
 _VARIABLES = {

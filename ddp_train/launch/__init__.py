@@ -4,8 +4,7 @@ launcher       what a launcher offers, and a slot of a sweep
 local          this machine: one agent, for a job that is composed already
 machines       several machines by hand
 node/          what runs on each of several machines, and how they agree
-ending         with which code a command ends
-time_limit     when a run or a sweep has to stop for its time limit
+ending         when a run or a sweep has to stop for its time limit, and with which code a command ends
 agent_process  an agent as a child of this process, which imports while the command composes
 submit         a job goes to an engine, and an engine as a slot of a sweep's scheduler
 source_copy    a copy of the source that a run uses

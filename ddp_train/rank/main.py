@@ -10,16 +10,18 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch.distributed import Store
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.config.targets.locate import locate
 from ddp_train.distributed import attempt
 from ddp_train.distributed.store import join_store, wait_for
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, UserError
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank.rank import LOST, Rank
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ddp_train.rank.sweep_member import Leader, Member
 
 _LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may be stuck, and it has said what it had to say
+_LOOK_WITHIN_S = 60.0  # at a machine, which takes a second and a half where it does nothing else
 _SHOWN = 160  # characters of an error in the one line of a restart
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
@@ -180,11 +183,9 @@ class Group:
             code: int = locate(job.program)(self._attempt, self._rank, self._size, job)
             return code
         restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
-        if handover.JOB not in os.environ and torchrun_env.num_nodes() > 1:
-            from ddp_train.rank.machines import are_refused  # with what looks at a machine, which nobody else needs
-
-            if are_refused(self._attempt.store, job, self._words):
-                return ENVIRONMENT_REFUSES
+        is_users_torchrun = handover.JOB not in os.environ and torchrun_env.num_nodes() > 1
+        if is_users_torchrun and _are_refused(self._attempt.store, job, self._words):
+            return ENVIRONMENT_REFUSES
         rank = Rank(self._attempt.store, self._rank, self._size)
         code = rank.run(job)
         if code in STOPPED.values():
@@ -207,6 +208,37 @@ def _end_agent_of(member: Member, code: int) -> int:
     if code in STOPPED.values() and handover.NODE not in os.environ:
         end_agent(lambda: member.is_stopping)
     return code
+
+
+def _are_refused(store: Store, job: Job, words: Sequence[str]) -> bool:
+    """Compare the machines of a user's own torchrun, as `launch/node` does for ours, and say on each what is wrong. Collective.
+
+    Args:
+        words: what was typed for this machine's torchrun: those of other machines than the first would have no effect.
+    """
+    from ddp_train.launch.node.differences import differences  # these look at a machine, which nobody else needs
+    from ddp_train.launch.node.facts import Facts, collect, of_a_command_line
+
+    rank, node, nodes = torchrun_env.rank(), torchrun_env.node_rank(), torchrun_env.num_nodes()
+    if torchrun_env.local_rank() == 0:
+        facts = collect(job.config, launch="", node=node, nodes=f"{nodes}", processes=torchrun_env.local_world_size())
+        store.set(f"machine/{node}", of_a_command_line(facts, words).to_json())
+    if rank == 0:
+        first, *others = (Facts.from_json(wait_for(store, f"machine/{each}", within_s=_LOOK_WITHIN_S)) for each in range(nodes))
+        found = [f"{facts.host}: {problem}" for facts in (first, *others) for problem in facts.problems]
+        store.set("compared", "\n    ".join(found + [sentence for other in others for sentence in differences(first, other)]))
+    text = wait_for(store, "compared", within_s=2 * _LOOK_WITHIN_S)
+    error = EnvironmentRefuses(
+        key="cluster",
+        happened=f"the machines cannot train together:\n    {text}",
+        expected="the same command, code, data and versions on each machine",
+        fix="mend what is named, and start torchrun again on all machines",
+    )
+    if text and torchrun_env.local_rank() == 0:
+        print(error, file=sys.stderr, flush=True)
+    if text and rank == 0:
+        failure.from_exception(error, rank=rank, step=None).record(job.run_folder)
+    return bool(text)
 
 
 def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:

@@ -22,7 +22,7 @@ from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL, UserError
 from ddp_train.job import Job
-from ddp_train.launch import time_limit
+from ddp_train.launch.ending import stops_at
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import summary
@@ -146,8 +146,8 @@ class Rank:
             self._peers,
             leave=lambda number: _leave_untrained(job.run_folder, number),
             report=report if is_users_agent else None,
-            at=None if job.in_sweep else time_limit.stops_at(job.config.cluster),  # a sweep stops as a whole
-            at_by_now=partial(time_limit.stops_at, job.config.cluster, asks_slurm=True),
+            at=None if job.in_sweep else stops_at(job.config.cluster),  # a sweep stops as a whole
+            at_by_now=partial(stops_at, job.config.cluster, asks_slurm=True),
             ends_agent=is_users_agent,
         )
 

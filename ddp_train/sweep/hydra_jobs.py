@@ -27,7 +27,8 @@ from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, texts
 from ddp_train.errors import DISK_REFUSES, ENVIRONMENT_REFUSES, FAILED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
-from ddp_train.launch import source_copy, time_limit
+from ddp_train.launch import source_copy
+from ddp_train.launch.ending import stops_at
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
@@ -305,7 +306,7 @@ def _stops_at(job: Job, asks_slurm: bool) -> float | None:
     settings = job.config.cluster
     if placement.engine_of(job.config) is not None:
         settings = replace(settings, walltime=None)  # is each job's own
-    return time_limit.stops_at(settings, asks_slurm=asks_slurm)
+    return stops_at(settings, asks_slurm=asks_slurm)
 
 
 def _run_elsewhere(composed: DictConfig) -> None:

@@ -2,12 +2,17 @@
 
 torch has no settings for them: it gives the survivors of a failure 30 s, starts every failure again, kills at a second signal, and calls a
 rank failed that a stop signal has ended while it was importing.
+
+Agents of ours do not look for each other: each is told who it is and where the store is. torchrun's own rendezvous (`--standalone` too)
+serves its store on every interface, and unpickles what is written there: whoever reaches the port runs code in the agent. Ours unpickles
+nothing, and listens on one interface where one is enough.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,8 +26,17 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher import api
 
+from ddp_train.config.cluster import LOOPBACK, ROUND
+from ddp_train.distributed.store import join_served, serve_store, serve_store_on
 from ddp_train.launch.agent.ranks import Ranks
 from ddp_train.system.process import STOP_SIGNALS, wait_for_ends
 
@@ -123,3 +137,48 @@ def _stop_signal(failures: Sequence[ProcessFailure]) -> signal.Signals | None:
     """Return the stop signal that has ended a rank: one that has just begun does not listen to it, and has not failed."""
     found = [-failure.exitcode for failure in failures if -failure.exitcode in STOP_SIGNALS]
     return signal.Signals(found[0]) if found else None
+
+
+def register_rendezvous() -> None:
+    """Make `--rdzv-backend=loopback` and `round` known to torchrun in this process."""
+    rendezvous_handler_registry.register(LOOPBACK, _Loopback)
+    rendezvous_handler_registry.register(ROUND, _Round)
+
+
+class _Loopback(StaticTCPRendezvous):
+    """One agent that meets itself: nobody comes, and nobody else ends it. Its newest store stays to the end of the process."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        super().__init__("127.0.0.1", 0, rank=0, world_size=1, run_id=parameters.run_id, timeout=0)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return a new, empty store, to which the ranks connect: none of them serves one."""
+        self._store = served = serve_store("127.0.0.1", 0)
+        return RendezvousInfo(served, 0, 1, RendezvousStoreInfo("127.0.0.1", served.port))
+
+    def get_backend(self) -> str:
+        """Return the name of this rendezvous."""
+        return LOOPBACK
+
+
+class _Round(StaticTCPRendezvous):
+    """The agents of one start of all ranks (`node/rounds.py`). The first one serves the store, at a socket that its parent listens on."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        host, _, port = parameters.endpoint.rpartition(":")
+        rank, size = int(parameters.config["rank"]), parameters.max_nodes
+        super().__init__(host.strip("[]"), int(port), rank=rank, world_size=size, run_id=parameters.run_id, timeout=0)
+        self._listener = int(parameters.config["listener"])
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return the store of this round, which is empty. It is asked for once."""
+        if self.rank == 0:
+            store = serve_store_on(socket.socket(fileno=self._listener), self.master_addr)
+        else:
+            store = join_served(self.master_addr, self.master_port)
+        self._store = store
+        return RendezvousInfo(store, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, self.master_port))
+
+    def get_backend(self) -> str:
+        """Return the name of this rendezvous."""
+        return ROUND

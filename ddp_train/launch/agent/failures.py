@@ -1,4 +1,7 @@
-"""What an agent makes of ranks that have failed: whether all are started again, and what the run folder and the screen say at the end."""
+"""What an agent is told beside torchrun's options, and what it does about ranks that have failed.
+
+Whether all are started again, and what the run folder and the screen say at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,58 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from ddp_train.errors import FAILED, FINAL, NO_PROGRESS
-from ddp_train.launch.agent.options import Options
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.starts import check_progress
 from ddp_train.system.process import oom_kills, ran_out
+
+_NAMES = ("--grace-s=", "--run-dir=", "--group=", "--log=", "--restarts=", "--agent=")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """An agent's own options."""
+
+    grace_s: int
+    """`cluster.grace_s`."""
+    run_folder: RunFolder | None
+    """Of the run, where the agent has one."""
+    group: Path | None
+    """The folder of a sweep's ranks, in which a file names the folder of the job at hand."""
+    log: Path | None
+    """Where torch's own lines go; None: into the run folder."""
+    restarts: int | None
+    """How often the ranks of a run over several machines were started again: this agent starts them once and counts nothing; the first
+    machine's node program decides what follows (`node/rounds.py`). None: this agent counts."""
+
+    is_plain: bool = False
+    """`cluster.agent=torch`: torchrun's own, with nothing of ours in it."""
+
+    @property
+    def in_round(self) -> bool:
+        """Whether this is one start of all ranks of several machines."""
+        return self.restarts is not None
+
+
+def take_options(arguments: list[str]) -> Options:
+    """Take an agent's own options from the front of its arguments; torchrun's remain."""
+    given = {}
+    while option := next((name for name in _NAMES if arguments and arguments[0].startswith(name)), None):
+        given[option] = arguments.pop(0).removeprefix(option)
+    return Options(
+        grace_s=int(given["--grace-s="]),
+        run_folder=RunFolder(Path(given["--run-dir="])) if "--run-dir=" in given else None,
+        group=Path(given["--group="]) if "--group=" in given else None,
+        log=Path(given["--log="]) if "--log=" in given else None,
+        restarts=int(given["--restarts="]) if "--restarts=" in given else None,
+        is_plain=given.get("--agent=") == "torch",
+    )
 
 
 class Failures:

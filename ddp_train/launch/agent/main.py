@@ -21,9 +21,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from ddp_train import torch_internals
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, UserError
-from ddp_train.launch.agent import elastic, rendezvous
-from ddp_train.launch.agent.failures import Failures
-from ddp_train.launch.agent.options import take_options
+from ddp_train.launch.agent import elastic
+from ddp_train.launch.agent.failures import Failures, take_options
 from ddp_train.launch.agent.ranks import Ranks, fits
 from ddp_train.redaction import Redacting
 from ddp_train.system import handover
@@ -69,7 +68,7 @@ def main(arguments: list[str], ranks: Ranks) -> int:
     options = torchrun.parse_args([f"--signals-to-handle={signals}", f"--monitor-interval={interval}", *arguments])
     number = next((int(part.removeprefix("rank=")) for part in options.rdzv_conf.split(",") if part.startswith("rank=")), 0)
     _quieten(own.log or (own.run_folder.agent_log(number) if own.run_folder is not None else None))
-    rendezvous.register()
+    elastic.register_rendezvous()
     failures = Failures(own, is_last_round=own.restarts == options.max_restarts)
     if is_plain and own.in_round:
         print(f"\n{UserError(key='cluster', happened=lacks[0], fix='torchrun --nnodes=N -m ddp_train on each machine')}", file=sys.stderr)
