@@ -130,7 +130,7 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
             "",
             "Try next:",
             *([f"  {_command('tensorboard')} --logdir {outputs}"] if job.config.metrics.get("tensorboard") else []),
-            *(f"  {words}" for words in _next(job, state, result)),
+            f"  {_next(job, state, result)}",
         ]
     )
 
@@ -146,53 +146,34 @@ def _without(job: Job, callback: str) -> str:
     return f"{_command('ddp-train')} {shlex.join(['resume', job.run_folder.shown(), f'~callbacks.{callback}'])}"
 
 
-def _next(job: Job, state: TrainState, result: Result) -> list[str]:
-    """Return commands that may come next: the whole of a run that was cut off; else a longer one, and a sweep around it."""
+def _next(job: Job, state: TrainState, result: Result) -> str:
+    """Return the command that may come next: the whole of a run that was cut off; else a longer one."""
     command, trainer = _command("ddp-train"), job.config.trainer
     if job.config.debug.max_steps is not None:
-        whole = [text for key, text in _typed(job).items() if key != "debug" and not key.startswith("debug.")]
-        return [" ".join([command, *(printable(shlex.quote(word)) for word in [*job.options, *whole])])]
+        return " ".join([command, *_typed(job, but="debug")])
+    if state.stopped is not None:
+        return _without(job, state.stopped.by)
     longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
     key, more = f"trainer.{longer}", f"trainer.{longer}={2 * (limit or 1)}"
-    onward = f"{command} resume {shlex.quote(job.run_folder.shown())} {more}"
     if "total_steps" in job.config.scheduler:  # it ends with the run: the same, but longer, begins anew, as its rates would jump here
-        onward = f"{command} {printable(shlex.join([*job.options, *(text for each, text in _typed(job).items() if each != key), more]))}"
-    if state.stopped is not None:
-        onward = _without(job, state.stopped.by)
-    return [onward, f"{command} -m {printable(shlex.join(_sweep(job)))}"]
+        return " ".join([command, *_typed(job, but=key), more])
+    return f"{command} resume {shlex.quote(job.run_folder.shown())} {more}"
+
+
+def _typed(job: Job, *, but: str) -> list[str]:
+    """Return the words that were typed for a run, without one key, those below it, and those that name this one run."""
+
+    def is_said_again(text: str) -> bool:
+        key = text.lstrip("+~").partition("=")[0]
+        return key not in (but, "resume") and not key.startswith((f"{but}.", "hydra"))
+
+    return [printable(shlex.quote(word)) for word in (*job.options, *filter(is_said_again, job.overrides))]
 
 
 def evaluated(job: Job, metrics: Mapping[str, float]) -> str:
     """Say what an evaluation has found, and where it lies."""
     values = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
     return "\n".join(["", *values, f"  {'evaluation':<20} {job.run_folder.shown()}"])
-
-
-def _sweep(job: Job) -> list[str]:
-    """Return the words of a sweep around this run: everything that was typed for it, each key once, and two values for one of them."""
-    config, typed = job.config, _typed(job)
-    rate: Any = config.optimizer.get("lr")
-    is_rate = isinstance(rate, (int, float)) and rate > 0
-    key, values = ("optimizer.lr", f"{rate * 2:g},{rate / 2:g}") if is_rate else ("seed", f"{config.seed + 1},{config.seed + 2}")
-    plus = _plus(typed.pop(key, ""))
-    return [*job.options, *typed.values(), f"{plus}{key}={values}"]
-
-
-def _typed(job: Job) -> dict[str, str]:
-    """Return what was typed for a run, by its keys, each once."""
-    typed = dict[str, str]()
-    for text in job.overrides:
-        key = text.lstrip("+~").partition("=")[0]
-        if text.startswith("~"):
-            typed[text] = text
-        elif not key.startswith("hydra") and key != "resume":  # that names one run
-            before = typed.pop(key, "")  # the last one counts; what was added needs its + again
-            typed[key] = f"{_plus(before) or _plus(text)}{text.lstrip('+')}"
-    return typed
-
-
-def _plus(text: str) -> str:
-    return "+" * (len(text) - len(text.lstrip("+")))
 
 
 def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> str:

@@ -53,7 +53,7 @@ def test_a_schedule_that_ends_with_the_run_begins_anew_in_a_longer_one() -> None
     def onward(*words: str) -> str:
         overrides = ["model=mlp", "trainer.max_epochs=1", "hydra.run.dir=run", *words]
         job = Job(config=checked(*words), run_folder=RunFolder(Path("run")), command=[], overrides=overrides)
-        return summary.closing(job, TrainState(), result).splitlines()[-2].partition("ddp-train ")[2]
+        return summary.closing(job, TrainState(), result).splitlines()[-1].partition("ddp-train ")[2]
 
     assert onward().startswith("model=mlp trainer.max_epochs=")
     assert onward("scheduler=constant").startswith("resume run trainer.max_epochs=")
