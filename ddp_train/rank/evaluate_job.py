@@ -76,7 +76,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
                 print(f"checkpoint {checkpoint.name} is left out: {problem}", flush=True)
             continue
         if world.is_main:
-            print(f"weights  of {checkpoint}{_best(checkpoint, task)}", flush=True)
+            print(f"weights  of {checkpoint}", flush=True)
         metrics = _work(job, task, components, state, world, tracker)
         log.write(state, metrics)
     tracker.enter(Phase.END, state.step)
@@ -207,13 +207,6 @@ def _mark(checkpoint: Path) -> str:
     with suppress(OSError):
         return (checkpoint / COMPLETE).read_text()
     return ""
-
-
-def _best(checkpoint: Path, task: Task) -> str:
-    """Say which checkpoint is better, where the newest was taken because nobody asked for another one."""
-    better = next(iter(catalog.candidates(checkpoint.parent / catalog.BEST)), checkpoint)
-    is_asked = task.watches or Path(task.checkpoint).name != catalog.LAST
-    return "" if is_asked or better == checkpoint else f"; the best is {better.name}: {RunFolder(better.parent / catalog.BEST).shown()}"
 
 
 class _Log:
