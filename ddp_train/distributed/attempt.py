@@ -27,8 +27,6 @@ _FIRST_POLL_S = 0.001  # ranks that were started together are soon there
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of all ranks."""
-
     store: Store  # empty at the beginning; every process group must be opened in it
     prefix: str  # where that lies, for another connection to the same server
     remembered: Path | None  # the folder that an earlier attempt worked in, as any of the ranks remembers it

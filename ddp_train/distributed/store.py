@@ -98,5 +98,4 @@ def serve_store_on(listener: socket.socket, address: str) -> TCPStore:
 
 
 def join_served(address: str, port: int) -> TCPStore:
-    """Return the store that another process serves there."""
     return TCPStore(address, port, is_master=False, timeout=_TIMEOUT)

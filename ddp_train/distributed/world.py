@@ -158,7 +158,6 @@ class World:
         return box[0]
 
     def barrier(self) -> None:
-        """Wait until every rank is here. Collective."""
         if self.size > 1:
             dist.all_reduce(torch.zeros(1))  # on CPU: dist.barrier would use, and guess, a GPU
 

@@ -46,7 +46,6 @@ class Launcher:
     begun: Path | None = None  # the run or sweep that it was given: what goes wrong from now on is no mistake of the command line
 
     def begin(self, job: Job) -> int:
-        """Run one job to its end and return the exit code."""
         self.begun = job.run_folder.root
         return self.run(job)
 

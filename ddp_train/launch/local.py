@@ -33,7 +33,6 @@ def run(job: Job) -> int:
 
 
 def agent_arguments(job: Job) -> list[str]:
-    """Return what the agent of a job is told."""
     cluster = job.config.cluster
     ours, restarts = [f"--grace-s={cluster.grace_s}", f"--agent={cluster.agent}"], 0
     if job.record is not None:

@@ -139,7 +139,6 @@ def _is_here(host: str) -> bool:
 
 
 def _work(config: RunConfig | ClusterConfig, slot: NodeSlot, arguments: Sequence[str] = (), *, run: str = "") -> Work:
-    """Say what this machine brings."""
     cluster = config if isinstance(config, ClusterConfig) else config.cluster
     found = rendezvous_of(cluster, os.environ)
     processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster.device)

@@ -97,7 +97,6 @@ def verify(code: Code) -> None:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """Give a temporary path on the same file system."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -163,7 +162,6 @@ def _python_files(top: Path) -> Iterator[Path]:
 
 
 def _is_of_a_run(root: Path, folder: Path) -> bool:
-    """Tell whether a folder of a repository is a run's, or lies in one."""
     return folder != root and (_is_run(folder) or _is_of_a_run(root, folder.parent))
 
 

@@ -48,7 +48,6 @@ class Spec:
 
     @property
     def max_nodes(self) -> int:
-        """How many machines take part at most."""
         return len(self.processes)
 
     def to_json(self) -> str:

@@ -237,8 +237,6 @@ class EngineSlot:
 
 
 def slots(folder: Path, count: int) -> Sequence[EngineSlot]:
-    """Return so many slots for jobs of an engine, which share one copy of the source."""
-
     @cache
     def take_code(limit_mib: int) -> Code:
         return source_copy.copy_source_for_several(folder / "launch", limit_mib=limit_mib)

@@ -234,7 +234,6 @@ class _Log:
         self._records.write(record)
 
     def close(self) -> None:
-        """Write what is left."""
         if self._records is not None:
             self._records.close()
 

@@ -63,8 +63,6 @@ def inject(faults: Sequence[FaultConfig], tracker: PhaseTracker, components: Com
 
 
 class _Injector:
-    """Hears what its rank is at, and strikes."""
-
     def __init__(self, faults: list[FaultConfig], components: Components, run_folder: RunFolder) -> None:
         self._waiting, self._components, self._run_folder = faults, components, run_folder
         self._hooks: list[RemovableHandle] = []  # until the step is over
@@ -162,7 +160,6 @@ def take_space(pid: int) -> None:
 
 
 def give_space(pid: int) -> None:
-    """End what `take_space` began."""
     most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
 
@@ -195,7 +192,6 @@ def damage(checkpoints: Path, kind: str) -> Path:
 
 
 def _worker() -> int:
-    """Return the pid of one of this rank's loader workers."""
     workers = [each.pid for each in multiprocessing.active_children() if each.name == "loader worker" and each.pid is not None]
     if not workers:
         raise UserError(key="debug.faults", happened="this rank has no loader worker yet", expected="a fault at phase step or later")

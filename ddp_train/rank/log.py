@@ -87,7 +87,6 @@ class _Screen(logging.Handler):
         self._stream = stream
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one record."""
         self._stream.show(f"{self.format(record)}\n")
 
 

@@ -123,7 +123,6 @@ class Group:
         return _end_agent_of(self._leader, code) if self._leader is not None else code
 
     def leave(self) -> None:
-        """Leave when all processes have ended well."""
         attempt.leave(self._attempt.store, self._rank, self._size, within_s=self._leaves_within_s)
 
     def _run(self, job: Job) -> int:
@@ -169,7 +168,6 @@ class Group:
         return self._as_rank(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
 
     def _refuse(self, exit_code: int) -> int:
-        """Let all processes end at once (rank 0)."""
         self._announce({"exit_code": exit_code})
         return exit_code
 

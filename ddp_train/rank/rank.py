@@ -152,7 +152,6 @@ class Rank:
         )
 
     def _work(self, job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
-        """Do what a job is for. Collective."""
         if world.size != job.config.batch.world_size:
             raise UserError(key="cluster", happened=f"{world.size} ranks were started for a job of {job.config.batch.world_size}")
         if world.is_main:
@@ -175,7 +174,6 @@ class Rank:
         os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
 
     def end_agent(self) -> None:
-        """End a user's torchrun after a stop (`Stop.end_agent`)."""
         if self._stop is not None:
             self._stop.end_agent()
 

@@ -209,7 +209,6 @@ def _writers(job: Job, components: Components, state: TrainState, world: World, 
 def _trainer(
     job: Job, components: Components, state: TrainState, world: World, stop: Stop, checkpoints: Checkpoints, profiler: Profiler
 ) -> Trainer:
-    """Return what trains the run as its config says."""
     config, run_folder, records = job.config, job.run_folder, checkpoints.records
     log_every, cut_off = config.trainer.log_every_steps, config.debug.max_steps
     health, every, halfway = config.health, config.health.check_replicas_every_steps, config.debug.resume_after_steps

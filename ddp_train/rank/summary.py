@@ -87,7 +87,6 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
 
 
 def _named(node: Any) -> str:
-    """Return the class or function of a node, without its module."""
     return str(node.get("_target_")).rpartition(".")[2]
 
 
@@ -171,7 +170,6 @@ def _typed(job: Job, *, but: str) -> list[str]:
 
 
 def evaluated(job: Job, metrics: Mapping[str, float]) -> str:
-    """Say what an evaluation has found, and where it lies."""
     values = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
     return "\n".join(["", *values, f"  {'evaluation':<20} {job.run_folder.shown()}"])
 

@@ -157,7 +157,6 @@ class _Loopback(StaticTCPRendezvous):
         return RendezvousInfo(served, 0, 1, RendezvousStoreInfo("127.0.0.1", served.port))
 
     def get_backend(self) -> str:
-        """Return the name of this rendezvous."""
         return LOOPBACK
 
 
@@ -180,5 +179,4 @@ class _Round(StaticTCPRendezvous):
         return RendezvousInfo(store, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, self.master_port))
 
     def get_backend(self) -> str:
-        """Return the name of this rendezvous."""
         return ROUND

@@ -49,7 +49,6 @@ class Options:
 
 
 def take_options(arguments: list[str]) -> Options:
-    """Take an agent's own options from the front of its arguments; torchrun's remain."""
     given = {}
     while option := next((name for name in _NAMES if arguments and arguments[0].startswith(name)), None):
         given[option] = arguments.pop(0).removeprefix(option)
@@ -134,7 +133,6 @@ class Failures:
 
 
 def first_of(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """Return the rank that failed first, and how."""
     return min(failures.items(), key=lambda item: item[1].timestamp)
 
 

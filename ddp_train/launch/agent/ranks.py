@@ -78,7 +78,6 @@ class Ranks:
         return _Forked(self._server.start({"rank": request}, is_last=self.to_start == 0))
 
     def end(self) -> None:
-        """End the process that waits to become a rank."""
         if self._server is not None:
             self._server.end()
 
@@ -91,21 +90,14 @@ class _Forked:
         self.is_told = False
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
-        """Send a signal to it and its processes."""
         self.is_told = True
         with suppress(ProcessLookupError):
             os.killpg(self.pid, death_sig or signal.SIGTERM)
 
     def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
         return self._child.exit_code()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code when it has ended.
-
-        Raises:
-            TimeoutExpired: it runs still.
-        """
         if timeout is not None and not wait_until(lambda: self.poll() is not None, within_s=timeout, every_s=0.005):
             raise subprocess.TimeoutExpired("a rank", timeout)
         return self._child.wait()

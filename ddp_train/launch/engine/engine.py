@@ -37,7 +37,6 @@ class Rendered:
     shares: Sequence[int] = ()  # where a command submits several runs: for how many of them, in their order, each command is
 
     def write(self) -> None:
-        """Write the files."""
         for path, text in self.files.items():
             write_atomic(path, text)
 
@@ -125,7 +124,6 @@ class Submission:
 
 
 def engine_of(name: str) -> Engine:
-    """Return an engine by its name."""
     return cast(Engine, importlib.import_module(f"{__package__}.{name}").ENGINE)
 
 

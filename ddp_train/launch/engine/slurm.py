@@ -62,7 +62,6 @@ class Slurm:
         return ",".join(ids)
 
     def state(self, id: str) -> State:
-        """Return where a job is, or a task of an array."""
         return slurm_client.state(id)
 
     def stop(self, id: str, *, at_once: bool = False) -> None:

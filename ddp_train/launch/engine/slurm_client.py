@@ -89,7 +89,6 @@ def cancel(id: str) -> None:
 
 
 def most_tasks() -> int:
-    """Return how many tasks an array may have."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]).stdout, re.MULTILINE)
     return max(1, int(found[1])) if found else _MAX_TASKS
 

@@ -180,7 +180,6 @@ def _cpus(spec: Spec) -> int | None:
 
 
 def _time(seconds: int) -> str:
-    """Return a time limit as SLURM writes it."""
     days, rest = divmod(seconds, 86_400)
     return f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 

@@ -62,7 +62,6 @@ class Ssh:
         return Rendered(files=files, commands=commands, run_folders=[spec.job.run_folder.root for spec in specs])
 
     def submit(self, rendered: Rendered) -> str:
-        """Start the client of one run."""
         if len(rendered.run_folders) != 1:
             raise ConfigError(key="cluster", happened="is ssh, which takes one run at a time", expected="several runs one after the other")
         run_folder = RunFolder(rendered.run_folders[0])

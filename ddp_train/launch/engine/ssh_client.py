@@ -109,8 +109,6 @@ def preamble(environment: Mapping[str, str], word: str) -> bytes:
 
 
 class _Line:
-    """The line to one machine."""
-
     def __init__(self, remote: Remote, preamble: bytes, *, is_first: bool) -> None:
         self.host = remote.host
         self.is_ready = threading.Event()
@@ -128,7 +126,6 @@ class _Line:
             show.start()
 
     def say(self, text: str) -> None:
-        """Tell the far end something."""
         self._words.put(f"{text}\n".encode())
 
     def close(self) -> None:
@@ -146,7 +143,6 @@ class _Line:
         return self._ssh.returncode if self._ssh.returncode >= 0 else _BROKEN
 
     def problem(self) -> EnvironmentRefuses | None:
-        """Return why the machine is not ready."""
         if self.is_ready.is_set():
             return None
         code, said = self.exit_code(), "; ".join(self._printed)

@@ -69,8 +69,6 @@ def _prepare() -> None:
 
 
 class _Line:
-    """The line to the client."""
-
     def __init__(self) -> None:
         self._is_broken = False
 
