@@ -23,13 +23,20 @@ def run(job: Job) -> int:
     """
     if job.record is None:
         return _run_agent(job)
-    if job.checkpoint is not None:
-        forget_starts(job.run_folder)  # a person has chosen where to go on
-    elif problem := check_progress(job.run_folder):
-        print(problem, file=sys.stderr)
+    if gets_nowhere(job):
         return NO_PROGRESS
     before = job.run_folder.read_result()
     return exit_code(job.run_folder, _run_agent(job), before=before)
+
+
+def gets_nowhere(job: Job) -> bool:
+    """Tell, and say to the person, whether a run was started too often without a new checkpoint."""
+    if job.checkpoint is not None:
+        forget_starts(job.run_folder)  # a person has chosen where to go on
+        return False
+    if problem := check_progress(job.run_folder):
+        print(problem, file=sys.stderr)
+    return bool(problem)
 
 
 def agent_arguments(job: Job) -> list[str]:

@@ -23,7 +23,6 @@ from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.node.facts import collect, of_a_command_line
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.slot import NodeSlot, Work, listen
-from ddp_train.run_folder.starts import check_progress, forget_starts
 from ddp_train.system import devices
 from ddp_train.system.network import is_address
 
@@ -54,10 +53,7 @@ def run(job: Job) -> int:
     if not _taken:
         return local.run(job)
     slot, came_for = _taken.pop()
-    if job.checkpoint is not None:
-        forget_starts(job.run_folder)  # a person has chosen where to go on
-    elif problem := check_progress(job.run_folder):
-        print(problem, file=sys.stderr)
+    if local.gets_nowhere(job):
         return NO_PROGRESS
     work = replace(_work(job.config, slot, run=came_for), job=job)
     return _ended(run_node(replace(work, max_restarts=0) if job.program else work, slot))

@@ -184,11 +184,7 @@ class Group:
         is_users_torchrun = handover.JOB not in os.environ and torchrun_env.num_nodes() > 1
         if is_users_torchrun and _are_refused(self._attempt.store, job, self._words):
             return ENVIRONMENT_REFUSES
-        rank = Rank(self._attempt.store, self._rank, self._size)
-        code = rank.run(job)
-        if code in STOPPED.values():
-            rank.end_agent()
-        return code
+        return Rank(self._attempt.store, self._rank, self._size).run(job)
 
     def _clear(self, remembered: Path) -> None:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
