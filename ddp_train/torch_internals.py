@@ -17,7 +17,6 @@ PLAIN_AGENT = "cluster.agent=torch: torchrun's own agent"
 _OWN_STEP = "torch's own AdamW takes the step"
 _NO_COMPILE = "compile=off"
 _NO_CHECKPOINTING = "activation_checkpointing=off"
-_KEPT = "what a job of a sweep sets of fp32_precision stays for the next ones"
 _NONE = "no run without it: a name that torch's own packages and many others use"
 
 _ELASTIC = "torch.distributed.elastic"
@@ -38,8 +37,6 @@ INTERNALS = {
     "torch._foreach_mul_": _NONE,
     "torch._foreach_copy_": _NONE,
     "torch._foreach_lerp_": _NONE,
-    "torch._C._get_fp32_precision_getter": _KEPT,
-    "torch._C._set_fp32_precision_setter": _KEPT,
     "torch._C._current_graph_task_id": _NO_CHECKPOINTING,
     "torch._ops.OpOverload": _NO_CHECKPOINTING,
     "torch.utils._python_dispatch._disable_current_modes": _NO_CHECKPOINTING,
@@ -64,7 +61,6 @@ INTERNALS = {
 (watchdog/flight_recorder.py) are no names of Python: without them threads are as torch sets them, and there are no records."""
 
 OF_ADAMW = [name for name, without in INTERNALS.items() if without is _OWN_STEP]
-OF_PRECISIONS = [name for name, without in INTERNALS.items() if without is _KEPT]
 OF_CHECKPOINTING = [name for name, without in INTERNALS.items() if without is _NO_CHECKPOINTING]
 
 

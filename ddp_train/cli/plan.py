@@ -215,7 +215,7 @@ def _show_start(screen: Screen, jobs: Sequence[Job], given: _Submitted | None) -
         screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {command(local.agent_arguments(jobs[0]))}")
         screen.fact("ranks", f"{command([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
     else:
-        screen.fact("agent", "torchrun's, in a process that `ddp-train` forks; its ranks take one job after another")
+        screen.fact("agent", "torchrun's, in a process that `ddp-train` forks; its ranks are forked for each job of a sweep")
 
 
 def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:

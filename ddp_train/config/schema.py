@@ -185,7 +185,6 @@ class ClusterConfig:
 class SweepConfig:
     """The section `sweep`."""
 
-    isolation: str = field(metadata={"one_of": ("warm", "process")})
     parallel_jobs: int = field(metadata={"min": 1})
     on_failure: str = field(metadata={"one_of": ("continue", "stop", "retry")})
     max_retries: int = field(metadata={"min": 1})

@@ -49,11 +49,6 @@ class World:
         """Whether this is global rank 0. Guards file writing only; a collective never stands under it."""
         return self.rank == 0
 
-    def use_device(self) -> None:
-        """Make this rank's device the current one, whatever a job before has chosen."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-
     def sum(self, values: Tensor) -> Tensor:
         """All-reduce by addition, in place. Collective."""
         if self.size > 1:
@@ -198,7 +193,8 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         )
     torch_device = torch.device("cuda", 0 if is_shared else local_rank) if device == "cuda" else torch.device("cpu")
     world = World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)
-    world.use_device()
+    if device == "cuda":
+        torch.cuda.set_device(torch_device)
     if local_size == size:
         _stay_inside()
     else:

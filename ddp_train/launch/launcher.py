@@ -16,12 +16,8 @@ class Slot(Protocol):
     Nothing here waits longer than it is told to, so that many slots share one loop.
     """
 
-    def start(self, job: Job, *, fresh: bool) -> None:
-        """Begin a job.
-
-        Args:
-            fresh: in new processes, even if there are some that could serve it.
-        """
+    def start(self, job: Job) -> None:
+        """Begin a job."""
 
     def poll(self, timeout_s: float) -> int | None:
         """Return the exit code of the job, or None when it runs still, after at most `timeout_s`."""

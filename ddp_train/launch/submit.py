@@ -150,7 +150,7 @@ class EngineSlot:
         self._told: list[int] = []
         self._has_said = ""
 
-    def start(self, job: Job, *, fresh: bool) -> None:
+    def start(self, job: Job) -> None:
         """Take a job, or take it over where the engine has it already. Its processes are always new."""
         self._job, self._id, self._told = job, None, []
         self._ask_at = self._tell_at = self._ended_at = 0.0

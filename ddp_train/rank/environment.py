@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from threading import Thread
@@ -124,9 +123,7 @@ def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:
     return None
 
 
-@cache
 def _packages() -> dict[str, str]:
-    """Return what is installed. Asked once: a process keeps what it has imported, whatever is installed meanwhile."""
     heads = [(dist.read_text("METADATA") or dist.read_text("PKG-INFO") or "").partition("\n\n")[0] for dist in metadata.distributions()]
     found = [tuple(re.search(rf"^{field}: *(.+?)\r?$", head, re.MULTILINE) for field in ("Name", "Version")) for head in heads]
     return dict(sorted((name[1], version[1]) for name, version in found if name and version))  # email's parser takes six times as long

@@ -38,10 +38,9 @@ class Peers:
 
     Args:
         world: the ranks.
-        name: of the job, unique in the world's store.
     """
 
-    def __init__(self, world: World, *, name: str = "") -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
         self._asks = False  # what the others are doing
         self._doing: Callable[[], str] = _what_the_main_thread_does
@@ -49,7 +48,7 @@ class Peers:
         self._neighbours: dict[int, int] = {}  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
         self.is_alone = world.size == 1
         if not self.is_alone:  # a connection serves one request at a time, and reading waits on its own
-            self.store, self._line = _connect(world, f"stop/{name}"), _connect(world, f"stop/{name}")
+            self.store, self._line = _connect(world), _connect(world)
             self.store.set(f"pid/{world.rank}", f"{os.getpid()}")
             first = world.rank - world.local_rank  # torchrun counts a node's ranks one after another
             ranks = range(first, first + world.local_size)
@@ -140,6 +139,6 @@ def _what_the_main_thread_does() -> str:
     return failure.describe(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
 
 
-def _connect(world: World, prefix: str) -> Store:
+def _connect(world: World) -> Store:
     assert world.store is not None
-    return PrefixStore(prefix, world.store.clone())  # type: ignore[attr-defined]  # torch's stubs lack it
+    return PrefixStore("stop", world.store.clone())  # type: ignore[attr-defined]  # torch's stubs lack it

@@ -1,4 +1,4 @@
-"""What each rank does: it opens the process group, and runs one job in it, or one after another in a sweep (`main` says which).
+"""What each rank does: it opens the process group, and runs one job in it (`main` says which).
 
 Whatever goes wrong in a job (`run_job`) is told here, once, by the rank that knows most of it.
 """
@@ -80,28 +80,23 @@ _PARTS = (  # where a frame of the stack lies -> what the run was at; the first 
 
 
 class Rank:
-    """This process as one rank. The process group opens with its first job, and serves those that follow.
+    """This process as one rank of one job.
 
     Args:
-        remark: for the log of each job; "": none.
+        remark: for the job's log; "": none.
     """
 
     def __init__(self, store: Store, rank: int, size: int, *, remark: str = "") -> None:
         self._store, self._rank, self._size, self._remark = store, rank, size, remark
-        self._world: World | None = None
         self._peers: Peers | None = None
-        self._num_jobs = 0
         self._watch = WatchdogClient(size)  # has its heartbeats in memory before anybody knows this process
         self._watch.pids = _pids_of_node(store, rank)
-        self._recorder: FlightRecorder | None = None  # on GPUs
 
     def run(self, job: Job) -> int:
-        """Run one job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
-        self._num_jobs += 1
+        """Run the job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
         with rank_log(job.run_folder, self._rank, shows=not job.in_sweep) as terminal:
             if self._remark:
                 logger.warning("%s", self._remark)
-            self._peers = None
             state, tracker, started = TrainState(), PhaseTracker(), time.monotonic()
             try:
                 self._watch.begin(tracker, _watch_request(job), terminal=terminal)
@@ -122,28 +117,25 @@ class Rank:
         return code
 
     def _open_world(self, job: Job) -> World:
-        """Prepare this process for a job, and return the ranks, whose process group is opened once. Collective."""
+        """Prepare this process for the job, open the process group, and return the ranks. Collective."""
         config, device = job.config, resolve_device(job.config.cluster.device)
         # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
         os.environ.update(cluster.environment_of(config.cluster.env, deterministic=config.deterministic, given=os.environ))
         if config.deterministic:
             be_deterministic()
-        if device == "cuda":
-            self._recorder = self._recorder or FlightRecorder(self._rank)
-            self._recorder.follow(job.run_folder)
-            os.environ.update(self._recorder.environment)
+        recorder = FlightRecorder(self._rank, job.run_folder.logs) if device == "cuda" else None
+        if recorder is not None:
+            os.environ.update(recorder.environment)
         else:
             os.environ.update(without_records(os.environ))
             malloc.keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
         if config.loader.num_workers:
             start_server()
-        if self._world is None:
-            timeout = patience(config.cluster.start_timeout_s, config.cluster.step_timeout_s)
-            self._world = open_world(self._store, self._rank, self._size, device=device, timeout=timeout)
-            if self._recorder is not None:
-                self._recorder.hide_pipe(is_expected=self._world.has_group)
-        self._world.use_device()
-        return self._world
+        timeout = patience(config.cluster.start_timeout_s, config.cluster.step_timeout_s)
+        world = open_world(self._store, self._rank, self._size, device=device, timeout=timeout)
+        if recorder is not None:
+            recorder.hide_pipe(is_expected=world.has_group)
+        return world
 
     def _watch_for_stop(self, job: Job, world: World, terminal: TextIO) -> Stop:
         """Return what stops the ranks of a job together, from now on. Collective."""
@@ -151,7 +143,7 @@ class Rank:
         def report(rank: int, pid: int, doing: dict[int, str]) -> None:
             _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal)
 
-        self._peers = Peers(world, name=f"{self._num_jobs}")
+        self._peers = Peers(world)
         is_users_agent = handover.JOB not in os.environ and not job.in_sweep
         return Stop(
             world,

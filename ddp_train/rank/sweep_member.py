@@ -1,8 +1,8 @@
-"""A sweep's member: it keeps the process that is a rank, for one job after another, and replaces it when a job took it along.
+"""A sweep's member: from it the process is forked that is a rank of one job, and for the next job another one.
 
 torchrun starts one member for each rank. A member imports torch, touches no device and trains nothing: so it survives whatever a job does,
-and a rank that is forked from it starts in a moment. The member of rank 0 leads: it announces each job in the rendezvous store, and the
-others follow. When one rank fails, every member ends its own, and the next job gets a new generation of ranks with a new process group.
+a rank that is forked from it starts in a moment, and nothing of a job is left in the next. The member of rank 0 leads: it announces each
+job in the rendezvous store, and the others follow. When one rank fails, every member ends its own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.errors import DONE, FAILED, PREEMPTED
 from ddp_train.job import Job
 from ddp_train.rank.forked import has_used_gpu
-from ddp_train.rank.isolation import Baseline
 from ddp_train.rank.rank import Rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.claim import release
@@ -53,7 +51,6 @@ class Announcement:
     """What the leader puts into the store for each job."""
 
     number: int
-    generation: int  # of the ranks that are to run it
     job: str  # Job.to_json; "": there are no more
 
 
@@ -61,7 +58,7 @@ class Member:
     """One rank's member.
 
     Args:
-        attempt: where all members meet; its store survives the ranks, of which every generation has a place of its own there.
+        attempt: where all members meet; its store survives the ranks, which have a place of their own there for each job.
         rank: the rank that it stands for.
         size: how many there are.
     """
@@ -93,17 +90,14 @@ class Member:
         return PREEMPTED if self.is_stopping or self._exit_code in STOPPED.values() else DONE
 
     def begin(self, announced: Announcement) -> None:
-        """Begin this rank's part of a job."""
         self._exit_code, self._current, self._started = None, announced, time.monotonic()
-        if self._child is None or self._child.generation != announced.generation:
-            self.end_rank()
-            self._child = _Child(announced.generation, f"{self._prefix}/generation_{announced.generation}")
+        self.end_rank()
+        self._oom_kills = oom_kills()
+        self._child = _Child(announced.job, f"{self._prefix}/ranks_{announced.number}")
         for number in STOP_SIGNALS:  # the agent tells the rank too, which saves and reports: wait for it
             if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `stop` is called
                 signal.signal(number, self.stop)
         self._store.set(f"job/{announced.number}/pid/{self._rank}", str(self._child.process.pid))
-        self._oom_kills = oom_kills()
-        self._child.send(announced.job)
 
     def poll_rank(self, timeout_s: float) -> int | None:
         """Return the exit code of this rank's part of the job, or None when it runs still."""
@@ -115,7 +109,6 @@ class Member:
         if exit_code is None and self._child.process.exit_code() is not None:
             exit_code = self._report_death()
         elif exit_code is None and self._store.check([f"{prefix}/failed"]):  # on another rank: this one waits for it in vain
-            self.end_rank(at_once=True)
             exit_code = FAILED
         if exit_code is None:
             return None
@@ -130,7 +123,6 @@ class Member:
         return exit_code
 
     def end_rank(self, *, at_once: bool = False) -> None:
-        """End the rank's process, if there is one."""
         if self._child is not None:
             self._child.end(at_once=at_once)
             self._child = None
@@ -179,21 +171,12 @@ class Leader(Member):
 
     def __init__(self, attempt: Attempt, rank: int, size: int) -> None:
         super().__init__(attempt, rank, size)
-        self._number = self._generation = 0
-        self._needs_new_ranks = False
-        self._environment: list[Any] = []  # what a process or its process group takes over once, when it starts
+        self._number = 0
 
-    def start(self, job: Job, *, fresh: bool) -> None:
-        """Announce a job and begin this rank's part of it."""
-        config, cluster = job.config, job.config.cluster
-        environment = [config.deterministic, cluster.device, cluster.env, cluster.start_timeout_s, cluster.step_timeout_s]
-        if fresh or self._needs_new_ranks or environment != self._environment:
-            self._generation += 1
-        self._needs_new_ranks, self._environment = False, environment
+    def start(self, job: Job) -> None:
         self.begin(self._announce(job.to_json()))
 
     def poll(self, timeout_s: float) -> int | None:
-        """Return the exit code of the job when every rank is through with it."""
         exit_code = self.poll_rank(timeout_s)
         if exit_code is None:
             return None
@@ -202,11 +185,10 @@ class Leader(Member):
         if int(self._store.add(f"job/{self._number}/done", 0)) < self._size:
             time.sleep(min(timeout_s, 0.002))
             return None
-        self._needs_new_ranks = self._store.check([f"job/{self._number}/failed"])
-        return FAILED if self._needs_new_ranks else exit_code
+        return FAILED if self._store.check([f"job/{self._number}/failed"]) else exit_code
 
     def end(self) -> None:
-        """Keep the ranks: the next job may have them."""
+        """Do nothing: the next job ends the ranks of this one."""
 
     def leave(self) -> None:
         """Tell the other members that there are no more jobs, and end."""
@@ -215,7 +197,7 @@ class Leader(Member):
 
     def _announce(self, job: str) -> Announcement:
         self._number += 1
-        announced = Announcement(self._number, self._generation, job)
+        announced = Announcement(self._number, job)
         self._store.set(f"job/{self._number}", json.dumps(asdict(announced)))
         return announced
 
@@ -225,8 +207,7 @@ def serve(leader: Leader, group: Path) -> int:
     with socket.socket(socket.AF_UNIX) as launcher:
         launcher.connect(str(group / "socket"))
         for line in launcher.makefile("r"):
-            request: dict[str, Any] = json.loads(line)
-            leader.start(Job.from_json(request["job"]), fresh=request["fresh"])
+            leader.start(Job.from_json(line))
             while (exit_code := leader.poll(_POLL_S)) is None:
                 pass
             launcher.sendall(json.dumps({"exit_code": exit_code, "is_last": leader.is_stopping}).encode() + b"\n")
@@ -237,20 +218,19 @@ def serve(leader: Leader, group: Path) -> int:
 
 
 def be_fresh_rank() -> None:
-    """Run jobs in a fresh interpreter, which took the place of a forked rank."""
+    """Run a job in a fresh interpreter, which took the place of a forked rank."""
     descriptor, _, place = os.environ.pop(handover.FRESH_RANK).partition(" ")
     os.set_inheritable(int(descriptor), False)
     _be_rank(connection.Connection(int(descriptor)), place, remark=_FRESH)
 
 
-def _be_rank(jobs: connection.Connection, place: str, *, remark: str = "") -> None:
-    """Run the jobs that come through a pipe, each as if it were the first."""
+def _be_rank(member: connection.Connection, place: str, *, remark: str = "") -> None:
+    """Run the job that comes through a pipe, answer with its exit code, and stay until the member knows that all ranks are through."""
+    job = Job.from_json(member.recv_bytes().decode())
     rank = Rank(join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
-    baseline = Baseline()
-    while (job := _next_job(jobs)) is not None:
-        exit_code = rank.run(job)
-        baseline.restore()
-        jobs.send_bytes(str(exit_code).encode())
+    member.send_bytes(str(rank.run(job)).encode())
+    with suppress(EOFError):
+        member.recv_bytes()
 
 
 class _Child:
@@ -260,8 +240,7 @@ class _Child:
     what is forked cannot: a fresh interpreter takes its place.
     """
 
-    def __init__(self, generation: int, place: str) -> None:
-        self.generation = generation
+    def __init__(self, job: str, place: str) -> None:
         self._ours, theirs = connection.Pipe()
 
         def be_rank() -> int:
@@ -276,9 +255,7 @@ class _Child:
 
         self.process = fork(be_rank)
         theirs.close()
-
-    def send(self, job: str) -> None:
-        with suppress(ConnectionError):  # it has died since its last job; the next poll says so
+        with suppress(ConnectionError):  # it has died already; the next poll says so
             self._ours.send_bytes(job.encode())
 
     def poll(self, timeout_s: float) -> int | None:
@@ -292,10 +269,3 @@ class _Child:
         wait_until(lambda: self.process.exit_code() is not None, within_s=0.0 if at_once else _DIES_WITHIN_S, every_s=0.005)
         self.process.signal(signal.SIGKILL)
         self.process.wait()
-
-
-def _next_job(jobs: connection.Connection) -> Job | None:
-    try:
-        return Job.from_json(jobs.recv_bytes().decode())
-    except EOFError:
-        return None

@@ -88,7 +88,7 @@ class SweepScheduler:
         job.run_folder.forget_failure()
         self._sweep.save()
         self._began(entry)
-        self._slots[place].start(job, fresh=self._policy.isolation == "process")
+        self._slots[place].start(job)
         number, self._running[place] = self._signal, (entry, job)
         if number is not None:  # it came since this job was chosen
             self._slots[place].stop(number)

@@ -1,8 +1,9 @@
-"""The launcher's end of a group of ranks that runs one job after another on this machine.
+"""The launcher's end of a group of members that runs one job after another on this machine.
 
     this process --(Unix socket)--> member of rank 0 --(rendezvous store)--> members of the other ranks --(pipes)--> the ranks themselves
 
-The agent starts one member per rank (`ddp_train/rank/sweep_member.py`); members outlive the ranks that a failing job takes along.
+The agent starts one member per rank (`ddp_train/rank/sweep_member.py`); members outlive the ranks, which
+are forked from them for each job.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class WarmSlot:
         self._agent_log, self._number, self._slots = agent_log, number, slots
         self._group: _Group | None = None
 
-    def start(self, job: Job, *, fresh: bool) -> None:
+    def start(self, job: Job) -> None:
         """Begin a job, in the group that is there or in a new one."""
         cluster = job.config.cluster
         processes = devices.processes_per_node(cluster.processes_per_node, cluster.device)
@@ -57,7 +58,7 @@ class WarmSlot:
         if self._group is None or not self._group.can_serve(processes, environment):
             self.end()
             self._group = _Group(self._agent_log, processes, environment, cluster)
-        self._group.send(job, fresh=fresh)
+        self._group.send(job)
 
     def poll(self, timeout_s: float) -> int | None:
         """Return the exit code of the job, or None when it runs still."""
@@ -110,10 +111,10 @@ class _Group:
         is_the_same = (processes, environment) == (self._processes, self._environment)
         return is_the_same and not self._is_ending and self.agent.exit_code() is None
 
-    def send(self, job: Job, *, fresh: bool) -> None:
+    def send(self, job: Job) -> None:
         self._job, self._sent = job, time.monotonic()
         (self._folder / "run_folder").write_text(str(job.run_folder.root))
-        self._unsent = json.dumps({"job": job.to_json(), "fresh": fresh}).encode() + b"\n"
+        self._unsent = f"{job.to_json()}\n".encode()
         self._flush()
 
     def poll(self, timeout_s: float) -> int | None:

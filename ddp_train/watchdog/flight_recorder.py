@@ -1,8 +1,7 @@
 """torch's record of a rank's last collectives under NCCL, asked for before a hang is ended. Imports no torch.
 
 torch writes it by itself when NCCL times out, which is later than the watch on hangs, or when somebody has written into a named pipe of the
-rank's: its monitor thread looks once a second. Where it writes is read once in a process, and one process may run many jobs: so the place
-is a descriptor of this process, which leads to the folder of the job at hand. Pipe and folder have no name that could be left behind.
+rank's: its monitor thread looks once a second. The pipe has no name that could be left behind.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.process import descriptor_path, open_files
+from ddp_train.system.process import open_files
 
 _FILE = "flight_recorder_rank_"  # torch adds the rank, here and to the pipe
 _PIPE = "ddp_train_flight_recorder_"
@@ -42,26 +40,23 @@ def without_records(given: Mapping[str, str]) -> dict[str, str]:
 
 
 class FlightRecorder:
-    """One rank's recorder; made, and set to its first job, before its process group opens."""
+    """One rank's recorder; made before its process group opens.
 
-    def __init__(self, rank: int) -> None:
+    Args:
+        logs: where torch writes.
+    """
+
+    def __init__(self, rank: int, logs: Path) -> None:
         self._rank, self._pipes = rank, Path(tempfile.mkdtemp(prefix="ddp_train_"))
-        self._logs = os.open(os.devnull, os.O_RDONLY)
         ours = {
             "TORCH_FR_BUFFER_SIZE": _COLLECTIVES,
             "TORCH_NCCL_TRACE_BUFFER_SIZE": _COLLECTIVES,  # older versions of torch make the pipe only where they find this one
-            "TORCH_FR_DUMP_TEMP_FILE": f"{descriptor_path(self._logs)}/{_FILE}",
+            "TORCH_FR_DUMP_TEMP_FILE": str(logs.absolute() / _FILE),
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # without it the pipe is looked at every eight minutes
             "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(self._pipes / _PIPE),
         }
         taken = {name for names in _SETTINGS for name in names if any(each in os.environ for each in names)}
         self.environment = {name: value for name, value in ours.items() if name not in taken}
-
-    def follow(self, run_folder: RunFolder) -> None:
-        """Let torch write into the logs of a job that begins."""
-        logs = os.open(run_folder.logs, os.O_RDONLY | os.O_DIRECTORY)
-        os.dup2(logs, self._logs, inheritable=False)
-        os.close(logs)
 
     def hide_pipe(self, *, is_expected: bool) -> None:
         """Remove the name of the pipe as soon as torch has it open; the watch finds it among the open files of this process.

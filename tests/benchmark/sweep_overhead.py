@@ -1,6 +1,6 @@
 """What a job of a sweep costs beyond its training: from the last step of one job to the first step of the next.
 
-    python tests/benchmark/sweep_overhead.py [--jobs 16] [--rounds 2] [--ways warm lightning-ddp ...] [--lightning-python PATH]
+    python tests/benchmark/sweep_overhead.py [--jobs 16] [--rounds 2] [--ways sweep lightning-ddp ...] [--lightning-python PATH]
 
 The gap runs from the end of a job's last step to the end of the next job's first step, less the median time of a step: evaluation,
 checkpoint, whatever ends one job and begins the next, and what a first step costs more than a later one. Rank 0 takes the times: ours as
@@ -100,8 +100,7 @@ def with_lightning(strategy: str, python: str) -> Callable[[Sweep], list[list[st
 
 
 WAYS: dict[str, tuple[str, Callable[[Sweep], list[list[str]]]]] = {
-    "warm": ("`ddp-train -m`", ours(*CPU)),
-    "process": ("`ddp-train -m ... sweep.isolation=process`", ours(*CPU, "sweep.isolation=process")),
+    "sweep": ("`ddp-train -m`", ours(*CPU)),
     "command": ("a new `ddp-train` for every job", one_by_one),
     "torchrun": ("`torchrun ... -m ddp_train -m`", ours(start=[*TORCHRUN])),
 }

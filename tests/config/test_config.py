@@ -374,7 +374,7 @@ class FakeSlot:
     def __init__(self, outcome: dict[int, tuple[int, str]], seen: list[str]) -> None:
         self.outcome, self.seen = outcome, seen
 
-    def start(self, job: Job, *, fresh: bool) -> None:
+    def start(self, job: Job) -> None:
         self.job = job
         self.seen.append(f"start {job.config.tree['seed']}")
 

@@ -43,8 +43,7 @@ def losses(run: Path) -> list[float]:
 
 
 WAYS = {
-    "warm": (["cluster=cpu"], None),
-    "process": (["cluster=cpu", "sweep.isolation=process"], None),
+    "one by one": (["cluster=cpu"], None),
     "parallel": (["cluster=cpu", "sweep.parallel_jobs=2"], None),
     "torchrun": ([], TWO_RANKS),
 }
@@ -70,7 +69,7 @@ def test_a_sweep_is_the_same_whichever_way_it_is_run(project: Project) -> None:
     swept = ["-m", *TINY, "model._target_=touches_cuda.Touching", "trainer.max_steps=3", "model.width=8,16", "seed=1,1"]
     seen: dict[str, list[list[float]]] = {}
     for way, (arguments, torchrun) in WAYS.items():
-        done = project.run(*swept, *arguments, f"hydra.sweep.dir={way}", torchrun=torchrun)
+        done = project.run(*swept, *arguments, f"hydra.sweep.dir='{way}'", torchrun=torchrun)
         assert done.returncode == 0, done.output
         sweep = project.folder / way
         assert statuses(sweep) == ["completed"] * 4
@@ -85,7 +84,7 @@ def test_a_sweep_is_the_same_whichever_way_it_is_run(project: Project) -> None:
     assert len({json.dumps(found) for found in seen.values()}) == 1
     alone = project.run(*TINY, "trainer.max_steps=3", "model.width=16", "seed=1", "cluster=cpu")
     assert alone.returncode == 0, alone.output
-    assert losses(project.folder / "warm/3") == next(
+    assert losses(project.folder / "one by one/3") == next(
         losses(run) for run in project.runs() if "sweeps" not in str(run) and run.parts[-2] == "default"
     )
     with (sweep / "sweep.csv").open() as file:
@@ -252,13 +251,17 @@ def test_mistakes_of_any_job_are_shown_before_the_first_starts(project: Project)
 
 
 LEAKY = """
-import os, signal, sys, warnings
+import os, signal, sys, threading, time, warnings
 from pathlib import Path
 import torch
 from torch import nn
 from ddp_train.model.mlp import MLP
 
 KEPT = []
+
+@torch.library.custom_op("leaky::same", mutates_args=())  # which a process can register once
+def same(values: torch.Tensor) -> torch.Tensor:
+    return values.clone()
 
 class Leaky(MLP):
     def __init__(self, leaks, **arguments):
@@ -275,6 +278,7 @@ class Leaky(MLP):
             warnings.simplefilter("error")
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             KEPT.append(open("leaked.txt", "w"))
+            threading.Thread(target=time.sleep, args=(60,), name="leaked", daemon=True).start()
             nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output)
         else:
             state = [torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads() == 3]
@@ -283,6 +287,7 @@ class Leaky(MLP):
             state.append(len(torch.overrides._get_current_function_mode_stack()))
             state += [signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, any(each[0] == "error" for each in warnings.filters[:1])]
             state.append(any(path.exists() and path.resolve().name == "leaked.txt" for path in Path("/proc/self/fd").iterdir()))
+            state.append(any(thread.name == "leaked" for thread in threading.enumerate()))
             print("STATE", state, flush=True)
 """
 

@@ -245,14 +245,14 @@ def test_ways_that_need_no_nccl_train_as_ddp_does(rig: Rig) -> None:
     assert losses["local_sgd"][-1] < losses["local_sgd"][0]
 
 
-def test_packed_and_warm_sweeps_compute_what_single_runs_compute(rig: Rig) -> None:
+def test_sweeps_one_by_one_and_packed_compute_what_single_runs_compute(rig: Rig) -> None:
     """Four jobs one after another in the same processes, two at a time on half the devices each, and as runs of their own: the same losses,
     bit for bit, and every job with its own devices."""
     each = max(1, rig.ranks // 2)
     arguments = [*rig.convnet, "deterministic=true", "trainer.max_steps=30", "trainer.log_every_steps=1", "cluster.threads_per_process=1"]
     swept = ["-m", *arguments, "optimizer.lr=0.001,0.0003", "seed=1,2"]
-    rig.train(*swept, "hydra.sweep.dir=warm", ranks=each)
-    ways = ["warm"]
+    rig.train(*swept, "hydra.sweep.dir=single", ranks=each)
+    ways = ["single"]
     if rig.is_cuda and rig.ranks == 1:
         refused = rig.train(*swept, "hydra.sweep.dir=packed", "sweep.parallel_jobs=2", ranks=1, code=2)
         assert "2 processes at a time want a GPU each" in refused.output
@@ -266,7 +266,7 @@ def test_packed_and_warm_sweeps_compute_what_single_runs_compute(rig: Rig) -> No
             assert numbers(rig.folder(way) / str(number)) == numbers(rig.folder(f"single_{number}")), way
     for way in ways:
         assert statuses(rig.folder(way)) == ["completed"] * 4
-    assert numbers(rig.folder("warm/1")) == numbers(rig.folder(f"{ways[-1]}/1")) != numbers(rig.folder("warm/0"))
+    assert numbers(rig.folder("single/1")) == numbers(rig.folder(f"{ways[-1]}/1")) != numbers(rig.folder("single/0"))
 
 
 def test_a_step_with_a_nan_is_skipped_under_every_amp_and_optimizer(rig: Rig) -> None:

@@ -49,6 +49,7 @@ SHOWN_BY = {
     "model_log.py": "tests/unit/training/loop/test_callbacks.py",
     "metrics/trackio.py": "tests/thirdparty/test_metrics.py",
     "metrics/wandb.py": "tests/thirdparty/test_metrics.py",
+    "rank/sweep_member.py": "tests/distributed/test_sweep.py, tests/distributed/test_sweep_stop.py",
     "rank/run_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",
     "run_folder/trust.py": "tests/config/test_security.py",
     "strategy/means.py": "tests/unit/strategy/test_local_sgd.py, tests/unit/strategy/test_power_sgd.py",
@@ -65,7 +66,6 @@ SHOWN_BY = {
     "training/parts/components.py": "tests/unit/training/test_joint.py",
     "training/record/logged.py": "tests/unit/training/loop/test_callbacks.py",
     "training/inference/predict.py": "tests/unit/cli/test_evaluate.py",
-    "training/seeding.py": "tests/unit/rank/test_isolation.py, tests/unit/loader/test_dataset_adapter.py",
     "training/state/weights.py": "tests/unit/training/inference/test_finished_run.py, tests/unit/training/inference/test_export.py",
     "watchdog/__main__.py": "tests/unit/watchdog/test_main.py, tests/faults/test_hang.py",
 }

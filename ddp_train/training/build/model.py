@@ -121,7 +121,7 @@ def note_methods_not_called(model: nn.Module) -> str:
 
 
 def use_precision(config: PrecisionConfig) -> None:
-    """Set what holds for the whole process; `rank.isolation` puts it back after a job of a sweep."""
+    """Set what holds for the whole process."""
     if config.float32_matmul_precision != _TORCHS_OWN:  # else setting it would cut off what follows `torch.backends.fp32_precision`
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
     torch.backends.cudnn.benchmark = config.cudnn_benchmark

@@ -98,7 +98,6 @@ class Compiled:
         self._says = False  # on rank 0
         self._is_warm = False
         self._began = 0.0
-        self._before: dict[str, Any] = {}
         self._counted: dict[str, int] = {}
 
     def __bool__(self) -> bool:
@@ -137,12 +136,10 @@ class Compiled:
         if config.mode != "default":
             options["mode"] = config.mode
             self.begin_batch = torch.compiler.cudagraph_mark_step_begin
-        self._before = {_LIMIT: getattr(dynamo.config, _LIMIT)}
         setattr(dynamo.config, _LIMIT, config.max_recompiles + len(regions))  # those whose class is the same are counted together
         self._counted = {"graphs": dynamo.utils.counters["stats"]["unique_graphs"], **dynamo.utils.counters["graph_break"]}
         callback_handler.register_start_callback(self._begins)
         callback_handler.register_end_callback(self._ends)
-        _started.append(self)
         for name, module in regions.items():
             _give_forward(module)
             try:
@@ -153,16 +150,6 @@ class Compiled:
                 raise ConfigError(key="compile.backend", happened=happened, expected=f"one of {known}") from None
             goes_on = config.on_failure == "eager"
             module._compiled_call_impl = _Region(self, module, name or type(module).__name__, goes_on=goes_on)
-
-    def forget(self) -> None:
-        """Put back what was set of the process."""
-        import torch._dynamo as dynamo
-        from torch._dynamo.callback import callback_handler
-
-        for name, value in self._before.items():
-            setattr(dynamo.config, name, value)
-        callback_handler.remove_start_callback(self._begins)
-        callback_handler.remove_end_callback(self._ends)
 
     def _begins(self, found: Any) -> None:
         self._began = time.perf_counter()
@@ -268,15 +255,6 @@ def note(compiled: Compiled, config: CompileConfig) -> str:
     classes = few(sorted({type(module).__name__ for module in compiled.regions.values()}))
     number = len(compiled.regions)
     return f"compile  {config.mode} ({config.backend}): {number} region{'s' * (number != 1)} ({classes}); the first step waits for it"
-
-
-_started: list[Compiled] = []
-
-
-def forget() -> None:
-    """Put back what was set of this process for a job that is over."""
-    while _started:
-        _started.pop().forget()
 
 
 def _is_of_a_signal(error: BaseException | None) -> bool:

@@ -195,7 +195,7 @@ def a_slot() -> EngineSlot:
 
 def started(job: Job) -> EngineSlot:
     found = a_slot()
-    found.start(job, fresh=False)
+    found.start(job)
     return found
 
 

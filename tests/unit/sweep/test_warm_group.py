@@ -36,7 +36,7 @@ def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[warm_group
 
     monkeypatch.setattr(warm_group, "start_agent", start_agent_that_reads_nothing)
     slot = warm_group.WarmSlot(tmp_path / "agent.log")
-    slot.start(Job(config=checked(), run_folder=RunFolder(tmp_path), command=[], overrides=[], in_sweep=True), fresh=False)
+    slot.start(Job(config=checked(), run_folder=RunFolder(tmp_path), command=[], overrides=[], in_sweep=True))
     assert slot.poll(10) is None
     yield slot
     slot.end()

@@ -1,4 +1,4 @@
-"""torch's record of the last collectives: asked for before a hang is ended, written where the job at hand has its logs."""
+"""torch's record of the last collectives: asked for before a hang is ended, written where the job has its logs."""
 
 from __future__ import annotations
 
@@ -34,32 +34,28 @@ def be_torch():  # as the monitor thread of ProcessGroupNCCL does; it looks once
             Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "3").write_text("the last collectives")
 
 stacks.answer()
-first, second = RunFolder(Path(sys.argv[1])), RunFolder(Path(sys.argv[2]))
-recorder = FlightRecorder(3)
-recorder.follow(first)
+recorder = FlightRecorder(3, RunFolder(Path(sys.argv[1])).logs)
 os.environ.update(recorder.environment)
 threading.Thread(target=be_torch, daemon=True).start()
 recorder.hide_pipe(is_expected=True)
-recorder.follow(second)
 print(os.path.dirname(os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]), flush=True)
 time.sleep(60)
 """
 
 
 def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(tmp_path: Path) -> None:
-    jobs = [RunFolder(tmp_path / name) for name in ("first", "second")]
-    for job in jobs:
-        job.logs.mkdir(parents=True)
-    old = jobs[1].logs / "flight_recorder_rank_3"
+    job = RunFolder(tmp_path)
+    job.logs.mkdir(parents=True)
+    old = job.logs / "flight_recorder_rank_3"
     old.write_text("of an attempt before")
-    arguments = [sys.executable, "-c", RANK, *(str(job.root) for job in jobs)]
+    arguments = [sys.executable, "-c", RANK, str(job.root)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert not Path(process.stdout.readline().strip()).exists()  # nothing is left behind, however the rank ends
         orders = WatchRequest(
             pids={3: process.pid},
             world_size=1,
-            run_folder=str(jobs[1].root),
+            run_folder=str(job.root),
             start_timeout_s=0.1,
             step_timeout_s=0.1,
             uses_device=True,
@@ -70,21 +66,19 @@ def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(t
         watched.look(time.monotonic())
         assert process.wait(10) == -9
     assert old.read_text() == "the last collectives"
-    assert not (jobs[0].logs / old.name).exists()
-    found = failure.load(jobs[1].failure)
+    found = failure.load(job.failure)
     assert found is not None and found.stacks == "logs/stacks_*.txt, flight_recorder_rank_*"
 
 
-def test_what_the_user_has_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_has_set_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "7")
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/mine/trace_")
-    recorder = FlightRecorder(0)
+    recorder = FlightRecorder(0, tmp_path)
     assert set(recorder.environment) == {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"}
     folder = Path(recorder.environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]).parent
     assert folder.exists()
     recorder.hide_pipe(is_expected=False)  # one rank: no process group
     assert not folder.exists()
-    os.close(recorder._logs)
 
 
 @pytest.mark.parametrize(("given", "kept"), [({}, 0), ({"TORCH_FR_BUFFER_SIZE": "7"}, 1), ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}, 1)])

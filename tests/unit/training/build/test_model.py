@@ -13,7 +13,6 @@ from torch import nn
 from ddp_train import amp
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces import Joint
-from ddp_train.rank import isolation
 from ddp_train.training.build.build import build
 from ddp_train.training.build.model import has_values, make_without_values, shared_dtype, use_plain_names
 from ddp_train.training.seeding import seed_all
@@ -24,16 +23,35 @@ from tests.conftest import TINY_CONVNET
 from tests.unit.parts import checked, components, saved, trainer
 from tests.unit.rig.cases import _SMALL, model
 
+_PRECISIONS = (  # (backend, operation) of `torch.backends.fp32_precision` and its kin, the general ones before those that follow them
+    ("generic", "all"),
+    *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")),
+)
+
+
+def _own_precisions() -> list[str]:
+    """Return what each has of its own, and take it away: one that has nothing answers with a more general one's."""
+    found: list[str] = []
+    for place in _PRECISIONS:
+        found.append(torch._C._get_fp32_precision_getter(*place))
+        torch._C._set_fp32_precision_setter(*place, "none")
+    return found
+
+
+def _set_precisions(values: list[str]) -> None:
+    for place, value in zip(_PRECISIONS, values, strict=True):
+        torch._C._set_fp32_precision_setter(*place, value)
+
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     matmul, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
-    newer = isolation._take_precisions()
-    isolation._set_precisions(newer)
+    newer = _own_precisions()
+    _set_precisions(newer)
     yield
     torch.set_float32_matmul_precision(matmul)
     torch.backends.cudnn.benchmark = benchmark
-    isolation._set_precisions(newer)
+    _set_precisions(newer)
 
 
 def test_products_of_float32_are_as_precise_as_the_config_says() -> None:

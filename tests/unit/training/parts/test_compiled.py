@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo as dynamo
 from torch import Tensor, nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -19,7 +20,6 @@ from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError, RunError
 from ddp_train.model.gpt import GPT
-from ddp_train.training.parts import compiled as module_of
 from ddp_train.training.parts.compiled import Compiled, compile_model, keep_cache, note
 from ddp_train.training.parts.components import with_loss
 from ddp_train.training.train_state import TrainState
@@ -30,8 +30,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of what it com
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
+    handler, limit = dynamo.callback_handler, dynamo.config.recompile_limit
+    before = handler.start_callbacks[:], handler.end_callbacks[:]
     yield
-    module_of.forget()
+    dynamo.config.recompile_limit = limit
+    handler.start_callbacks[:], handler.end_callbacks[:] = before
     torch.compiler.reset()
 
 
@@ -154,17 +157,12 @@ def test_an_unknown_backend_is_refused() -> None:
         compiled(nn.Linear(1, 1), backend="nonsense")
 
 
-def test_recompiles_have_a_limit_which_is_put_back_after_the_job() -> None:
-    import torch._dynamo as dynamo
-
-    before, callbacks = dynamo.config.recompile_limit, len(dynamo.callback_handler.end_callbacks)
+def test_recompiles_have_a_limit() -> None:
     model = nn.Linear(2, 2)
     found = compiled(model, max_recompiles=1)
     for kind in (torch.float32, torch.float64, torch.bfloat16, torch.float16):  # of parameters: each is a graph of its own
         model.to(kind)(torch.ones(1, 2, dtype=kind))
     assert found.values()["compile/graphs"] == 2
-    module_of.forget()
-    assert (dynamo.config.recompile_limit, len(dynamo.callback_handler.end_callbacks)) == (before, callbacks)
 
 
 def test_the_cache_is_the_runs_but_for_a_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
