@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Peers
@@ -18,6 +19,10 @@ def three_worlds() -> list[World]:
 
 
 def three_ends(worlds: list[World], *, name: str = "") -> list[Peers]:
-    """Return the ends of their line, which are made together."""
+    """Return the ends of their line, which are made together.
+
+    Args:
+        name: of the line: a store may have several, one after another.
+    """
     with ThreadPoolExecutor(len(worlds)) as pool:
-        return list(pool.map(lambda world: Peers(world, name=name), worlds))
+        return list(pool.map(lambda world: Peers(replace(world, store=PrefixStore(f"line_{name}", world.store))), worlds))
