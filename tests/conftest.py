@@ -105,6 +105,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            pipesize=1 << 20,  # nobody reads until the end: a full pipe would hold a long run up
         )
 
     def run(self, *arguments: str, torchrun: list[str] | None = None, env: dict[str, str] | None = None, timeout: float = 120) -> Finished:
