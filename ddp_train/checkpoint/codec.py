@@ -39,7 +39,7 @@ class Leaf:
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None  # None: contiguous
-    shards: int = 1  # among how many its rows are cut (interfaces/shard.py); 1: it is whole
+    shards: int = 1  # among how many its rows are cut (interfaces/strategy.py); 1: it is whole
 
     @property
     def numel(self) -> int:

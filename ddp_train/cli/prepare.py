@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
-from ddp_train.data.tokens.token_writer import TokenWriter
-from ddp_train.data.tokens.tokenizer import Tokenizer, make_tokenizer
+from ddp_train.data.tokens.token_writer import Tokenizer, TokenWriter, make_tokenizer
 from ddp_train.errors import DONE, ConfigError, DataError
 from ddp_train.launch.launcher import Launcher
 from ddp_train.system.folder_lock import hold

@@ -13,8 +13,7 @@ import numpy as np
 from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.data.tars.tar_index import TarIndex, open_index
-from ddp_train.data.tars.tar_names import find_shards
-from ddp_train.data.tars.tar_scan import member_name
+from ddp_train.data.tars.tar_scan import find_shards, member_name
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import fingerprint_of, hash_of
 

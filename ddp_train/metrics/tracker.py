@@ -148,7 +148,7 @@ class Tracker(ABC):
 
     def write_image(self, name: str, image: Tensor, step: int) -> None:
         """Take a picture [C, H, W], floats in [0, 1] or uint8; returns at once."""
-        from ddp_train.metrics.png import as_pixels
+        from ddp_train.metrics.tensorboard import as_pixels
 
         pixels_HWC = as_pixels(image)
         self._add_shown(Shown(name, pixels_HWC if pixels_HWC.shape[2] > 1 else pixels_HWC[:, :, 0]), step)

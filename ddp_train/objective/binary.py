@@ -1,6 +1,6 @@
 """Yes or no: binary cross entropy, accuracy, F1, precision and recall. One question for each sample, or K labels that may come together.
 
-Shapes: B samples, K labels. The batch's forms are those of model_call.py.
+Shapes: B samples, K labels. The batch's forms are those of supervised.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Classification into K classes: cross entropy, accuracy and top-5 accuracy.
 
-Shapes: B samples, K classes. Targets are labels, int64 in [0, K), shape [B]; the batch's forms are those of model_call.py.
+Shapes: B samples, K classes. Targets are labels, int64 in [0, K), shape [B]; the batch's forms are those of supervised.py.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, describe
-from ddp_train.objective.model_call import unwrap
-from ddp_train.objective.supervised import ByCompare, at_least_float32, count
+from ddp_train.objective.supervised import ByCompare, at_least_float32, count, unwrap
 
 _CHUNK = 1024  # embeddings that are compared with all others at a time
 

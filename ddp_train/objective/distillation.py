@@ -1,6 +1,6 @@
 """Distillation: a small model learns from labels and from what a large one, which is trained already, says of the same inputs.
 
-Shapes: B samples, K classes. The batch's forms are those of model_call.py; the teacher gets the inputs that the model gets.
+Shapes: B samples, K classes. The batch's forms are those of supervised.py; the teacher gets the inputs that the model gets.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
-from ddp_train.objective.model_call import call, give, split, unwrap
-from ddp_train.objective.supervised import at_least_float32
+from ddp_train.objective.supervised import at_least_float32, call, give, split, unwrap
 
 
 class Distillation(nn.Module, Classification):

@@ -8,12 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddp_train.interfaces import Batch, Goal, Objective, batch_size
-from ddp_train.objective.model_call import call, give, split, unwrap
-from ddp_train.objective.supervised import ByCompare, count
+from ddp_train.objective.supervised import ByCompare, call, count, give, split, unwrap
 
 
 class LossObjective(nn.Module, ByCompare):
-    """Adapt a third-party loss to the objective's protocol. Every sample weighs the same; the batch's forms are those of model_call.py.
+    """Adapt a third-party loss to the objective's protocol. Every sample weighs the same; the batch's forms are those of supervised.py.
 
     A module, so that the parameters of a loss that has some (learned centres, a temperature) are found.
 

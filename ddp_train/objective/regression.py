@@ -1,6 +1,6 @@
 """Regression: squared, absolute or Huber loss; RMSE, MAE and R2.
 
-Shapes: B samples, D numbers to be found for each. Targets are floats, shape [B] or [B, D]; the batch's forms are those of model_call.py.
+Shapes: B samples, D numbers to be found for each. Targets are floats, shape [B] or [B, D]; the batch's forms are those of supervised.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Segmentation: a class for every pixel; mean intersection over union and pixel accuracy.
 
-Shapes: B samples, K classes, H height, W width. Targets are int64 in [0, K), shape [B, H, W]; the batch's forms are those of model_call.py.
+Shapes: B samples, K classes, H height, W width. Targets are int64 in [0, K), shape [B, H, W]; the batch's forms are those of supervised.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddp_train.interfaces import Batch, Goal
-from ddp_train.objective.model_call import split
-from ddp_train.objective.supervised import Supervised, count
+from ddp_train.objective.supervised import Supervised, count, split
 
 _IGNORE_NOTHING = -(
     2**31

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, batch_size, describe
-from ddp_train.objective.model_call import unwrap
-from ddp_train.objective.supervised import ByCompare, at_least_float32, count
+from ddp_train.objective.supervised import ByCompare, at_least_float32, count, unwrap
 from ddp_train.traits import loss_unit
 
 _IGNORED = -100  # a label that counts nowhere, in all of transformers

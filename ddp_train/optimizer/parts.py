@@ -1,16 +1,17 @@
-"""Several optimizers behind one: each for parameters of its own."""
+"""Several optimizers behind one, each for parameters of its own; and Muon for hidden weight matrices with AdamW for the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import few, matching, named_parameters
+from ddp_train.interfaces import Joint, few, matching, named_parameters
 from ddp_train.optimizer.groups import split_by_decay
 from ddp_train.traits import has_modes
 
@@ -83,3 +84,97 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
     if left:
         raise ConfigError(key="optimizer.parts", happened=f"{len(left)} parameters are in no part: {few([*left])}", expected="each in one")
     return Several(*made)
+
+
+log = logging.getLogger(__name__)
+
+
+def muon(
+    model: nn.Module,
+    *,
+    lr: float = 0.02,
+    momentum: float = 0.95,
+    weight_decay: float = 0.1,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    adjust_lr_fn: str = "original",
+    adamw_lr: float = 3e-4,
+    adamw_betas: tuple[float, float] = (0.9, 0.95),
+    adamw_eps: float = 1e-8,
+    adamw_weight_decay: float = 0.1,
+    adamw_fused: bool = True,
+    head_names: Sequence[str] = ("head", "lm_head", "classifier"),
+) -> MuonAdamW:
+    """Train hidden weight matrices with Muon, and everything else with AdamW.
+
+    AdamW gets the embeddings (and what is tied to them), the output head, convolution kernels, biases, normalisations, and an objective's
+    own parameters.
+
+    Args:
+        model: after the strategy has prepared it.
+        lr: peak learning rate of the matrices.
+        momentum: of the matrices' averaged gradient, in [0, 1).
+        weight_decay: of the matrices.
+        nesterov: look ahead by one momentum step.
+        ns_steps: Newton-Schulz iterations that make the update orthogonal, below 100.
+        adjust_lr_fn: scale a matrix's rate by its shape: "original" or "match_rms_adamw", with which AdamW's own lr and decay fit.
+        adamw_lr: peak learning rate of everything else.
+        adamw_betas: decay of the running averages of gradient and squared gradient.
+        adamw_eps: added to the denominator.
+        adamw_weight_decay: of embeddings, head and kernels; biases and normalisations have none.
+        adamw_fused: one kernel for all parameters.
+        head_names: last part of the output layer's module name.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; Liu et al. 2025, arXiv:2502.16982 ("match_rms_adamw").
+    """
+    matrices, others = _split_by_role(model, head_names)
+    if not matrices:
+        raise ConfigError(
+            key="optimizer", happened="the model has no hidden weight matrix for Muon", expected="linear layers", fix="optimizer=adamw"
+        )
+    # The split goes by names and shapes; where it is wrong (a head with an unknown name), these two numbers are where one sees it.
+    log.info("Muon trains %d matrices with %.1f M weights, AdamW %d tensors with %.1f M", *_size(matrices), *_size(others))
+    parts: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(
+            matrices,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            ns_steps=ns_steps,
+            adjust_lr_fn=adjust_lr_fn,
+        )
+    ]
+    if others:
+        groups = split_by_decay(others, adamw_weight_decay)
+        beta1, beta2 = adamw_betas
+        parts.append(torch.optim.AdamW(groups, lr=adamw_lr, betas=(beta1, beta2), eps=adamw_eps, fused=adamw_fused))
+    return MuonAdamW(*parts)
+
+
+def _split_by_role(model: nn.Module, head_names: Sequence[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the hidden weight matrices, and all other parameters that are trained, each in the model's order."""
+    elsewhere = {
+        id(parameter)
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or name.rpartition(".")[2] in head_names
+        for parameter in module.parameters()
+    }
+    if isinstance(model, Joint):  # centres and the like are no layers
+        elsewhere |= {id(parameter) for parameter in model.objective.parameters()}
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            (matrices if parameter.ndim == 2 and id(parameter) not in elsewhere else others).append(parameter)
+    return matrices, others
+
+
+class MuonAdamW(Several):
+    """Muon and AdamW behind one interface."""
+
+    needs_whole_matrices = True
+
+
+def _size(parameters: Sequence[Tensor]) -> tuple[int, float]:
+    return len(parameters), sum(parameter.numel() for parameter in parameters) / 1e6

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_train.data.images.augment import random_integers
+from ddp_train.data.images.image_array import random_integers
 from tests.unit.data_files import write_cifar_binary
 from tests.unit.parts import components, trainer
 

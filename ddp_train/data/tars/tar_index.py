@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.data.tars.tar_names import ShardSet
-from ddp_train.data.tars.tar_scan import SAMPLE, scan
+from ddp_train.data.tars.tar_scan import SAMPLE, ShardSet, scan
 from ddp_train.errors import DataError
 
 _VERSION = 1

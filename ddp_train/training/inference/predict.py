@@ -13,7 +13,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Objective, SupportsInfer, batch_size, describe
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader
-from ddp_train.objective.model_call import TARGETS, give
+from ddp_train.objective.supervised import TARGETS, give
 from ddp_train.training.loop.evaluation import as_evaluated, in_step
 from ddp_train.training.parts.components import Evaluated
 from ddp_train.training.record.predictions import PredictionFiles

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ddp_train.cli import main as app
 from ddp_train.cli import prepare
 from ddp_train.data.tokens.token_shards import TokenDocuments
-from ddp_train.data.tokens.tokenizer import TiktokenTokenizer
+from ddp_train.data.tokens.token_writer import TiktokenTokenizer
 from ddp_train.launch.launcher import Launcher
 from tests.conftest import Project
 from tests.unit.data_files import TEXT
@@ -119,7 +119,7 @@ def test_a_long_text_has_the_same_tokens_in_parts_as_in_one(tmp_path: Path, patt
     random = np.random.default_rng(0)
     text = "".join(random.choice(pieces, 4000))
     monkeypatch.setattr(prepare, "_PART_BYTES", 64)
-    monkeypatch.setattr("ddp_train.data.tokens.tokenizer._SEARCH_BYTES", 32)
+    monkeypatch.setattr("ddp_train.data.tokens.token_writer._SEARCH_BYTES", 32)
     (tmp_path / "a.txt").write_bytes(text.encode())
     made(tmp_path / "a.txt", f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:tiny", "val_fraction=0")
     (document,) = documents(tmp_path / "tokens", "train")

@@ -1,4 +1,4 @@
-"""The names of parameters, and the patterns that choose some."""
+"""The names of parameters, the patterns that choose some, and which parts of a model repeat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pytest
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint, matching, named_parameters
+from ddp_train.interfaces import Joint, blocks_of, matching, named_parameters, repeated_blocks
+from ddp_train.model.gpt import GPT, CausalSelfAttention
+from ddp_train.model.mini_resnet import MiniResNet
+from ddp_train.model.mlp import MLP
 
 NAMES = ["body.0.weight", "body.0.bias", "body.1.weight", "head.weight", "head.bias", "header.weight"]
 
@@ -41,3 +44,31 @@ def test_parameters_have_the_names_of_the_model_whatever_is_around_it() -> None:
     assert list(named_parameters(nn.ModuleDict({"_orig_mod": model}))) == own  # as torch.compile(model) has them
     joint = Joint(model, Scaled(1, 1))  # type: ignore[arg-type]
     assert list(named_parameters(joint)) == [*own, "objective.weight", "objective.bias"]
+
+
+def test_transformer_layers_and_residual_blocks_repeat() -> None:
+    gpt = GPT(10, 4, num_layers=3, num_heads=1, width=4)
+    assert repeated_blocks(gpt) == {f"blocks.{number}": gpt.blocks[number] for number in range(3)}
+    assert list(repeated_blocks(MiniResNet((3, 8, 8), 10, width=2, blocks_per_stage=1))) == [f"blocks.{number}" for number in range(3)]
+    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 4), 2, enable_nested_tensor=False)
+    assert list(repeated_blocks(layers)) == ["layers.0", "layers.1"]
+
+
+def test_single_layers_one_block_and_what_is_inside_a_block_do_not() -> None:
+    assert repeated_blocks(MLP((1, 2, 2), 10, width=4)) == {}
+    assert repeated_blocks(GPT(10, 4, num_layers=1, num_heads=1, width=4)) == {}
+    inner = [nn.Sequential(nn.Linear(2, 2)) for _ in range(4)]
+    nested = nn.ModuleList([nn.ModuleDict({"parts": nn.ModuleList(inner[:2])}), nn.ModuleDict({"parts": nn.ModuleList(inner[2:])})])
+    assert len(repeated_blocks(nested)) == 4  # containers are none
+
+
+def test_classes_are_chosen_by_name_the_outermost_alone() -> None:
+    gpt = GPT(10, 4, num_layers=2, num_heads=1, width=4)
+    assert list(blocks_of(gpt, ["CausalSelfAttention"], key="k")) == ["blocks.0.attention", "blocks.1.attention"]
+    assert list(blocks_of(gpt, ["Block", CausalSelfAttention.__name__], key="k")) == ["blocks.0", "blocks.1"]
+    assert blocks_of(gpt, "auto", key="k") == repeated_blocks(gpt)
+
+
+def test_a_class_that_the_model_does_not_have_is_refused_with_those_that_it_has() -> None:
+    with pytest.raises(ConfigError, match=r"k: the GPT has no module of a class Layer(.|\n)*Block, CausalSelfAttention, FeedForward"):
+        blocks_of(GPT(10, 4, num_layers=2, num_heads=1, width=4), ["Layer"], key="k")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import torch.utils.tensorboard
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from ddp_train.metrics.tensorboard import TensorBoard
+from ddp_train.metrics.tensorboard import TensorBoard, as_png
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from tests.unit.metrics.records import record
 
@@ -52,3 +55,15 @@ def test_what_hinders_its_opening_is_raised_by_the_first_record(tmp_path: Path, 
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):  # what the folder hinders is told at once
         TensorBoard(str(tmp_path / "file"), {})
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_picture_is_read_back_as_it_was(channels: int) -> None:
+    image = torch.randint(0, 256, (channels, 5, 7), dtype=torch.uint8)
+    found = np.asarray(pytest.importorskip("PIL.Image").open(io.BytesIO(as_png(image)))).reshape(5, 7, channels)
+    assert np.array_equal(found, image.permute(1, 2, 0).numpy())
+
+
+def test_floats_are_clamped_and_what_is_no_number_is_black() -> None:
+    picture = pytest.importorskip("PIL.Image").open(io.BytesIO(as_png(torch.tensor([[[-1.0, 0.5, 2.0, float("nan")]]]))))
+    assert np.asarray(picture).tolist() == [[0, 128, 255, 0]]
